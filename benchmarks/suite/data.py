@@ -93,6 +93,12 @@ def text_files(count: int) -> Files:
     return _files(f"sentences-{count}", count // NUM_FILES, lambda part: texts[part::NUM_FILES], form="text")
 
 
+def many_text_files(count: int) -> Files:
+    """Returns files with four of the `sentences` each on lines."""
+    texts, num_files = sentences(count), count // 4
+    return _files(f"many-{count}", 4, lambda part: texts[4 * part : 4 * part + 4], form="text", num_files=num_files)
+
+
 def json_files(count: int) -> Files:
     """Returns files of JSON on lines of some 600 characters: a number, and 100 tokens."""
 

@@ -170,6 +170,20 @@ CASES = (
         Map(identity, identity, identity),
         peers=(*TENSORFLOW, *HUGGINGFACE, *BY_OUR_SOURCE),
     ),
+    Case(
+        name="many_files",
+        title=f"lines of 20 to 60 characters from text files of four lines, batch {BATCH_SIZE}",
+        make_work=lambda scale: Work(
+            data.many_text_files(scale.pick(tiny=1024, quick=16_384, full=65_536)),
+            (Map(identity, identity, identity),),
+            BATCH_SIZE,
+        ),
+        contenders=(*OURS, *BY_OUR_SOURCE, Contender("bare", mode="open and pread")),
+        goals=(
+            Goal("0.2 of opening, reading and closing a file for each record", 0.2, Pick("bare")),
+            Goal("5 times Grain over our source", 5, Pick("grain_our_source")),
+        ),
+    ),
     _case(
         "json_lines",
         "JSON of 600 characters on lines: a number and 100 tokens",

@@ -10,6 +10,7 @@
 * read: only the read, by ArrayRecord's C++ reader: about a thousand records of each file in one call.
 * read singly: the same, one call per record.
 * pread: only the read, from a file of another format: one `os.pread` for each record, whose place is known.
+* open and pread: the same, and each record's file is opened and closed.
 * documents: only the lookup of documents that others pack.
 
 Where documents are packed, the loop lays them one after the other into rows of zeros, and begins a row where the next
@@ -43,7 +44,8 @@ class BareLoop:
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
-        read, count = _reader(work.source)
+        reader = _opening_reader if contender.mode == "open and pread" else _reader
+        read, count = reader(work.source)
         index, shards = work.shard
         order = np.random.default_rng(SEED).permutation(count)[index::shards]
         size = 256 if work.row_length is not None else work.batch_size or 256
@@ -58,7 +60,7 @@ class BareLoop:
                 batches = _packed(work, read, repeated)
             case "loop" | "loop, streams" as mode:
                 batches = _loop(work, read, repeated, own_streams=mode != "loop")
-            case "keys" | "documents":
+            case "keys" | "documents" | "open and pread":
                 batches = map(read, repeated)
             case "pread":
                 batches = _read_pieces(work.source, repeated)
@@ -221,6 +223,24 @@ def _read_pieces(source: Source, chunks: Iterator[NDArray[np.int64]]) -> Iterato
     if not isinstance(source, Files) or source.format not in FORMATS:
         raise UnsupportedError("only files whose records are pieces are read by pread")
     return map(_piece_reader(source)[0], chunks)
+
+
+def _opening_reader(source: Source) -> tuple[Callable[[NDArray[np.int64]], list[bytes]], int]:
+    """Returns what opens the file of each of some records and reads its piece, and how many records there are."""
+    if not isinstance(source, Files) or source.format not in FORMATS:
+        raise UnsupportedError("only files whose records are pieces are read by pread")
+    paths, pieces = source.paths, [pieces_of(path).tolist() for path in source.paths]
+
+    def read_one(key: int) -> bytes:
+        file, record = divmod(key, source.records_per_file)
+        start, length = pieces[file][record]
+        descriptor = os.open(paths[file], os.O_RDONLY)
+        try:
+            return os.pread(descriptor, length, start)
+        finally:
+            os.close(descriptor)
+
+    return lambda keys: list(map(read_one, keys.tolist())), len(paths) * source.records_per_file
 
 
 def _piece_reader(files: Files) -> tuple[Callable[[NDArray[np.int64]], list[bytes]], int]:
