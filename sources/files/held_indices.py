@@ -1,12 +1,18 @@
 """The indices of a source's files that stay in memory, and the log of the indices that were built."""
 
+import itertools
 import os
-from typing import final
+from typing import Any, final
+
+import numpy as np
 
 from millstream.sources.storage.offsets import HeldOffsets, Offsets, StoredOffsets
 
 HELD_BYTES = 32 << 20
 """The memory that the indices of a source may take per process. Further indices are read from their files."""
+
+CARRIED_BYTES = 4 << 20
+"""The size of the indices that a pickled source carries to worker processes, which need not open them again."""
 
 _HELD_OVERHEAD_BYTES = 256
 """The overhead of an index in memory, besides its offsets."""
@@ -14,13 +20,29 @@ _HELD_OVERHEAD_BYTES = 256
 
 @final
 class HeldIndices:
-    """Indices by the path of their file."""
+    """Indices by the path of their file. A copy in another process has the first CARRIED_BYTES of them."""
 
     def __init__(self) -> None:
         self._by_path: dict[str, HeldOffsets] = {}
         self._num_bytes = 0
         self._built: list[str | None] = []
         self._failures: list[tuple[str, str, OSError]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        room, carried = CARRIED_BYTES, {}
+        for path, held in list(self._by_path.items()):
+            if (room := room - 8 * (held.num_records + 1)) < 0:
+                break
+            carried[path] = held.between(0, held.num_records + 1)
+        # One array for all, because a source may have a file for each record.
+        offsets = np.concatenate(list(carried.values())) if carried else np.zeros(0, np.int64)
+        return {"paths": list(carried), "counts": list(map(len, carried.values())), "offsets": offsets}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        HeldIndices.__init__(self)
+        stops = itertools.accumulate(state["counts"])
+        for path, count, stop in zip(state["paths"], state["counts"], stops, strict=True):
+            self.held(path, HeldOffsets(state["offsets"][stop - count : stop]))
 
     def get(self, path: str) -> HeldOffsets | None:
         """Returns the index of a file, or None if it is not in memory."""

@@ -67,12 +67,6 @@ class SpanRecords(FileRecords[RecordT]):
         self._progress: Progress | None = None
         super().__init__(paths, cache)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_held": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state | {"_held": HeldIndices()})
-
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
         """Builds the index of every file that has none, also of files with ranges."""
         num_files = f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}"
@@ -207,9 +201,8 @@ class SpanRecords(FileRecords[RecordT]):
             finally:
                 scan.close()
         self._held.record_built(path, saved_at, failures)
-        if isinstance(offsets, HeldOffsets):
-            if saved_at is None:
-                self._unsaved[path] = offsets
+        if isinstance(offsets, HeldOffsets) and saved_at is None:
+            self._unsaved[path] = offsets
             return offsets
         return self._held.held(path, offsets)
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TFRecordDataSource
+from millstream.sources.files import held_indices, spans
 from millstream.sources.files import multi_file as files
-from millstream.sources.files import spans
 from millstream.sources.storage import byte_files, progress
 from millstream.sources.storage.progress import CancelledScanError, Progress
 from support.files.record_files import every_record, write_tfrecord
@@ -150,6 +150,29 @@ def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             assert len(names_in(Path("/proc/self/fd"))) <= before + 6
         assert source.__getitems__(range(20)) == [b"%d" % key for key in range(20)]
         assert len(names_in(Path("/proc/self/fd"))) <= before + 6
+
+
+@pytest.mark.parametrize("carried_files", [0, 2, 4])
+def test_a_pickled_source_carries_small_indices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, carried_files: int
+) -> None:
+    """A copy reads the first files, up to a limit in bytes, without an index on disk, and indexes the others again."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(cache))
+    for part in range(4):
+        write_tfrecord(tmp_path / f"{part}.tfrecord", RECORDS[25 * part : 25 * part + 25])
+    monkeypatch.setattr(held_indices, "CARRIED_BYTES", carried_files * 8 * 26)
+    with TFRecordDataSource(tmp_path / "*.tfrecord") as source:
+        pickled = pickle.dumps(source)
+    for index in [file for file in cache.rglob("*") if file.is_file()]:
+        index.unlink()
+
+    with pickle.loads(pickled) as copy:
+        assert every_record(copy) == RECORDS
+        again = pickle.dumps(copy)
+    assert sum(file.is_file() for file in cache.rglob("*")) == 4 - carried_files
+    with pickle.loads(again) as copy:
+        assert every_record(copy) == RECORDS
 
 
 def test_a_pattern_with_several_recursive_parts_gives_each_file_once(tmp_path: Path) -> None:
