@@ -5,9 +5,6 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.closing import Closing
@@ -17,7 +14,7 @@ from millstream.loader.foreign_arguments import DATA_LOADER_BY_NAME, DATA_LOADER
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.lineage import keys_of_step, steps_of_keys
+from millstream.loader.lineage import Lineage
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.progress import count_outputs
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @final
-class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
+class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     """An iterable over the batches of a pipeline: the same batches every time, on any machine.
 
     The stream is a pure function of source, sampler, operations and global batch size. Workers, threads, buffers and
@@ -301,52 +298,6 @@ class DataLoader(Inspectable, Closing, grain_kinds.DataLoader):
     def __bool__(self) -> bool:
         """Returns True, even if its length is 0 or not known."""
         return True
-
-    def record_keys(self, step: int) -> NDArray[np.int64]:
-        """Returns the keys of the records in this shard's batch number `step`, in order, without reading them.
-
-        For a mixture, `data_source.locate(keys)` returns the source of each. For packed rows, they are the keys of the
-        documents, one row after another.
-
-        Args:
-            step: the number of the batch, from 0.
-
-        Returns:
-            An int64 array of shape `(records,)`.
-
-        Raises:
-            IndexError: there is no such batch.
-            TypeError: the pipeline is not 1:1: it has a Filter or FlatMap, or groups elements by their content.
-
-        Examples:
-            >>> loader = millstream.load(["a", "b", "c", "d"], shuffle=True, seed=0, batch_size=2)
-            >>> loader.record_keys(0), next(iter(loader))
-            (array([3, 1]), array(['d', 'b'], dtype='<U1'))
-        """
-        return keys_of_step(self._plan, step)
-
-    def steps_of(self, keys: Any, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the steps whose global batches contain records: int64, shape (keys, occurrences), a row per key.
-
-        The order is inverted, so nothing is read and no step is enumerated. Shards play no role. Rows are ascending,
-        and padded with -1 if other keys occur more often. For packed rows, keys are those of documents.
-
-        Args:
-            keys: record keys, shape (m,). The row of a key that never occurs is -1.
-            start: the first step to include.
-            stop: the first step to exclude; None for the end of the order.
-
-        Raises:
-            TypeError: the pipeline is not 1:1, or the sampler cannot be inverted.
-            ValueError: the order is endless, and stop is None.
-
-        Examples:
-            >>> loader = millstream.load(range(6), shuffle=True, seed=0, batch_size=2)
-            >>> loader.steps_of([0, 5], stop=6)
-            array([[2, 3],
-                   [1, 4]])
-        """
-        return steps_of_keys(self._plan, keys, start, stop)
 
     @functools.cached_property
     def _stream(self) -> Stream:

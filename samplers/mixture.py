@@ -260,6 +260,13 @@ class MixtureSampler(Pictured):
         """For each component the position from which on it has a weight above 0; None if it never has one."""
         return first_turns(self._schedule.parts, len(self.names))
 
+    def drawn_before(self, position: int) -> tuple[int, ...]:
+        """Returns the number of elements of each component before a position: 0 … length, and between global batches.
+
+        Within a global batch, whose rows a loader permutes, it is that of the unpermuted order.
+        """
+        return self._schedule.drawn_at(position) if position else (0,) * len(self.names)
+
     def components(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the number of the component at each of the positions [start, stop), shape (stop - start,).
 
@@ -327,7 +334,7 @@ class MixtureSampler(Pictured):
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         """Returns where keys come before a position, in no particular order."""
         found = []
-        for component, count in enumerate(self._schedule.drawn_at(stop) if stop else ()):
+        for component, count in enumerate(self.drawn_before(stop)):
             own = keys - self._offsets[component]
             rows = np.flatnonzero((own >= 0) & (own < self.source_lengths[component]))
             if not count or not len(rows):

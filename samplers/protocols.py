@@ -48,6 +48,10 @@ class MixedSampler(VectorisedSampler, Protocol):
         """Returns the same order with the rows of each global batch permuted."""
         ...
 
+    def drawn_before(self, position: int, /) -> tuple[int, ...]:
+        """Returns the number of elements of each component before the first position of a global batch."""
+        ...
+
     def locate(self, positions: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the number of the component, and the position in its own order, of any positions."""
         ...

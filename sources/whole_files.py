@@ -103,6 +103,17 @@ class FileDataSource(Pictured):
         digest = hashlib.blake2b(repr(names).encode("utf-8", "surrogateescape"), digest_size=8)
         return f"Files records={len(self)} digest={digest.hexdigest()}"
 
+    def locate(self, record_key: SupportsIndex) -> tuple[str, int]:
+        """Returns the file of a record, and 0, because a file is one record.
+
+        Args:
+            record_key: the record key, 0 … len(source) - 1.
+
+        Raises:
+            IndexError: the record key is out of range.
+        """
+        return self._path(checked_record_key(record_key, len(self))), 0
+
     def _path(self, key: int) -> str:
         start = self._ends[key - 1] if key else 0
         name = self._root + os.fsdecode(self._names[start : self._ends[key]].tobytes())

@@ -62,6 +62,7 @@ GIVEN = "Examples assume `import millstream`, `import numpy as np`, and a few sm
 OF_BASES = {"profile", "summary", "metrics", "trace", "preview", "report", "serve_top", "start_prefetch", "close"}
 OF_BASES |= {"state_dict", "load_state_dict"}
 OF_BASES |= {"length", "record_keys", "record_keys_at", "files", "locate", "unit_sizes"}
+OF_BASES |= {"steps_of", "composition"}
 """Members for users that public classes inherit from private bases."""
 
 FOR_THE_LIBRARY = {
@@ -86,13 +87,16 @@ FOR_THE_LIBRARY |= {
     "count_delivered",
     "stall_timeout",
 }
-FOR_THE_LIBRARY |= {"occurrences"}  # of samplers, for `positions_of`
+FOR_THE_LIBRARY |= {"drawn_before", "occurrences"}  # of samplers, for `positions_of`
 FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
 """Members of public classes that only the library calls."""
 
 RETURNED = {
     "loader": [
         "profile.Profile",
+        "composition.Composition",
+        "composition.ComponentCount",
+        "lineage.RecordLocation",
         "reporting.summary.Summary",
         "reporting.advice.Advice",
         "tracing.Trace",
