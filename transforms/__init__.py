@@ -1,4 +1,4 @@
-"""What happens to an element: the operations of a pipeline."""
+"""The operations of a pipeline, which transform its elements."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

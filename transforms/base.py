@@ -1,7 +1,8 @@
-"""The operations that users subclass, or make from a function.
+"""The kinds of operations that users subclass or construct from a function.
 
-Each kind takes two types, what it gets and what it returns: `class Decode(MapTransform[bytes, Image])`. They are for
-type checkers, and optional. At run time `Map[bytes, Image]` is `Map` itself: types change no checkpoint and no pickle.
+Each kind takes two type parameters, its input and its output: `class Decode(MapTransform[bytes, Image])`. They are
+optional and serve type checkers only. At run time `Map[bytes, Image]` is `Map` itself, so they change no checkpoint and
+no pickle.
 """
 
 import functools
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Generic
 
     import numpy as np
-    from typing_extensions import TypeVar  # The one of `typing` has no defaults before Python 3.13.
+    from typing_extensions import TypeVar  # That of `typing` has no defaults before Python 3.13.
 
     In = TypeVar("In", bound=Any, default=Any)
     Out = TypeVar("Out", default=Any)
@@ -29,14 +30,14 @@ else:
     In, Out, Function = TypeVar("In"), TypeVar("Out"), TypeVar("Function")
 
     class Generic:
-        """Lets a class be written with types, and stay as it is."""
+        """A base class whose subscript is the subclass itself."""
 
         def __class_getitem__(cls, types: object) -> type:
             return cls
 
 
 def _only_of_kinds(constructor: Callable[..., None]) -> Callable[..., None]:
-    """Returns a constructor that subclasses do not inherit: the constructors of their other bases run instead."""
+    """Returns a constructor that subclasses do not inherit: they run the constructor of their other bases."""
 
     @functools.wraps(constructor)
     def construct(self: "_Operation[Any]", *args: Any, **kwargs: Any) -> None:
@@ -53,10 +54,10 @@ def _only_of_kinds(constructor: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Operation(Transformation, Generic[Function]):
-    """What the five kinds share: the function that they are given replaces their method.
+    """Base of the five kinds: the given function replaces the method of the kind.
 
-    The function is an attribute of the instance, under the method's name. So `operation.map` is the user's own
-    function, with no call in between, and an instance pickles if its function does.
+    The function is an attribute of the instance, under the method's name. `operation.map` is therefore the user's own
+    function, without a call in between, and an instance pickles if its function does.
     """
 
     @overload
@@ -83,22 +84,22 @@ class _Operation(Transformation, Generic[Function]):
 
 
 class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
-    """Turns each element into another one.
+    """Replaces each element by a function of it.
 
-    Subclass it and override `map`, or write `Map(function)`. One instance serves several threads and processes: keep
-    no mutable state in `self`. Return a new object each time: a batch is stacked when all its elements are ready, so
-    with one buffer that is filled again and again, all rows would be the last one.
+    Subclass it and override `map`, or write `Map(function)`. Several threads and processes share one instance, so keep
+    no mutable state in `self`. Return a new object from each call: a batch is stacked after all its elements are ready,
+    and if they were one reused buffer, all rows would equal the last one.
 
-    A *batched* map gets many elements in one call, as a list, and returns one result per element: a tokenizer is
-    faster that way. Override `map_batch` instead of `map`, or write `Map(function, batched=True)`. The number of
-    elements in a call is not fixed: a result must depend on its own element alone.
+    A *batched* map gets many elements in one call, as a list, and returns one result per element. That is faster for
+    tokenizers, for instance. Override `map_batch` instead of `map`, or write `Map(function, batched=True)`. The number
+    of elements per call varies, so a result must depend on its own element alone.
 
     Args:
-        function: what to call with each element; a subclass has a method `map(element)` in its place.
+        function: the function to call with each element. A subclass has a method `map(element)` instead.
         batched: True if the function gets a list of elements, and returns a list, tuple or array of as many results.
 
     Raises:
-        TypeError: the function is not one.
+        TypeError: the function is not callable.
 
     Examples:
         >>> class Scale(millstream.MapTransform):
@@ -125,19 +126,19 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
     def __init__(self, function: Callable[[Any], Any] | None = None, *, batched: bool = False) -> None:
         super().__init__(function)  # type: ignore[arg-type]  # which refuses None
         if as_flag(batched, "batched"):
-            # A plain value, so that a state tells the two apart: functions alone are not compared strictly.
+            # A plain value tells the two apart in a state, because functions are not compared strictly.
             vars(self).update(map_batch=vars(self).pop("map"), _is_batched=True)
 
     @property
     def is_batched(self) -> bool:
-        """True if it gets many elements in one call."""
+        """True if one call gets many elements."""
         return getattr(self.map_batch, "__func__", None) is not Map.map_batch
 
     def map(self, element: In, /) -> Out:
-        """Returns what an element becomes.
+        """Returns the result for an element.
 
         Args:
-            element: what the operations before have made of a record; after a `Batch`, a batch.
+            element: the output of the operations before; after a `Batch`, a batch.
         """
         if not self.is_batched:
             raise _not_overridden(self, element)
@@ -146,10 +147,10 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
         return made
 
     def map_batch(self, elements: list[In], /) -> Sequence[Out]:
-        """Returns what each of some elements becomes, in their order: to override instead of `map`.
+        """Returns one result per element, in order. Override it instead of `map`.
 
         Args:
-            elements: what the operations before have made of records.
+            elements: outputs of the operations before.
         """
         raise _not_overridden(self, elements)
 
@@ -160,18 +161,18 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
 
 
 class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[In, Out]):
-    """Turns each element into another one, at random.
+    """Replaces each element by a random function of it.
 
-    Subclass it and override `random_map`, or write `RandomMap(function)`. Draw from the generator given and from
-    nothing else. It depends only on the seed, the epoch, the position and the operation, so the batches are the same
-    with any number of workers and after any resume.
+    Subclass it and override `random_map`, or write `RandomMap(function)`. Draw random numbers from the given generator
+    only. It depends only on the seed, the epoch, the position and the operation, so the batches are the same with any
+    number of workers and after any resume.
 
     Args:
-        function: what to call with each element and a generator; a subclass has a method `random_map(element, rng)` in
-            its place.
+        function: the function to call with each element and a generator. A subclass has a method
+            `random_map(element, rng)` instead.
 
     Raises:
-        TypeError: the function is not one.
+        TypeError: the function is not callable.
 
     Examples:
         >>> class Jitter(millstream.RandomMapTransform):
@@ -182,27 +183,27 @@ class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[
     """
 
     def random_map(self, element: In, rng: "np.random.Generator", /) -> Out:
-        """Returns what an element becomes, drawing from `rng`.
+        """Returns the result for an element, with random numbers from `rng`.
 
         Args:
-            element: what the operations before have made of a record; after a `Batch`, a batch.
-            rng: the generator of this operation and position, at its start. Do not keep it beyond the call.
+            element: the output of the operations before; after a `Batch`, a batch.
+            rng: a new generator for this operation and position. Do not keep it after the call.
         """
         raise _not_overridden(self, element, rng)
 
 
 class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
-    """Turns each element, with its index, into another one.
+    """Replaces each element by a function of its index and itself.
 
     Subclass it and override `map_with_index`, or write `MapWithIndex(function)`. The index of a record is its position,
     counted over all epochs.
 
     Args:
-        function: what to call with the index and each element; a subclass has a method
-            `map_with_index(index, element)` in its place.
+        function: the function to call with the index and each element. A subclass has a method
+            `map_with_index(index, element)` instead.
 
     Raises:
-        TypeError: the function is not one.
+        TypeError: the function is not callable.
 
     Examples:
         >>> number = millstream.MapWithIndexTransform(lambda index, element: (index, element))
@@ -211,26 +212,26 @@ class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
     """
 
     def map_with_index(self, index: int, element: In, /) -> Out:
-        """Returns what the element at an index becomes.
+        """Returns the result for the element at an index.
 
         Args:
-            index: the position of the record, from 0 over all epochs; of a batch, that of its first element.
-            element: what the operations before have made of a record; after a `Batch`, a batch.
+            index: the position of the record, from 0, continued across epochs. The index of a batch is that of its
+                first element.
+            element: the output of the operations before; after a `Batch`, a batch.
         """
         raise _not_overridden(self, index, element)
 
 
 class Filter(_Operation[Callable[[In], object]], Generic[In]):
-    """Keeps some elements and drops the others.
+    """Keeps the elements for which a function returns a true value.
 
     Subclass it and override `filter`, or write `Filter(function)`.
 
     Args:
-        function: what to call with each element, which stays where the answer is true; a subclass has a method
-            `filter(element)` in its place.
+        function: the function to call with each element. A subclass has a method `filter(element)` instead.
 
     Raises:
-        TypeError: the function is not one.
+        TypeError: the function is not callable.
 
     Examples:
         >>> is_long = millstream.FilterTransform(lambda text: len(text) > 3)
@@ -241,28 +242,28 @@ class Filter(_Operation[Callable[[In], object]], Generic[In]):
     keeps_count = False
 
     def filter(self, element: In, /) -> bool:
-        """Returns whether an element stays.
+        """Returns True if the element is kept.
 
         Args:
-            element: what the operations before have made of a record; after a `Batch`, a batch.
+            element: the output of the operations before; after a `Batch`, a batch.
         """
         raise _not_overridden(self, element)
 
 
 class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
-    """Splits each element into zero or more.
+    """Splits each element into zero or more elements, its children.
 
-    Subclass it, set `max_fan_out` and override `flat_map`, or write `FlatMap(function, max_fan_out)`. Child j of an
-    element with index i gets the index i * max_fan_out + j, whatever the other elements split into.
+    Subclass it, set `max_fan_out` and override `flat_map`, or write `FlatMap(function, max_fan_out)`. Child j of the
+    element with index i gets the index i * max_fan_out + j, however the other elements are split.
 
     Args:
-        function: what to call with each element; a subclass has a method `flat_map(element)` in its place.
+        function: the function to call with each element. A subclass has a method `flat_map(element)` instead.
 
     Attributes:
-        max_fan_out: the most children that one element may have, at least 1; the loader raises ValueError on more.
+        max_fan_out: the maximum number of children per element, at least 1. The loader raises ValueError for more.
 
     Raises:
-        TypeError, ValueError: the function is not one, or max_fan_out is not an integer of at least 1.
+        TypeError, ValueError: the function is not callable, or max_fan_out is not an integer of at least 1.
 
     Examples:
         >>> words = millstream.FlatMapTransform(str.split, max_fan_out=8)
@@ -286,10 +287,10 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
         self.max_fan_out = valid_max_fan_out("FlatMap", max_fan_out)
 
     def flat_map(self, element: In, /) -> Iterable[Out]:
-        """Returns the children of an element in order, at most `max_fan_out` of them.
+        """Returns the children of an element in order, at most `max_fan_out`.
 
         Args:
-            element: what the operations before have made of a record; after a `Batch`, a batch.
+            element: the output of the operations before; after a `Batch`, a batch.
         """
         raise _not_overridden(self, element)
 
@@ -306,10 +307,10 @@ METHODS: dict[type, str] = {
     Filter: "filter",
     FlatMap: "flat_map",
 }
-"""The kinds that can be made from a function, and the method of each that the function replaces."""
+"""The kinds that can be constructed from a function, with the method that the function replaces."""
 
 
 def _not_overridden(operation: _Operation[Any], *_: Any) -> NotImplementedError:
-    """Returns the error of a method that the user's subclass should have overridden."""
+    """Returns the error of a method that the subclass should have overridden."""
     kind = next(kind for kind in METHODS if isinstance(operation, kind))
     return NotImplementedError(f"{type(operation).__name__} must override {METHODS[kind]}.")

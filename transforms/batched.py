@@ -1,4 +1,4 @@
-"""Maps that get many elements in one call: one after the other if that fails, to find the element that is at fault."""
+"""Maps that get many elements per call. A failed call is repeated element by element, to find the one at fault."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +9,14 @@ import numpy as np
 from millstream.signal_exceptions import cannot_wait
 
 MapBatch = Callable[[list[Any]], Any]
-"""Returns the results of a list of elements, as many."""
+"""A function from a list of elements to as many results."""
 
 
 class WholeCallError(Exception):
-    """Many elements fail together, and none of them alone: the error is of no single element.
+    """Elements fail together, but none of them fails alone.
 
     Attributes:
-        error: what was raised.
+        error: the original error.
     """
 
     def __init__(self, error: BaseException) -> None:
@@ -25,10 +25,10 @@ class WholeCallError(Exception):
 
 
 def results_of(operation: Any, values: Sequence[Any]) -> Iterator[Any]:
-    """Returns what a Map makes of elements, in their order.
+    """Returns the results of a Map, in order.
 
     Raises:
-        WholeCallError: the Map is batched, and fails for all of them together, but for none of them alone.
+        WholeCallError: the Map is batched, and fails for all elements together, but for none of them alone.
     """
     if not operation.is_batched:
         return map(operation.map, values)
@@ -36,7 +36,7 @@ def results_of(operation: Any, values: Sequence[Any]) -> Iterator[Any]:
 
 
 def _batched_results(map_batch: MapBatch, values: list[Any]) -> Iterator[Any]:
-    """Returns the results of one call; an error comes in the place of the element that fails alone."""
+    """Returns the results of one call, or those up to the first element that fails alone, followed by its error."""
     try:
         return iter(checked_results(map_batch, values))
     except BaseException as error:
@@ -46,10 +46,10 @@ def _batched_results(map_batch: MapBatch, values: list[Any]) -> Iterator[Any]:
 
 
 def checked_results(map_batch: MapBatch, values: list[Any]) -> Sequence[Any]:
-    """Returns the results of elements, of one call.
+    """Returns the results of one call, checked.
 
     Raises:
-        TypeError, ValueError: they are no list, tuple or array, or more or fewer than the elements.
+        TypeError, ValueError: they are not a list, tuple or array, or their number differs from that of the elements.
     """
     if not values:
         return []

@@ -1,4 +1,4 @@
-"""Whole documents put into rows as they come: what first fit and best fit have in common."""
+"""Packing of whole documents into rows as they arrive: the common code of first fit and best fit."""
 
 import abc
 import sys
@@ -12,31 +12,31 @@ from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arg
 from millstream.columnar import Allocate
 from millstream.overflow import as_overflow
 from millstream.randomness import as_seed
-from millstream.transforms.grouping import GroupingOperation, Identity, OpenGroup, Pieces, Prepared, lengths_of
+from millstream.transforms.grouping import GroupId, GroupingOperation, OpenGroup, Prepared, Segments, lengths_of
 from millstream.transforms.rows import Document, RowFormat
 
 
 class Bins(OpenGroup):
-    """Rows that are being filled: each document goes into one of them, until one comes that fits into none.
+    """Rows that are being filled. Each document goes into one of them, until one arrives that fits into none.
 
     Args:
-        count: how many rows.
-        lengths: how many tokens a row takes, for each feature.
-        most: how many documents a row takes; None for any number.
+        count: the number of rows.
+        lengths: the length of a row, for each feature.
+        limit: the maximum number of documents per row; None for no limit.
     """
 
-    def __init__(self, count: int, lengths: Sequence[int], most: int | None) -> None:
+    def __init__(self, count: int, lengths: Sequence[int], limit: int | None) -> None:
         self._count = count
         self._lengths = lengths
-        self._seats = [sys.maxsize if most is None else most] * count
-        # While all features of every document are equally long, the first stands for all.
+        self._seats = [sys.maxsize if limit is None else limit] * count
+        # While all features of every document have the same length, the first one represents all.
         self._are_alike = len(set(lengths)) == 1
         self._free = [[length] * count for length in lengths[: 1 if self._are_alike else None]]
         self._chosen: list[int] = []
         self._is_full = False
 
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Puts documents into rows, up to the first that fits into none."""
+        """Assigns documents to rows, up to the first that fits into none."""
         if self._is_full:
             return 0
         sizes = sizes[: len(self._lengths)]
@@ -54,24 +54,24 @@ class Bins(OpenGroup):
 
     @property
     def is_full(self) -> bool:
-        """Whether a document has come that fits into no row."""
+        """True once a document has arrived that fits into no row."""
         return self._is_full
 
-    def decided(self) -> NDArray[np.int64]:
+    def decisions(self) -> NDArray[np.int64]:
         """Returns the row of each document, shape (1, documents)."""
         return np.array([self._chosen], dtype=np.int64)
 
     @abc.abstractmethod
     def _put(self, sizes: Iterable[int]) -> None:
-        """Chooses the rows of documents whose features are equally long, up to the first that fits into none."""
+        """Chooses rows for documents whose features have the same length, up to the first that fits into none."""
 
     @abc.abstractmethod
     def _put_unlike(self, sizes: Iterable[tuple[int, ...]]) -> None:
-        """Does the same for documents whose features differ in length."""
+        """Chooses rows for documents whose features differ in length."""
 
 
 class BinPack(GroupingOperation):
-    """The operation; its subclasses say which row a document goes into."""
+    """A packer of whole documents. Subclasses choose the row of each document."""
 
     bins: ClassVar[type[Bins]]
 
@@ -108,31 +108,31 @@ class BinPack(GroupingOperation):
                     f"{[*self.rows.length_struct, *self.rows.carried]}: name it in length_struct or meta_features."
                 )
             if not self.shuffle_bins:
-                raise ValueError("shuffle_bins_group_by_feature says how bins are shuffled, but shuffle_bins is False.")
+                raise ValueError("shuffle_bins_group_by_feature needs shuffle_bins=True, got False.")
 
     @property
     def splits(self) -> bool:
-        """Whether long documents become several."""
+        """True if long documents are split."""
         return self.overflow == "split"
 
     @property
     def may_drop(self) -> bool:
-        """True: documents without tokens are dropped."""
+        """True, because documents without tokens are dropped."""
         return True
 
     @property
     def length_struct(self) -> dict[str, int]:
-        """How long a row is, for each feature."""
+        """The length of a row, per feature."""
         return self.rows.length_struct
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.rows}, num_packing_bins={self.num_packing_bins})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the features of the documents that go into rows, and how many tokens each feature has.
+        """Returns the features of the documents to pack, and the space that they take.
 
         Raises:
-            ValueError: a document lacks a feature, or is too long and must not be.
+            ValueError: a document lacks a feature, or is too long and overflow is "error".
         """
         columns = self.rows.columns(values, takes_numbers=True)
         sizes = lengths_of(columns)
@@ -144,37 +144,37 @@ class BinPack(GroupingOperation):
             feature, number = np.argwhere(is_long)[0].tolist()
             name, length = list(self.rows.length_struct.items())[feature]
             raise ValueError(
-                f"A document has {sizes[feature, number]} {name!r}, but a row takes {length}: choose "
-                "overflow='truncate', 'split' or 'drop', or a longer row."
+                f"A document has {sizes[feature, number]} {name!r}, but a row takes {length}. Use "
+                "overflow='truncate', 'split' or 'drop', or longer rows."
             )
         kept = [self._cut(document) for document in documents]
-        pieces = [piece for of_one in kept for piece in of_one]
-        features = list(zip(*pieces, strict=True))[: len(columns)]
-        sizes = lengths_of(features) if pieces else sizes[:, :0]
-        return Prepared(pieces, self._numbers(pieces, sizes), list(map(len, kept)))
+        cut = [segment for segments in kept for segment in segments]
+        features = list(zip(*cut, strict=True))[: len(columns)]
+        sizes = lengths_of(features) if cut else sizes[:, :0]
+        return Prepared(cut, self._numbers(cut, sizes), list(map(len, kept)))
 
     def begin(self, skip: int = 0) -> Bins:
         """Returns empty rows."""
         del skip
         return self.bins(self.num_packing_bins, self.rows.lengths, self.max_sequences_per_bin)
 
-    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
-        """Returns which documents are in which row."""
-        rows = Pieces.by_number(numbers[-1])
+    def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
+        """Returns the documents of each row."""
+        rows = Segments.by_output(measures[-1])
         if not self.shuffle_bins:
             return rows
-        order = identity.generator(self.seed).permutation(len(rows.starts) - 1)
+        order = group.generator(self.seed).permutation(len(rows.offsets) - 1)
         if self.group_feature is not None:
-            groups = np.split(numbers[-2][rows.elements], rows.starts[1:-1])
+            groups = np.split(measures[-2][rows.elements], rows.offsets[1:-1])
             order = np.lexsort((order, np.array(list(map(_mean_group, groups)))))
         return rows.permuted(order)
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> Sequence[Any]:
-        """Returns the rows."""
-        return self.rows.lay_out(values, pieces, allocate)
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:
+        """Builds the rows."""
+        return self.rows.lay_out(values, segments, allocate)
 
     def _cut(self, document: Document) -> list[Document]:
-        """Returns what goes into rows of a document."""
+        """Returns the documents to pack for one document, after truncating, splitting or dropping it."""
         lengths = self.rows.lengths
         features, carried = document[: len(lengths)], document[len(lengths) :]
         if not any(map(len, features)):
@@ -190,26 +190,24 @@ class BinPack(GroupingOperation):
         ]
 
     def _numbers(self, documents: Sequence[Document], sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the space that documents take, and below it the group of each, if rows are shuffled by groups."""
+        """Returns the space that documents take, followed by the group of each, if rows are sorted by groups."""
         spaces = self.rows.spaces(sizes)
         if self.group_feature is None:
             return spaces
-        place = [*self.rows.length_struct, *self.rows.carried].index(self.group_feature)
-        groups = [_group(document[place], self.group_feature) for document in documents]
+        column = [*self.rows.length_struct, *self.rows.carried].index(self.group_feature)
+        groups = [_group(document[column], self.group_feature) for document in documents]
         return np.concatenate([spaces, np.array([groups], dtype=np.int64).reshape(1, -1)])
 
 
 def _group(value: Any, name: str) -> int:
-    """Returns the one number that a document has for a feature; 0 where it has none."""
+    """Returns the single number that a document has for a feature; 0 if it is empty."""
     array = np.asarray(value)
     if array.dtype.kind not in "iub" or (array != array.flat[:1]).any():
-        raise ValueError(
-            f"shuffle_bins_group_by_feature={name!r} needs one whole number of each document, got {value!r}."
-        )
+        raise ValueError(f"shuffle_bins_group_by_feature={name!r} must be one integer per document, got {value!r}.")
     return int(array.flat[0]) if array.size else 0
 
 
 def _mean_group(groups: NDArray[np.int64]) -> float:
-    """Returns the mean of the different groups in a row; as in Grain, 0 is none."""
+    """Returns the mean of the distinct groups in a row; as in Grain, 0 is not a group."""
     different = np.unique(groups[groups != 0])
     return float(different.mean()) if different.size else 0.0

@@ -10,29 +10,29 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import CountingGroup, GroupingOperation, Identity, Pieces, Prepared
+from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared, Segments
 from millstream.transforms.pad_to import PaddedFeatures
 
 
 @final
 class BucketBatch(GroupingOperation):
-    """Makes batches of elements of similar length, so that little is padding and shapes are few.
+    """Builds batches of elements of similar length, so that there is little padding and few shapes.
 
     Elements of up to `boundaries[i]` tokens belong to bucket i, whose batches have `batch_sizes[i]` elements, padded to
-    `boundaries[i]`: the compiled step sees one shape for each bucket. Elements are sorted into buckets within windows.
-    What is left of a bucket at the end of a window goes with the next longer bucket's, so that at most one batch of a
-    window, its last, is shorter. Nothing is left out.
+    `boundaries[i]`. A compiled step therefore sees one shape per bucket. Elements are sorted into buckets within
+    windows. The remainder of a bucket at the end of a window joins the next longer bucket, so that at most one batch of
+    a window, its last, is shorter. No element is dropped.
 
     Args:
-        boundaries: how many tokens the elements of each bucket have at most: integers from 1 on, ascending.
-        batch_sizes: how many elements a batch of each bucket has, at least 1; as many as there are boundaries.
-        feature: the name of the feature that is counted and padded, or of several; the longest of them counts.
-        window_size: how many elements a window has, at least 1. They are in memory together; the more, the fewer
-            short batches.
-        padding_struct: what fills up each feature; 0 for those that are not named.
+        boundaries: the maximum number of tokens of the elements of each bucket: integers from 1, ascending.
+        batch_sizes: the number of elements per batch, for each bucket, at least 1.
+        feature: the name of the feature that is counted and padded, or a list of names, of which the longest counts.
+        window_size: the number of elements per window, at least 1. They are in memory together. Larger windows have
+            fewer short batches.
+        padding_struct: the padding value, per feature; 0 for the other features.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where an
+        TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if an
             element is longer than the last boundary, lacks a feature, or does not stack with the others of its batch.
 
     Examples:
@@ -55,15 +55,15 @@ class BucketBatch(GroupingOperation):
     ) -> None:
         for name, given in (("boundaries", boundaries), ("batch_sizes", batch_sizes)):
             if not hasattr(given, "__iter__"):
-                raise TypeError(f"{name} must be a list of integers, one for each bucket, got {given!r}.")
+                raise TypeError(f"{name} must be a list of integers, one per bucket, got {given!r}.")
         self.boundaries = [as_integer(one, f"boundaries[{row}]", minimum=1) for row, one in enumerate(boundaries)]
         self.batch_sizes = [as_integer(one, f"batch_sizes[{row}]", minimum=1) for row, one in enumerate(batch_sizes)]
         if not self.boundaries or sorted(set(self.boundaries)) != self.boundaries:
-            raise ValueError(f"boundaries must be at least one length, and ascend, got {self.boundaries}.")
+            raise ValueError(f"boundaries must be a non-empty, ascending list, got {self.boundaries}.")
         if len(self.boundaries) != len(self.batch_sizes):
             raise ValueError(
-                f"There must be a batch size for each boundary, got {len(self.boundaries)} boundaries and "
-                f"{len(self.batch_sizes)} batch_sizes."
+                f"batch_sizes must have one size per boundary, got {len(self.batch_sizes)} sizes and "
+                f"{len(self.boundaries)} boundaries."
             )
         self.features = PaddedFeatures(feature, padding_struct)
         self.window_size = as_integer(window_size, "window_size", minimum=1)
@@ -72,7 +72,7 @@ class BucketBatch(GroupingOperation):
         return f"BucketBatch({self.boundaries}, {self.batch_sizes}, {self.features}, window_size={self.window_size})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the elements as they are, and how long they are.
+        """Returns the elements unchanged, and their lengths.
 
         Raises:
             ValueError: an element lacks a feature, or is longer than the last boundary.
@@ -80,8 +80,8 @@ class BucketBatch(GroupingOperation):
         sizes = self.features.lengths(values)
         if (sizes > self.boundaries[-1]).any():
             raise ValueError(
-                f"An element has {sizes.max()} tokens, but the last of boundaries is {self.boundaries[-1]}: truncate "
-                "it in a Map, filter it out, or add a longer boundary."
+                f"An element has {sizes.max()} tokens, but the last boundary is {self.boundaries[-1]}. Truncate it in "
+                "a Map, filter it out, or add a longer boundary."
             )
         return Prepared(values, sizes)
 
@@ -90,10 +90,10 @@ class BucketBatch(GroupingOperation):
         del skip
         return CountingGroup(self.window_size)
 
-    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
+    def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
         """Returns the batches of a window, in the order in which they are complete."""
-        del identity
-        buckets = np.searchsorted(self.boundaries, numbers[0])
+        del group
+        buckets = np.searchsorted(self.boundaries, measures[0])
         batches: list[NDArray[np.int64]] = []
         left = np.empty(0, dtype=np.int64)
         for bucket, size in enumerate(self.batch_sizes):
@@ -103,21 +103,21 @@ class BucketBatch(GroupingOperation):
             left = members[whole:]
         batches.sort(key=lambda batch: int(batch[-1]))
         batches += [left] if len(left) else []
-        starts = list(itertools.accumulate(map(len, batches), initial=0))
-        return Pieces(np.array(starts), np.concatenate(batches))
+        offsets = list(itertools.accumulate(map(len, batches), initial=0))
+        return Segments(np.array(offsets), np.concatenate(batches))
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
-        """Returns the batches."""
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> list[Any]:
+        """Builds the batches."""
         made = []
-        for start, stop in itertools.pairwise(pieces.starts.tolist()):
-            elements = [values[element] for element in pieces.elements[start:stop].tolist()]
+        for start, stop in itertools.pairwise(segments.offsets.tolist()):
+            elements = [values[element] for element in segments.elements[start:stop].tolist()]
             made.append(self.features.batch(elements, self._length_of(elements), allocate))
         return made
 
     def _length_of(self, elements: Sequence[Any]) -> int:
-        """Returns the least length that the elements can be padded to in a batch of their number.
+        """Returns the shortest padded length for elements in a batch of their number.
 
-        All may be of shorter buckets than the one whose batch they are: it has a shape of its own, all the same.
+        All may belong to shorter buckets than the one whose batch they fill, which nevertheless has its own shape.
         """
         first = bisect.bisect_left(self.boundaries, int(self.features.lengths(elements).max()))
         shapes = zip(self.boundaries[first:], self.batch_sizes[first:], strict=True)

@@ -1,4 +1,4 @@
-"""Documents laid end to end and cut into rows."""
+"""Concatenation of documents, cut into rows."""
 
 import enum
 import itertools
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import GroupingOperation, Identity, Pieces, Prepared, lengths_of
+from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, Segments, lengths_of
 from millstream.transforms.rows import TOKENS_TOGETHER, RowFormat
-from millstream.transforms.split_group import ContinuedGroup
-from millstream.transforms.whole_row_group import PassingGroup, passing_pieces
+from millstream.transforms.split_group import SplitGroup
+from millstream.transforms.whole_row_group import WholeRowGroup, whole_row_segments
 from millstream.warn import warn
 
 
 class BOSHandling(enum.Enum):
-    """What `ConcatThenSplit` does about the tokens that begin a sequence; named as in Grain.
+    """The treatment of the first token of each document by `ConcatThenSplit`, named as in Grain.
 
     Examples:
         >>> cut = millstream.ConcatThenSplit(
@@ -33,38 +33,38 @@ class BOSHandling(enum.Enum):
     """
 
     DO_NOTHING = enum.auto()
-    """Documents are laid out as they are."""
+    """Documents stay unchanged."""
     REPLACE_FIRST_TOKEN_WITH_BOS = enum.auto()
-    """The first token of each document in a row, and of what is left of one from the row before, is replaced."""
+    """The first token of each document, and of the remainder of one from the row before, is replaced."""
 
 
 @final
 class ConcatThenSplit(GroupingOperation):
-    """Lays documents end to end, as they come, and cuts that into rows: none has padding but the last one.
+    """Concatenates documents as they arrive, and cuts the result into rows. Only the last row has padding.
 
     A document that is cut at the end of a row continues in the next row, as a segment of its own, whose positions begin
-    at 0. So documents may have any length. The same rows come for any number of workers, and a state says how much of
-    which document is used up: it is as small as any other.
+    at 0. Documents may therefore have any length. The rows are the same for any number of workers, and states stay
+    small: they contain the consumed amount of one document.
 
-    A document is a dict with the features named here (others are left out), or, where there is one only, that feature's
-    array itself; documents without any token are left out. A row is a dict, as `Pack` makes it, with segment ids and
+    A document is a dict with the features named here (others are dropped) or, if there is only one, that feature's
+    array itself. Documents without tokens are dropped. A row is a dict as `Pack` returns it, with segment ids and
     positions.
 
     Args:
-        length_struct: how many tokens a row takes, for each feature. Features are cut at the same token: so all lengths
-            are the same, and in each document all features have equally many tokens.
-        meta_features: features that need no segment ids and positions of their own.
-        split_full_length_features: whether a document that is as long as a row is cut where a row ends, as any other;
-            False makes it a row, which comes after the one that is being filled, or at once where none is.
-        padding_struct: what fills up each feature in the last row; 0 for those that are not named.
-        bos_handling: whether first tokens are replaced.
-        bos_features: the features in which they are.
-        bos_token_id: what they are replaced by; None where none are.
+        length_struct: the number of tokens per row, for each feature. All features are cut at the same token, so these
+            lengths must be equal, and so must the lengths of the features of each document.
+        meta_features: features without segment ids and positions of their own.
+        split_full_length_features: True to cut a document of exactly a row's length like any other; False to return it
+            as a row, after the row that is being filled, or immediately if there is none.
+        padding_struct: the padding value of the last row, per feature; 0 for the other features.
+        bos_handling: selects whether first tokens are replaced.
+        bos_features: the features whose first tokens are replaced.
+        bos_token_id: the replacement; None if nothing is replaced.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or two do not fit together. While reading, a ValueError
-            where a document lacks a feature, has features of several lengths, or has another dtype or shape than the
-            others of its row.
+        TypeError, ValueError: an argument has the wrong type, or two arguments conflict. While reading, a ValueError if
+            a document lacks a feature, has features of different lengths, or differs in dtype or shape from the others
+            of its row.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2)]
@@ -91,7 +91,7 @@ class ConcatThenSplit(GroupingOperation):
         self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
         if len(set(self.rows.lengths)) > 1:
             raise ValueError(
-                f"length_struct must give all features the same length, since they are cut at the same token, "
+                f"length_struct must give all features the same length, because they are cut at the same token, "
                 f"got {self.rows.length_struct}."
             )
         if not isinstance(bos_handling, BOSHandling):
@@ -107,12 +107,12 @@ class ConcatThenSplit(GroupingOperation):
 
     @property
     def length_struct(self) -> dict[str, int]:
-        """How long a row is, for each feature."""
+        """The length of a row, per feature."""
         return self.rows.length_struct
 
     @property
-    def unit(self) -> int:
-        """A row uses up as many tokens as it is long."""
+    def output_size(self) -> int:
+        """The number of tokens that a row consumes: its length."""
         return self.rows.lengths[0]
 
     def __repr__(self) -> str:
@@ -121,11 +121,11 @@ class ConcatThenSplit(GroupingOperation):
 
     @property
     def may_drop(self) -> bool:
-        """True: documents without tokens are dropped."""
+        """True, because documents without tokens are dropped."""
         return True
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the features of the documents that have any token, and how many these are.
+        """Returns the features of the documents with at least one token, and their lengths.
 
         Raises:
             ValueError: a document lacks a feature, or its features differ in length.
@@ -136,7 +136,8 @@ class ConcatThenSplit(GroupingOperation):
             row = np.argmax(is_other.any(axis=0))
             lengths = dict(zip(self.length_struct, sizes[:, row].tolist(), strict=True))
             raise ValueError(
-                f"The features of a document must be equally long, to be cut at the same token: {lengths}."
+                f"The features of a document must have the same length, because they are cut at the same "
+                f"token, got {lengths}."
             )
         documents = list(zip(*columns, strict=True))
         if sizes.all():
@@ -144,35 +145,35 @@ class ConcatThenSplit(GroupingOperation):
         kept = sizes[0] > 0
         return Prepared(list(itertools.compress(documents, kept)), sizes[:1, kept], kept.astype(int).tolist())
 
-    def begin(self, skip: int = 0) -> ContinuedGroup | PassingGroup:
-        """Returns a group for some rows."""
-        kind = ContinuedGroup if self.splits_full_length else PassingGroup
-        return kind(self.unit, max(1, TOKENS_TOGETHER // self.unit), skip)
+    def begin(self, skip: int = 0) -> SplitGroup | WholeRowGroup:
+        """Returns an empty group of one or more rows."""
+        kind = SplitGroup if self.splits_full_length else WholeRowGroup
+        return kind(self.output_size, max(1, TOKENS_TOGETHER // self.output_size), skip)
 
-    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
-        """Returns which parts of which documents are in which row."""
-        del identity
+    def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
+        """Returns the segments of documents in each row."""
+        del group
         if not self.splits_full_length:
-            return passing_pieces(numbers[0], numbers[-2], numbers[-1], self.unit)
-        return Pieces.cut(numbers[-2], numbers[-1], self.unit)
+            return whole_row_segments(measures[0], measures[-2], measures[-1], self.output_size)
+        return Segments.chunked(measures[-2], measures[-1], self.output_size)
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> Sequence[Any]:
-        """Returns the rows."""
-        return self.rows.lay_out(values, pieces, allocate, dict.fromkeys(self.bos_features, self.bos_token_id))
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:
+        """Builds the rows."""
+        return self.rows.lay_out(values, segments, allocate, dict.fromkeys(self.bos_features, self.bos_token_id))
 
     def _check_bos(self) -> None:
         if self.bos_handling is BOSHandling.DO_NOTHING:
             if self.bos_token_id is not None or self.bos_features:
                 raise ValueError(
-                    f"bos_token_id={self.bos_token_id} and bos_features={self.bos_features} are for a bos_handling "
-                    "that replaces tokens, got DO_NOTHING: choose REPLACE_FIRST_TOKEN_WITH_BOS, or leave them out."
+                    f"bos_token_id={self.bos_token_id} and bos_features={self.bos_features} need a bos_handling that "
+                    "replaces tokens, got DO_NOTHING. Use REPLACE_FIRST_TOKEN_WITH_BOS, or omit them."
                 )
         elif self.bos_token_id is None:
             raise ValueError(f"bos_handling={self.bos_handling.name} needs a bos_token_id, got None.")
         elif both := set(self.bos_features) & set(self.rows.meta_features):
-            raise ValueError(f"{min(both)!r} is one of bos_features and of meta_features: choose one.")
+            raise ValueError(f"{min(both)!r} must not be in both bos_features and meta_features.")
         elif not self.bos_features:
             warn(
-                f"bos_handling={self.bos_handling.name} replaces nothing, as in Grain, since bos_features is empty: "
-                f"name the features, bos_features={list(self.length_struct)[:1]}."
+                f"bos_handling={self.bos_handling.name} replaces nothing, as in Grain, because bos_features is empty. "
+                f"Name the features: bos_features={list(self.length_struct)[:1]}."
             )

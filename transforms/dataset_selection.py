@@ -1,10 +1,10 @@
-"""Which elements of several datasets make a new one, said position by position."""
+"""A mapping from the positions of a new dataset to elements of other datasets."""
 
 import abc
 
 
 class DatasetSelectionMap(abc.ABC):
-    """What `MapDataset.select_from_datasets` takes; any sequence of pairs will do as well. Subclass it.
+    """The argument of `MapDataset.select_from_datasets`. Subclass it, or use any sequence of pairs instead.
 
     Examples:
         >>> class InTurn(millstream.DatasetSelectionMap):
@@ -20,8 +20,8 @@ class DatasetSelectionMap(abc.ABC):
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns how many positions an epoch has."""
+        """Returns the number of positions per epoch."""
 
     @abc.abstractmethod
     def __getitem__(self, index: int) -> tuple[int, int]:
-        """Returns the number of a dataset and a position in it, for any position from 0 on, after the length too."""
+        """Returns the number of a dataset and a position in it, for any position from 0, also beyond the length."""

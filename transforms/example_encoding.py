@@ -1,4 +1,4 @@
-"""A dict of values as a serialised `tf.train.Example`, without TensorFlow: what `decode_examples` reads."""
+"""Encoding of dicts as serialised `tf.train.Example`s, without TensorFlow; the inverse of `decode_examples`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,17 +15,16 @@ _KINDS_OF_DTYPES = {"b": "int64", "i": "int64", "u": "int64", "f": "float32"}
 
 
 def encode_example(features: Mapping[str, Any]) -> bytes:
-    """Returns a serialised `tf.train.Example`, which TensorFlow and `decode_examples` read.
+    """Returns a serialised `tf.train.Example`, for TensorFlow or `decode_examples`.
 
     Args:
-        features: the values by name. Integers, truth values and arrays or lists of them are stored as int64; floats as
-            float32, whatever width they have; `bytes` and `str` (in UTF-8), or lists of them, as bytes. An array of
-            several dimensions is flattened: `FixedLengthFeature(shape, ...)` gives it its shape again. A feature that
-            is None is left out.
+        features: the values by name. Integers, booleans and arrays or lists of them are stored as int64; floats of any
+            width as float32; `bytes` and `str` (in UTF-8), or lists of them, as bytes. Arrays are flattened;
+            `FixedLengthFeature(shape, ...)` restores their shape. Features that are None are omitted.
 
     Raises:
-        TypeError: a value that is none of these, such as a dict.
-        ValueError: an integer that has more than 64 bits.
+        TypeError: a value has another type, such as a dict.
+        ValueError: an integer has more than 64 bits.
 
     Examples:
         >>> record = millstream.encode_example({"image": b"png", "label": 3, "tokens": np.arange(5)})
@@ -41,7 +40,7 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    """Returns a Feature: one of three kinds of lists."""
+    """Returns a Feature message, a list of one of three kinds."""
     if isinstance(value, bytes | str):
         kind, content = "bytes", _field(1, _as_bytes(value))
     else:
@@ -50,7 +49,7 @@ def _feature(name: str, value: Any) -> bytes:
 
 
 def _list(name: str, value: Any) -> tuple[str, bytes]:
-    """Returns the kind of a value that is not text or bytes, and the list of its values."""
+    """Returns the kind of a value that is not text or bytes, and the list message of its values."""
     items = value.reshape(-1).tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "SUO" else value
     if isinstance(items, list | tuple) and items and all(isinstance(item, bytes | str) for item in items):
         return "bytes", b"".join(_field(1, _as_bytes(item)) for item in items)
@@ -63,22 +62,21 @@ def _list(name: str, value: Any) -> tuple[str, bytes]:
     kind = _KINDS_OF_DTYPES.get(array.dtype.kind)
     if kind is None:
         if array.dtype.kind == "O" and all(isinstance(item, int) for item in array.reshape(-1).tolist()):
-            raise ValueError(f"Feature {name!r} has an integer of more than 64 bits, which an Example cannot hold.")
+            raise ValueError(f"Cannot encode feature {name!r}: an integer in it has more than 64 bits.")
         raise TypeError(
-            f"Feature {name!r} must be bytes, str, a number, or an array or list of these, got {type(value).__name__}: "
-            "an Example holds nothing else."
+            f"Feature {name!r} must be bytes, str, a number, or an array or list of these, got {type(value).__name__}."
         )
     if kind == "float32":
         packed = array.astype("<f4").tobytes()
     else:
         if array.dtype.kind == "u" and array.size and int(array.max()) >= 1 << 63:
-            raise ValueError(f"Feature {name!r} has {array.max()}, but an Example holds integers below 2**63.")
+            raise ValueError(f"Feature {name!r} must be below 2**63, as integers in an Example are, got {array.max()}.")
         packed = _varints(array.reshape(-1).astype(np.int64))
     return kind, _field(1, packed) if packed else b""
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Returns a field that holds bytes."""
+    """Returns a field of bytes."""
     return bytes([number << 3 | BYTES]) + _varint(len(content)) + content
 
 
@@ -92,11 +90,11 @@ def _varint(value: int) -> bytes:
 
 
 def _varints(values: NDArray[np.int64]) -> bytes:
-    """Returns the varints of some integers, one after the other; a negative one has ten bytes."""
+    """Returns the concatenated varints of integers; a negative integer has ten bytes."""
     rest = values.view(np.uint64)
     if not values.size or int(rest.max()) < 0x80:
         return rest.astype(np.uint8).tobytes()
-    # One row for each integer, seven bits in each column, the lowest first.
+    # One row per integer, seven bits per column, the lowest first.
     shifts = np.arange(0, 7 * _VARINT_BYTES, 7, dtype=np.uint64)
     bits = rest[:, np.newaxis] >> shifts
     is_there = bits != 0

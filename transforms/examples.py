@@ -1,7 +1,4 @@
-"""Batches of `tf.train.Example` turned into arrays, without TensorFlow.
-
-How they are decoded, `millstream.example_columns` says.
-"""
+"""The operation that decodes batches of `tf.train.Example` into arrays, without TensorFlow."""
 
 from collections.abc import Mapping
 from typing import Any, final
@@ -14,21 +11,21 @@ from millstream.transforms.base import Map
 
 
 def decode_examples(features: "Mapping[str, FixedLengthFeature | VariableLengthFeature]") -> "Map[Any, Any]":
-    """Returns an operation that turns a batch of serialised `tf.train.Example`s into columns, without TensorFlow.
+    """Returns an operation that decodes a batch of serialised `tf.train.Example`s into columns, without TensorFlow.
 
-    It belongs after `Batch`, since a batch is decoded in the time of some of its Examples. It gives a dict with an
-    array of shape (n, *shape) for each fixed-length feature, and a `RaggedColumn` for each other one. Other features of
-    the Examples are passed over. Where an Example has a feature twice, the last one counts.
+    Put it after `Batch`: decoding a batch takes as long as decoding a few of its Examples. It returns a dict with an
+    array of shape (n, *shape) for each fixed-length feature, and a `RaggedColumn` for each variable-length feature.
+    Other features of the Examples are skipped. If an Example has a feature twice, the last one counts.
 
     Args:
-        features: by name, what to decode.
+        features: the features to decode, by name.
 
     Raises:
-        TypeError: features that are not a dict of these two classes.
-        ValueError: there are none.
+        TypeError: features is not a dict of these two classes.
+        ValueError: features is empty.
 
-    The operation raises ValueError, with the place in the batch, for an element that is not an Example, has not the
-    feature or another number of values, or has them of another type.
+    The operation raises ValueError, with the position in the batch, for an element that is not an Example, lacks a
+    feature, or has a wrong number or type of values.
 
     Examples:
         >>> records = [millstream.encode_example({"label": label, "tokens": [label] * label}) for label in (1, 2)]
@@ -45,7 +42,7 @@ def decode_examples(features: "Mapping[str, FixedLengthFeature | VariableLengthF
 
 @final
 class _DecodeExamples(Map[Any, Any]):
-    """What `decode_examples` returns."""
+    """The operation that `decode_examples` returns."""
 
     def __init__(self, features: "Mapping[str, FixedLengthFeature | VariableLengthFeature]") -> None:
         if not isinstance(features, Mapping):
@@ -69,11 +66,9 @@ class _DecodeExamples(Map[Any, Any]):
 
 
 def _examples(batch: Any) -> list[bytes]:
-    """Returns the elements of a batch of bytes."""
     examples = batch.tolist() if isinstance(batch, np.ndarray) else batch
     if not isinstance(examples, list | tuple) or not all(isinstance(example, bytes) for example in examples):
         raise TypeError(
-            "decode_examples decodes batches of bytes: put it after Batch, and before other operations. "
-            f"Got {type(batch).__name__}."
+            f"decode_examples needs batches of bytes, got {type(batch).__name__}. Put it directly after Batch."
         )
     return list(examples)

@@ -5,24 +5,23 @@ from typing import final
 
 from millstream.transforms.bins import BinPack, Bins
 
-_KINDS_OF_SIZES = 32
-"""Documents of about this many kinds of sizes remember where they last found room."""
+_SIZE_CLASSES = 32
+"""Approximate number of size classes. Each remembers the row where its last search ended."""
 
 
 @final
 class FirstFitBins(Bins):
     """Chooses the first row with room.
 
-    Room only shrinks, so no row before the one where a size has last found room has any for it. One number for all
-    sizes that share their leading bits tells where to begin: looking for room then costs a few steps, however many rows
-    there are.
+    Free space only shrinks, so no row before the one that a size last fitted into has room for that size. Sizes with
+    the same leading bits share the start of their search, so a search takes few steps, however many rows there are.
     """
 
-    def __init__(self, count: int, lengths: Sequence[int], most: int | None) -> None:
-        super().__init__(count, lengths, most)
-        self._shift = max(0, lengths[0].bit_length() - _KINDS_OF_SIZES.bit_length() + 1)
+    def __init__(self, count: int, lengths: Sequence[int], limit: int | None) -> None:
+        super().__init__(count, lengths, limit)
+        self._shift = max(0, lengths[0].bit_length() - _SIZE_CLASSES.bit_length() + 1)
         self._first = [0] * ((lengths[0] >> self._shift) + 1)
-        # One row more, into which all fit: no search runs beyond the end.
+        # An additional row that every document fits into ends each search.
         for free, length in zip(self._free, lengths, strict=False):
             free.append(length)
 
@@ -63,40 +62,41 @@ class FirstFitBins(Bins):
 
 @final
 class FirstFitPack(BinPack):
-    """Packs documents into rows as they come, each into the first row that has room for it.
+    """Packs documents into rows as they arrive, each into the first row with enough space.
 
-    `num_packing_bins` rows are open at a time. When a document fits into none of them, they are given out, and new ones
-    are begun with that document. So nothing has to be known ahead: it may follow a Filter or a FlatMap. The same rows
-    come for any number of workers, and a state is as small as any other. Where the lengths of all documents are known,
-    a `PackingSampler` fills rows better, and keeps the pipeline 1:1.
+    `num_packing_bins` rows are open at a time. When a document fits into none of them, all are returned, and new rows
+    are opened with that document. No length must be known in advance, so it may follow a Filter or a FlatMap. The rows
+    are the same for any number of workers, and states stay small. If the lengths of all documents are known, a
+    `PackingSampler` fills rows better, and keeps the pipeline 1:1.
 
-    A document is a dict with the features named here (others are left out), or, where there is one only, that feature's
-    array itself; documents without any token are left out. A row is a dict, as `Pack` makes it, with segment ids and
-    positions. The rows that are given out at the end may be fewer.
+    A document is a dict with the features named here (others are dropped) or, if there is only one, that feature's
+    array itself. Documents without tokens are dropped. A row is a dict as `Pack` returns it, with segment ids and
+    positions. The last rows of a stream may be fewer than `num_packing_bins`.
 
     Args:
-        length_struct: how many tokens a row takes, for each feature.
-        num_packing_bins: how many rows are open at a time, at least 1. More are fuller, and take more memory: 64 of
-            2,048 tokens are 98 to 99 % full of usual texts.
-        seed: selects the order of the rows, 0 … 2**64 - 1. None for one that is derived from the seed of the pipeline,
-            or 0 if the pipeline has no seed.
-        shuffle_bins: whether rows that are given out together come in a random order; else, the first ones have the
-            earliest documents.
-        meta_features: features that need no segment ids and positions of their own. One that is not in length_struct
-            is not a sequence: a row has a list of it, with the value of each of its documents.
-        padding_struct: what fills up each feature; 0 for those that are not named.
-        max_sequences_per_bin: how many documents a row takes at most; None for any number.
-        overflow: what becomes of a document that is longer than a row: "error" raises at its turn; "truncate" takes its
-            beginning; "split" cuts it into pieces of a row and a last, shorter one; "drop" leaves it out.
-        pack_alignment_struct: documents begin at multiples of this many tokens, for each feature; of features that are
-            not named, they lie end to end. The lengths of rows are multiples of it.
-        shuffle_bins_group_by_feature: the name of a feature of which each document has one whole number, its group.
-            Rows that are given out together then come by the mean of the groups in each (0 is no group), and in a
-            random order where that is the same. None for no such order.
+        length_struct: the number of tokens per row, for each feature.
+        num_packing_bins: the number of rows that are open at a time, at least 1. More rows are filled better, and take
+            more memory: 64 rows of 2,048 tokens are 98 to 99 % full for usual texts.
+        seed: selects the order of the rows, 0 … 2**64 - 1. None derives it from the seed of the pipeline; it is 0 if
+            the pipeline has none.
+        shuffle_bins: True to return the rows of a group in a random order; False to begin with those of the earliest
+            documents.
+        meta_features: features without segment ids and positions of their own. If a name is not in length_struct, the
+            feature is not a sequence: a row has a list with the value of each of its documents.
+        padding_struct: the padding value, per feature; 0 for the other features.
+        max_sequences_per_bin: the maximum number of documents per row; None for no limit.
+        overflow: the treatment of a document longer than a row: "error" raises an error when it is reached; "truncate"
+            keeps its beginning; "split" cuts it into segments of a row's length and a shorter remainder; "drop" drops
+            it.
+        pack_alignment_struct: the multiples of tokens at which documents begin, per feature; 1 for the other features.
+            The lengths of rows must be multiples of it.
+        shuffle_bins_group_by_feature: the name of a feature with one integer per document, its group. The rows of a
+            group of rows are then sorted by the mean of their distinct groups (0 is not a group), and randomly among
+            equals. None for a random order only.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where a
-            document is too long, lacks a feature, or has another dtype or shape than the others of its row.
+        TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if a
+            document is too long, lacks a feature, or differs in dtype or shape from the others of its row.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2, 6, 4)]

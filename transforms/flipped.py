@@ -1,7 +1,7 @@
-"""Fast copies of flipped images, as augmentation makes them: views in which each row runs from right to left.
+"""Fast copies of horizontally flipped images, as augmentation returns them: views whose rows have a negative stride.
 
-NumPy copies them pixel by pixel, since only the few bytes of a pixel are in order; channel by channel takes a fifth of
-the time.
+NumPy copies such views pixel by pixel, because only the few bytes of one pixel are contiguous. Channel by channel takes
+a fifth of the time.
 """
 
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-_LEAST_BYTES = 1 << 12
-"""Smaller images are copied faster than they are checked."""
+_MIN_BYTES = 1 << 12
+"""Smallest image that is checked; smaller ones are copied faster than checked."""
 
-_MOST_CHANNELS = 4
-"""With more channels, pixel by pixel is as fast."""
+_MAX_CHANNELS = 4
+"""Largest number of channels; with more, pixel by pixel is as fast."""
 
 
 def any_flipped(images: Sequence[np.ndarray[Any, Any]]) -> bool:
-    """Says whether it may be worthwhile to copy these arrays one by one with `copy_image`."""
-    if images[0].ndim < 3 or images[0].nbytes < _LEAST_BYTES:
+    """Returns True if copying these arrays one by one with `copy_image` may be faster."""
+    if images[0].ndim < 3 or images[0].nbytes < _MIN_BYTES:
         return False
-    # Checking a sign is cheap; `copy_image` looks closer.
+    # A sign is cheap to check; `copy_image` checks the rest.
     return any(image.ndim > 1 and image.strides[-2] < 0 for image in images)
 
 
@@ -34,6 +34,6 @@ def copy_image(image: np.ndarray[Any, Any], to: np.ndarray[Any, Any]) -> None:
 
 
 def _is_flipped(image: np.ndarray[Any, Any]) -> bool:
-    """Whether an array of shape (…, width, channels) has the pixels of each row in reverse, and theirs in order."""
+    """Returns True for shape (…, width, channels) if pixels are reversed in each row, and channels are in order."""
     channels = image.shape[-1] if image.ndim > 1 else 0
-    return 0 < channels <= _MOST_CHANNELS and image.strides[-2:] == (-image.itemsize * channels, image.itemsize)
+    return 0 < channels <= _MAX_CHANNELS and image.strides[-2:] == (-image.itemsize * channels, image.itemsize)

@@ -1,4 +1,4 @@
-"""Operations as users give them: instances of the kinds, or bare functions."""
+"""Conversion and checks of the operations that users pass: instances of the kinds, or functions."""
 
 import reprlib
 from typing import Any
@@ -12,16 +12,16 @@ _KINDS = f"{', '.join(kind.__name__ for kind in METHODS)} or {Batch.__name__}"
 
 
 def as_transformation(operation: Any) -> Transformation:
-    """Returns the operation that `operation` means: a bare function becomes `Map(function)`.
+    """Returns the operation for `operation`; a bare function becomes `Map(function)`.
 
     Raises:
-        TypeError: for a class instead of an instance, a subclass that overrides nothing or is of two kinds, a
-            `FlatMap` without an integer as `max_fan_out`, or anything that is neither an operation nor a function.
-        ValueError: for a `max_fan_out` below 1.
+        TypeError: a class instead of an instance, a subclass that overrides nothing or is of two kinds, a `FlatMap`
+            without an integer `max_fan_out`, or a value that is neither an operation nor a function.
+        ValueError: `max_fan_out` is below 1.
     """
     if isinstance(operation, type):
         name = operation.__name__
-        otherwise = "" if issubclass(operation, Transformation) else f", or Map({name}) to call it with each element"
+        otherwise = "" if issubclass(operation, Transformation) else f", or Map({name}) to call it for each element"
         raise TypeError(f"An operation must be an instance, got the class {name}: write {name}(...){otherwise}.")
     if isinstance(operation, Transformation):
         if not operation.is_complete:
@@ -36,7 +36,7 @@ def as_transformation(operation: Any) -> Transformation:
 
 
 def _check_subclass(operation: Transformation) -> None:
-    """Raises unless the operation is of one kind and has what that kind needs."""
+    """Raises an error unless the operation is of one kind and has the method of that kind."""
     name = type(operation).__name__
     kinds = [kind for kind in METHODS if isinstance(operation, kind)]
     if len(kinds) != 1:

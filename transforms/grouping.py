@@ -1,18 +1,21 @@
-"""Operations that group elements as they come, where positions cannot say which belong together.
+"""The protocol of operations that build outputs from groups of elements, such as packers and window shuffles.
 
-Such an operation says four things, each in a method of its own, and each runs where it belongs:
+An operation is a grouping operation if positions alone cannot tell which elements belong together, because that depends
+on their lengths or on which of them survived a Filter. It has four methods:
 
-    prepare   where elements are made: what is left of each, and its sizes
-    begin     in the consumer: an open group, which takes elements by their sizes until it is full
-    arrange   anywhere: which elements, or pieces of elements, make up which output of a group
-    make      anywhere: the outputs themselves
+    prepare   runs where elements are made: reduces each element to the values that outputs need, and measures its sizes
+    begin     runs in the consumer: opens an empty group, which takes elements by their sizes until it is full
+    arrange   runs anywhere: decides which elements, or segments of elements, make up each output of a group
+    make      runs anywhere: builds the outputs
 
-A group never sees an element, only its sizes. The laws, which `tests/loader/pipeline/test_groupings.py` proves of each:
+Groups see sizes, never elements: the consumer passes elements on without inspecting them.
 
-* A group depends on nothing but the operation, the sizes of the elements from its first one on, and how much of these
-  is used up already. So a stream can be resumed at the start of any group.
-* It does not matter in how many pieces the elements come.
-* Every group takes at least one element, and none after it is full.
+Every grouping operation obeys these laws, which `tests/loader/pipeline/test_groupings.py` checks:
+
+* A group is a function of the operation, the sizes of the elements from its first one on, and the amount of them that
+  earlier groups consumed. A stream can therefore resume at the start of any group.
+* The result does not depend on how the elements are distributed over calls of `take`.
+* Every group takes at least one element, and a full group takes none.
 """
 
 import abc
@@ -28,37 +31,37 @@ from millstream.columnar import Allocate
 from millstream.randomness import OF_GROUPS, generator
 from millstream.transforms.transformation import Transformation
 
-MOST_PIECES = 1 << 20
-"""An element may become fewer pieces than this, each of which has an index of its own."""
+MAX_FAN_OUT = 1 << 20
+"""Upper bound, exclusive, on the number of values that one element may be split into. Each value has its own index."""
 
 
 class OpenGroup(abc.ABC):
-    """A group that is being filled."""
+    """A group that still takes elements."""
 
     @abc.abstractmethod
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Takes as many of the next elements as belong to this group, and returns how many those are.
+        """Takes the leading elements that belong to this group, and returns their number.
 
         Args:
-            sizes: those of the next elements, shape (number of sizes, elements).
+            sizes: the sizes of the next elements, shape (number of sizes, elements).
         """
 
     @property
     @abc.abstractmethod
     def is_full(self) -> bool:
-        """Whether the group takes no more."""
+        """True once the group takes no more elements."""
 
-    def decided(self) -> NDArray[np.int64]:
-        """Returns what `arrange` has to know of each element that was taken, shape (numbers, elements)."""
+    def decisions(self) -> NDArray[np.int64]:
+        """Returns the values that `arrange` needs for each element taken, shape (values, elements)."""
         return np.empty((0, 0), dtype=np.int64)
 
     @property
     def used(self) -> int:
-        """How much of the last element is in this group, if the rest of it belongs to the next one; 0 if all is."""
+        """The amount of the last element that is in this group if the next group continues it, otherwise 0."""
         return 0
 
-    def cut(self) -> int:
-        """Ends the group before it is full, since an error follows; returns how many outputs are whole all the same."""
+    def truncate(self) -> int:
+        """Ends the group after its last complete output, because an error follows. Returns the number of outputs."""
         return 0
 
 
@@ -67,52 +70,52 @@ class Grouping(abc.ABC):
 
     @property
     def keeps_remainder(self) -> bool:
-        """Whether the last group counts where the stream ends before it is full."""
+        """True if the last group of a stream is kept even if it is not full."""
         return True
 
     @property
-    def unit(self) -> int | None:
-        """How much an output uses up, where an element may be in two groups; None where each is in one.
+    def output_size(self) -> int | None:
+        """The size of one output if an element may span two groups; None if every element is in exactly one.
 
-        Positions are then counted in what is used up since the start of a group, not in outputs.
+        If it is set, positions within a group count the consumed size (tokens, for instance) instead of outputs.
         """
         return None
 
     @abc.abstractmethod
     def begin(self, skip: int = 0) -> OpenGroup:
-        """Returns a new group, which is empty.
+        """Returns a new, empty group.
 
         Args:
-            skip: how much of its elements is used up, where there is a unit.
+            skip: the amount of the group's elements that is already consumed. Always 0 if `output_size` is None.
         """
 
 
 @final
 class CountingGroup(OpenGroup):
-    """A group of a number of elements."""
+    """A group of a fixed number of elements."""
 
     def __init__(self, size: int) -> None:
-        self._left = size
+        self._missing = size
 
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Takes what is left to the size."""
-        taken: int = min(self._left, sizes.shape[1])
-        self._left -= taken
+        """Takes elements until the group has its full number."""
+        taken: int = min(self._missing, sizes.shape[1])
+        self._missing -= taken
         return taken
 
     @property
     def is_full(self) -> bool:
-        """Whether the size is reached."""
-        return self._left == 0
+        """True once the group has its full number of elements."""
+        return self._missing == 0
 
 
 class Prepared(NamedTuple):
     """Elements that are ready to be grouped.
 
     Attributes:
-        values: what is left of them.
-        sizes: shape (number of sizes, values).
-        counts: how many of the values each of the elements has become; None if each is one.
+        values: the prepared elements.
+        sizes: their sizes, shape (number of sizes, values).
+        counts: the number of values that each input element became; None if each became one.
     """
 
     values: Sequence[Any]
@@ -120,93 +123,98 @@ class Prepared(NamedTuple):
     counts: Sequence[int] | None = None
 
     @classmethod
-    def concatenate(cls, parts: "Sequence[Prepared]") -> "Prepared":
-        """Returns what several runs, at least one, have become, one after the other."""
-        values = [value for part in parts for value in part.values]
-        counts = [n for part in parts for n in ([1] * len(part.values) if part.counts is None else part.counts)]
-        return cls(values, np.concatenate([part.sizes for part in parts], axis=1), counts)
+    def concatenate(cls, runs: "Sequence[Prepared]") -> "Prepared":
+        """Returns the concatenation of at least one run."""
+        values = [value for run in runs for value in run.values]
+        counts = [n for run in runs for n in ([1] * len(run.values) if run.counts is None else run.counts)]
+        return cls(values, np.concatenate([run.sizes for run in runs], axis=1), counts)
 
 
-class Pieces(NamedTuple):
-    """What some outputs are made of; int64 arrays.
+class Segments(NamedTuple):
+    """The composition of a group's outputs. Each output is a list of segments, each segment a slice of an element.
+
+    All arrays are int64. Every output has at least one segment.
 
     Attributes:
-        starts: where the pieces of each output begin, shape (outputs + 1,): those of output i are the pieces
-            starts[i] … starts[i + 1] - 1. Each has at least one.
-        elements: which element of the group each piece is of, shape (pieces,), as are the next two.
-        begins: where in the element it begins.
-        ends: where it ends: one more than its last. Where these two are None, the pieces are whole elements.
+        offsets: shape (outputs + 1,). Output i has the segments offsets[i] … offsets[i + 1] - 1, as in an Arrow list.
+        elements: the element that each segment is cut from, as an index into the group, shape (segments,).
+        starts: the start of each segment in its element, shape (segments,). If it and `stops` are None, every segment
+            is a whole element.
+        stops: the end of each segment in its element, exclusive, shape (segments,).
     """
 
-    starts: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     elements: NDArray[np.int64]
-    begins: NDArray[np.int64] | None = None
-    ends: NDArray[np.int64] | None = None
+    starts: NDArray[np.int64] | None = None
+    stops: NDArray[np.int64] | None = None
 
     @classmethod
-    def one_of_each(cls, elements: NDArray[np.int64]) -> "Pieces":
-        """Returns outputs that are one whole element each, in this order."""
+    def singletons(cls, elements: NDArray[np.int64]) -> "Segments":
+        """Returns one output per element, in the given order."""
         return cls(np.arange(len(elements) + 1), elements)
 
     @classmethod
-    def by_number(cls, numbers: NDArray[np.int64]) -> "Pieces":
-        """Returns outputs of whole elements, given the number of the output that each element belongs to.
+    def by_output(cls, outputs: NDArray[np.int64]) -> "Segments":
+        """Returns outputs of whole elements, given the output number of each element.
 
-        The outputs come in the order of the numbers, those without an element not at all.
+        Outputs are sorted by number, and numbers without an element are omitted. Within an output, elements keep their
+        order.
         """
-        elements = np.argsort(numbers, kind="stable")
-        sorted_numbers = numbers[elements]
-        return cls(np.flatnonzero(np.diff(sorted_numbers, prepend=-1, append=sorted_numbers[-1] + 1)), elements)
+        elements = np.argsort(outputs, kind="stable")
+        sorted_outputs = outputs[elements]
+        return cls(np.flatnonzero(np.diff(sorted_outputs, prepend=-1, append=sorted_outputs[-1] + 1)), elements)
 
     @classmethod
-    def cut(cls, begins: NDArray[np.int64], ends: NDArray[np.int64], unit: int) -> "Pieces":
-        """Returns outputs of `unit` each, the last one perhaps shorter, of parts of elements laid end to end.
+    def chunked(cls, starts: NDArray[np.int64], stops: NDArray[np.int64], size: int) -> "Segments":
+        """Concatenates one slice of each element and cuts the result into outputs of `size`.
+
+        The last output may be shorter.
 
         Args:
-            begins: where in each element its part begins, shape (elements,).
-            ends: where it ends.
-            unit: at least 1.
+            starts: the start of each element's slice, shape (elements,).
+            stops: the end of each element's slice, exclusive, shape (elements,).
+            size: at least 1.
         """
-        lasts = np.cumsum(ends - begins)
-        total = int(lasts[-1])
-        outputs = np.arange(0, total, unit)
-        # Both are sorted, which a stable sort is quick with; np.unique, which hashes, takes five times as long.
-        bounds = np.sort(np.concatenate([outputs, lasts[lasts < total], [total]]), kind="stable")
+        slice_ends = np.cumsum(stops - starts)
+        total = int(slice_ends[-1])
+        output_starts = np.arange(0, total, size)
+        # A stable sort is fast here, because both arrays are sorted. np.unique hashes, and takes five times as long.
+        bounds = np.sort(np.concatenate([output_starts, slice_ends[slice_ends < total], [total]]), kind="stable")
         bounds = bounds[np.append(True, bounds[1:] != bounds[:-1])]
-        elements = np.searchsorted(lasts, bounds[:-1], side="right")
-        offsets = ends[elements] - lasts[elements]
-        starts = np.append(np.searchsorted(bounds, outputs), len(elements))
-        return cls(starts, elements, bounds[:-1] + offsets, bounds[1:] + offsets)
+        elements = np.searchsorted(slice_ends, bounds[:-1], side="right")
+        shifts = stops[elements] - slice_ends[elements]
+        offsets = np.append(np.searchsorted(bounds, output_starts), len(elements))
+        return cls(offsets, elements, bounds[:-1] + shifts, bounds[1:] + shifts)
 
-    def only(self, output: int) -> "Pieces":
-        """Returns the pieces of one output."""
-        own = slice(*self.starts[output : output + 2].tolist())
-        begins, ends = (None if column is None else column[own] for column in (self.begins, self.ends))
-        return Pieces(np.array([0, own.stop - own.start]), self.elements[own], begins, ends)
+    def of_output(self, output: int) -> "Segments":
+        """Returns the segments of one output."""
+        own = slice(*self.offsets[output : output + 2].tolist())
+        starts, stops = (None if column is None else column[own] for column in (self.starts, self.stops))
+        return Segments(np.array([0, own.stop - own.start]), self.elements[own], starts, stops)
 
     @classmethod
-    def concatenate(cls, parts: "Sequence[Pieces]") -> "Pieces":
-        """Returns the outputs of several, at least one, all made of parts of elements."""
-        offsets = np.cumsum([0, *(len(part.elements) for part in parts)])
-        starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets, strict=False)]
-        columns = zip(*((part.elements, part.begins, part.ends) for part in parts), strict=True)
-        return cls(np.concatenate([*starts, offsets[-1:]]), *map(np.concatenate, columns))
+    def concatenate(cls, all_segments: "Sequence[Segments]") -> "Segments":
+        """Returns the outputs of at least one object, in order. All must be of one group, with starts and stops."""
+        bases = np.cumsum([0, *(len(segments.elements) for segments in all_segments)])
+        offsets = [segments.offsets[:-1] + base for segments, base in zip(all_segments, bases, strict=False)]
+        columns = zip(*((segments.elements, segments.starts, segments.stops) for segments in all_segments), strict=True)
+        return cls(np.concatenate([*offsets, bases[-1:]]), *map(np.concatenate, columns))
 
-    def permuted(self, order: NDArray[np.int64]) -> "Pieces":
-        """Returns the outputs in another order."""
-        widths = np.diff(self.starts)[order]
-        starts = np.concatenate([[0], np.cumsum(widths)])
-        places = np.repeat(self.starts[:-1][order] - starts[:-1], widths) + np.arange(len(self.elements))
-        begins, ends = (None if column is None else column[places] for column in (self.begins, self.ends))
-        return Pieces(starts, self.elements[places], begins, ends)
+    def permuted(self, order: NDArray[np.int64]) -> "Segments":
+        """Returns the same outputs in the given order."""
+        counts = np.diff(self.offsets)[order]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        rows = np.repeat(self.offsets[:-1][order] - offsets[:-1], counts) + np.arange(len(self.elements))
+        starts, stops = (None if column is None else column[rows] for column in (self.starts, self.stops))
+        return Segments(offsets, self.elements[rows], starts, stops)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Identity:
-    """Which group it is: where in the stream its first element comes from.
+class GroupId:
+    """Identifies a group by the origin of its first element.
 
     Attributes:
-        position: the position in the sampler's order.
+        position: the element's position in the sampler's order.
         index: the element's index.
     """
 
@@ -214,12 +222,12 @@ class Identity:
     index: int
 
     def generator(self, seed: int | None) -> "np.random.Generator":
-        """Returns the generator of the group under a seed; None counts as 0."""
+        """Returns this group's random generator for a seed; None counts as 0."""
         return generator(seed or 0, self.position, self.index, OF_GROUPS)
 
 
 class GroupingOperation(Transformation, Grouping):
-    """An operation whose outputs are made of groups of elements as they come."""
+    """An operation that builds outputs from groups of elements as they arrive."""
 
     keeps_count: ClassVar[bool] = False
     is_complete: ClassVar[bool] = True
@@ -227,10 +235,10 @@ class GroupingOperation(Transformation, Grouping):
     regroups: ClassVar[bool] = True
 
     seed: int | None = 0
-    """The seed of an operation that shuffles; None until `seeded` gives it one."""
+    """The seed of an operation that shuffles; None until `seeded` sets it."""
 
     def seeded(self, seed: int) -> Self:
-        """Returns the operation with a seed if it shuffles and has none of its own; otherwise the operation itself."""
+        """Returns the operation with a seed if it shuffles and has no seed of its own; otherwise itself."""
         if self.seed is not None:
             return self
         bound = copy.copy(self)
@@ -239,7 +247,7 @@ class GroupingOperation(Transformation, Grouping):
 
     @property
     def splits(self) -> bool:
-        """Whether `prepare` may make several values of an element."""
+        """True if `prepare` may return several values for one element."""
         return False
 
     @property
@@ -249,34 +257,36 @@ class GroupingOperation(Transformation, Grouping):
 
     @abc.abstractmethod
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns what is left of some elements, and their sizes.
+        """Reduces elements to the values that outputs need, and measures their sizes.
 
-        An error is about all of them: asked for one alone, the element at fault raises one that says what is wrong.
+        Must accept an empty list. If it raises, it is called again for one element at a time, and the error of the
+        first element that fails is reported.
         """
 
     @abc.abstractmethod
-    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
-        """Returns what the outputs of a group are made of.
+    def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
+        """Returns the composition of a group's outputs.
 
         Args:
-            numbers: the sizes of its elements, and below them what the group has decided, shape (…, elements).
-            identity: which group it is; what randomness depends on.
+            measures: the sizes of the group's elements, followed by the group's decisions, shape (rows, elements).
+            group: identifies the group. Random choices may depend on nothing else.
         """
 
     @abc.abstractmethod
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate) -> Sequence[Any]:
-        """Returns outputs of a group.
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate) -> Sequence[Any]:
+        """Builds outputs of a group.
 
         Args:
-            values: the elements of the group, as they were prepared.
-            pieces: what the outputs are made of: all of them, or one.
-            allocate: gives the memory of arrays that are outputs.
+            values: the prepared elements of the group.
+            segments: the composition of the outputs to build. After a failure, `make` is called again for one output
+                at a time.
+            allocate: allocates output arrays.
 
         Raises:
-            StackError: elements of one output do not go together; `rows` says which elements of the group.
+            StackError: elements of one output do not stack. Its `rows` are indices into `values`.
         """
 
 
 def lengths_of(columns: Iterable[Sequence[Any]]) -> NDArray[np.int64]:
-    """Returns the lengths of the arrays in some columns, shape (columns, elements)."""
+    """Returns the length of every array, shape (columns, elements)."""
     return np.array([list(map(len, column)) for column in columns], dtype=np.int64)

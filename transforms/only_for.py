@@ -11,20 +11,20 @@ from millstream.transforms.transformation import Transformation
 
 @final
 class OnlyFor(Transformation):
-    """Does something with the elements of one component of a mixture; those of the others pass unchanged.
+    """Applies operations to the elements of one component of a mixture. Other elements pass unchanged.
 
     It belongs in a pipeline whose sampler is a `MixtureSampler`, before the first Batch.
 
     Args:
-        component: the component's name; of a mixture that was made from lists, its number.
-        operations: what to do: one operation or function, or a list of them. No Batch.
+        component: the component's name; its number if the mixture was built from lists.
+        operations: one operation or function, or a list of them, without a Batch.
 
     Attributes:
-        component: as given.
-        operations: the operations, in order; functions have become Maps.
+        component: as passed.
+        operations: the operations, in order, functions wrapped in Maps.
 
     Raises:
-        TypeError: an operation is not one, or is a Batch or an OnlyFor; the component is neither text nor a number.
+        TypeError: an operation is not one, or is a Batch or an OnlyFor; the component is neither text nor an integer.
         ValueError: there is no operation.
 
     Examples:
@@ -44,7 +44,7 @@ class OnlyFor(Transformation):
         operations: Transformation | Callable[[Any], Any] | Sequence[Transformation | Callable[[Any], Any]],
     ) -> None:
         if isinstance(component, bool) or not isinstance(component, (str, int)):
-            raise TypeError(f"component must be the name of a component, or its number, got {component!r}.")
+            raise TypeError(f"component must be the name or the number of a component, got {component!r}.")
         self.component = component
         given = operations if isinstance(operations, Sequence) else [operations]
         self.operations = tuple(map(as_transformation, given))
@@ -53,13 +53,13 @@ class OnlyFor(Transformation):
         for operation in self.operations:
             if operation.gathers or isinstance(operation, OnlyFor):
                 raise TypeError(
-                    f"OnlyFor takes Maps, RandomMaps, MapWithIndex, Filters, FlatMaps and functions, got "
-                    f"{described(operation)}: it works element by element."
+                    f"OnlyFor takes Maps, RandomMaps, MapWithIndex, Filters, FlatMaps and functions, because it works "
+                    f"element by element, got {described(operation)}."
                 )
 
     @property
     def keeps_count(self) -> bool:  # type: ignore[override]  # of one operation, not of the class
-        """Whether all of the operations are 1:1."""
+        """True if all of the operations are 1:1."""
         return all(operation.keeps_count for operation in self.operations)
 
     def __repr__(self) -> str:
@@ -67,5 +67,5 @@ class OnlyFor(Transformation):
 
 
 def leaves(operation: Transformation) -> tuple[Transformation, ...]:
-    """Returns the operations that an operation consists of: those of an OnlyFor, else itself."""
+    """Returns the operations of an OnlyFor, or the operation itself."""
     return operation.operations if isinstance(operation, OnlyFor) else (operation,)

@@ -1,4 +1,4 @@
-"""Rows of the documents that a sampler has planned."""
+"""Packing of documents into the rows that a sampler has planned."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, final
@@ -7,38 +7,39 @@ import numpy as np
 
 from millstream.checks import named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import Pieces, Prepared, lengths_of
+from millstream.transforms.grouping import Prepared, Segments, lengths_of
 from millstream.transforms.rows import RowFormat
 from millstream.transforms.transformation import Transformation
 
 
 @final
 class Pack(Transformation):
-    """Makes one row of the documents that a `PackingSampler` puts into it.
+    """Builds one row of the documents that a `PackingSampler` assigned to it.
 
-    The operations before see documents, one by one; those after see rows, and a Batch batches rows. A document is a
-    dict with the features named here (others are left out), or, where there is one only, that feature's array itself.
-    Features are arrays with one entry for each token: equally long, in their first axis.
+    The operations before get single documents. Those after get rows, and a Batch batches rows. A document is a dict
+    with the features named here (others are dropped) or, if there is only one, that feature's array itself. Features
+    are arrays with one entry per token along their first axis, all of the same length.
 
-    A row is a dict. For each feature, say "tokens", it has
+    A row is a dict. For a feature "tokens", for instance, it contains
 
-        tokens                the documents one after the other, then padding; of their dtype
-        tokens_segment_ids    int32: 1 for the tokens of the first document, 2 for the second, …; 0 is padding
-        tokens_positions      int32: 0, 1, 2, … from each document's first token in the row on; 0 in the padding
+        tokens                the concatenated documents, then padding; of their dtype
+        tokens_segment_ids    int32: 1 for the tokens of the first document, 2 for the second, …; 0 for padding
+        tokens_positions      int32: 0, 1, 2, … from the first token of each document in the row; 0 for padding
 
     all of shape (length, …). The names are those of Grain.
 
-    Where lengths are not known ahead, `FirstFitPack`, `BestFitPack` and `ConcatThenSplit` pack documents as they come.
+    If lengths are not known in advance, `FirstFitPack`, `BestFitPack` and `ConcatThenSplit` pack documents as they
+    arrive.
 
     Args:
-        length_struct: how many tokens a row takes, for each feature: at least the sampler's row_length.
-        meta_features: features that need no segment ids and positions of their own.
-        padding_struct: what fills up each feature; 0 for those that are not named.
+        length_struct: the number of tokens per row, for each feature: at least the sampler's row_length.
+        meta_features: features without segment ids and positions of their own.
+        padding_struct: the padding value, per feature; 0 for the other features.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or names what is not a feature. While reading, a
-            ValueError where a document is not as long as the sampler's lengths say, lacks a feature, or has another
-            dtype or shape than the others of its row.
+        TypeError, ValueError: an argument has the wrong type, or names an unknown feature. While reading, a ValueError
+            if the length of a document differs from the sampler's, or if it lacks a feature or differs in dtype or
+            shape from the others of its row.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2)]
@@ -65,21 +66,21 @@ class Pack(Transformation):
 
     @property
     def length_struct(self) -> dict[str, int]:
-        """How long a row is, for each feature."""
+        """The length of a row, per feature."""
         return self.rows.length_struct
 
     def __repr__(self) -> str:
         return f"Pack({self.rows})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the features of some documents, and how many tokens each feature has."""
+        """Returns the features of documents, and their lengths."""
         columns = self.rows.columns(values)
         return Prepared(list(zip(*columns, strict=True)), lengths_of(columns))
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> Sequence[Any]:
-        """Returns rows of prepared documents.
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:
+        """Builds rows of prepared documents.
 
         Raises:
             StackError: the documents of a row differ in dtype or shape.
         """
-        return self.rows.lay_out(values, pieces, allocate)
+        return self.rows.lay_out(values, segments, allocate)

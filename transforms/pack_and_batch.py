@@ -1,4 +1,4 @@
-"""Whole documents packed and batched in one step, in the form of Grain's older operation."""
+"""Packing and batching of whole documents in one operation, in the form of Grain's older API."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, SupportsIndex, final
@@ -10,24 +10,24 @@ from millstream.checks import named_arguments
 from millstream.columnar import Allocate
 from millstream.transforms.bins import Bins
 from millstream.transforms.first_fit import FirstFitPack
-from millstream.transforms.grouping import GroupingOperation, Identity, Pieces, Prepared, lengths_of
+from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, Segments, lengths_of
 
 
 @final
 class PackAndBatchOperation(GroupingOperation):
-    """Makes batches of rows packed from documents as they come, each of which goes into the first row with room for it.
+    """Packs each document into the first row with room for it, and returns batches of rows.
 
     A batch is a tuple of three dicts, with the features as keys and arrays of shape (rows, length) as values: the
-    tokens, the segment ids (from 1, 0 for padding), and the positions within segments. It has `batch_size` rows; those
-    without a document are all zeros. `FirstFitPack` and `Batch` give dicts, as newer code expects them.
+    tokens, the segment ids (from 1, 0 for padding), and the positions within segments. It has `batch_size` rows; rows
+    without a document are all zeros. New code should use `FirstFitPack` and `Batch`, which return dicts.
 
     Args:
-        length_struct: how many tokens a row takes, for each feature; other features are left out.
-        batch_size: how many rows a batch has, at least 1.
-        max_sequences_per_bin: how many documents a row takes at most; None for any number.
+        length_struct: the number of tokens per row, for each feature; other features are dropped.
+        batch_size: the number of rows per batch, at least 1.
+        max_sequences_per_bin: the maximum number of documents per row; None for no limit.
 
     Raises:
-        TypeError, ValueError: as `FirstFitPack`; while reading too, where a document is longer than a row.
+        TypeError, ValueError: as `FirstFitPack`. While reading also if a document is longer than a row.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2)]
@@ -57,7 +57,7 @@ class PackAndBatchOperation(GroupingOperation):
         return f"PackAndBatchOperation({self.packing.rows}, batch_size={self.packing.num_packing_bins})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the features of the documents that have any token, and how many tokens each feature has.
+        """Returns the features of the documents with at least one token, and their lengths.
 
         Raises:
             ValueError: a document lacks a feature, or is too long.
@@ -68,20 +68,20 @@ class PackAndBatchOperation(GroupingOperation):
         """Returns empty rows."""
         return self.packing.begin(skip)
 
-    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
-        """Returns that all documents are in one batch."""
-        del identity
-        return Pieces(np.array([0, numbers.shape[1]]), np.arange(numbers.shape[1]))
+    def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
+        """Returns one batch of all documents."""
+        del group
+        return Segments(np.array([0, measures.shape[1]]), np.arange(measures.shape[1]))
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> Sequence[Any]:
-        """Returns the batch: the documents go into the rows that they went into when they were counted."""
-        documents = [values[element] for element in pieces.elements.tolist()]
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:
+        """Returns the batch: the documents go into the same rows as when their sizes were taken."""
+        documents = [values[element] for element in segments.elements.tolist()]
         rows = self.packing.begin()
         rows.take(lengths_of(zip(*documents, strict=True)))
-        laid_out = list(self.packing.make(documents, Pieces.by_number(rows.decided()[0]), allocate))
-        parts = ({name: name + ending for name in self.packing.length_struct} for ending in _ENDINGS)
+        packed = list(self.packing.make(documents, Segments.by_output(rows.decisions()[0]), allocate))
+        names = ({name: name + ending for name in self.packing.length_struct} for ending in _ENDINGS)
         return [
-            tuple({name: self._stacked([row[key] for row in laid_out]) for name, key in part.items()} for part in parts)
+            tuple({name: self._stacked([row[key] for row in packed]) for name, key in keys.items()} for keys in names)
         ]
 
     def _stacked(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:

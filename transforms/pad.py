@@ -1,4 +1,4 @@
-"""Fills a batch up with rows that are not elements."""
+"""Padding of a batch with rows that are not elements."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from millstream.transforms.batch import PaddedBatch
 
 
 def pad(batch: Any, num_real: int, size: int, allocate: Allocate = np.empty) -> PaddedBatch:
-    """Returns the first rows of a batch with padding after them, and the mask that tells them apart.
+    """Returns the first rows of a batch followed by padding, and the mask that tells them apart.
 
     Args:
-        batch: what `stack` gives: structures, as in `millstream.tree`, of None and of arrays of at least one row.
-        num_real: how many rows are elements: those of the batch, or 0 where it is only a template.
-        size: how many rows the padded batch has.
-        allocate: gives the memory of each array; arrays of objects have their own memory.
+        batch: a result of `stack`: a structure, as in `millstream.tree`, of None and of arrays with at least one row.
+        num_real: the number of rows that are elements: all of the batch, or 0 if it is only a template.
+        size: the number of rows of the padded batch.
+        allocate: allocates each array; arrays of objects have their own memory.
     """
     mask = allocate((size,), np.dtype(np.bool_))
     mask[:num_real] = True
@@ -30,7 +30,7 @@ def pad(batch: Any, num_real: int, size: int, allocate: Allocate = np.empty) -> 
 
 
 def _padded_array(rows: NDArray[Any], num_real: int, size: int, allocate: Allocate) -> NDArray[Any]:
-    """Returns an array of `size` rows: `num_real` of the given ones, then zeros."""
+    """Returns an array of `size` rows: the first `num_real` of the given rows, then zeros."""
     shape = (size, *rows.shape[1:])
     filled = np.empty(shape, rows.dtype) if rows.dtype.hasobject else allocate(shape, rows.dtype)
     filled[:num_real] = rows[:num_real]
@@ -39,7 +39,7 @@ def _padded_array(rows: NDArray[Any], num_real: int, size: int, allocate: Alloca
 
 
 def _zero(rows: NDArray[Any]) -> Any:
-    """Returns what a padded row consists of: the zero of the dtype, among texts the empty one."""
+    """Returns the value of padding: the zero of the dtype, or an empty text."""
     if rows.dtype == np.object_:
         first = next(rows.flat, None)
         return first[:0] if isinstance(first, (str, bytes)) else None

@@ -1,4 +1,4 @@
-"""Features padded to a length, one element at a time or all those of a batch."""
+"""Padding of features to a length, in one element or in a batch."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, final
@@ -15,18 +15,18 @@ from millstream.transforms.stack import stack
 
 @final
 class PadTo(Map):
-    """Pads features to a length: the end of each array is filled up, in its first axis.
+    """Pads the ends of features to a length along their first axis.
 
-    An element is a dict; features that are not named stay as they are. Batches are padded by the operations that make
-    them: `TokenBudgetBatch` and `BucketBatch`.
+    Elements are dicts; features that are not named stay unchanged. `TokenBudgetBatch` and `BucketBatch` pad their
+    batches themselves.
 
     Args:
-        length_struct: how long each feature becomes: entries in its first axis, such as tokens.
-        padding_struct: what fills up each feature; 0 for those that are not named.
+        length_struct: the new length of each feature's first axis, such as its number of tokens.
+        padding_struct: the padding value, per feature; 0 for the other features.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or names what is not a feature. While reading, a
-            ValueError where an element lacks a feature or has a longer one.
+        TypeError, ValueError: an argument has the wrong type, or names an unknown feature. While reading, a ValueError
+            if an element lacks a feature, or has a longer one.
 
     Examples:
         >>> pad = millstream.PadTo({"tokens": 4}, padding_struct={"tokens": -1})
@@ -42,10 +42,10 @@ class PadTo(Map):
         return f"PadTo({self.rows})"
 
     def map(self, element: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the element with its features padded: arrays of shape (length, …) and of their dtype.
+        """Returns the element with its features padded: arrays of shape (length, …), dtypes unchanged.
 
         Args:
-            element: a dict with the features named, each an array or a list; it stays as it is.
+            element: a dict with the named features, each an array or a list. It is not changed.
 
         Raises:
             ValueError: the element lacks a feature, or has a longer one.
@@ -55,8 +55,8 @@ class PadTo(Map):
         for name, length in self.rows.length_struct.items():
             if len(arrays[name]) > length:
                 raise ValueError(
-                    f"An element has {len(arrays[name])} {name!r}, which are to be padded to {length}: truncate them "
-                    "in a Map, or pad to a larger length."
+                    f"Cannot pad {name!r} to {length}: an element has {len(arrays[name])}. Truncate it in a Map, or "
+                    "pad to a larger length."
                 )
         return dict(element) | padded(arrays, self.rows.length_struct, self.rows.padding_struct)
 
@@ -64,7 +64,7 @@ class PadTo(Map):
 def padded(
     arrays: Mapping[str, NDArray[Any]], lengths: Mapping[str, int], padding: Mapping[str, Any]
 ) -> dict[str, NDArray[Any]]:
-    """Returns arrays that have at least these lengths, filled up at the end."""
+    """Returns arrays of at least the given lengths, padded at the end."""
     full = {}
     for name, array in arrays.items():
         full[name] = np.full((max(lengths[name], len(array)), *array.shape[1:]), padding.get(name, 0), array.dtype)
@@ -74,20 +74,20 @@ def padded(
 
 @final
 class PaddedFeatures:
-    """The features of elements that are as long as they are, until they are batched: one or several.
+    """Features whose lengths differ between elements, and which a batch pads to one length.
 
     Attributes:
-        names: the features.
-        padding_struct: what fills up each; 0 for those that are not named.
+        names: the names of the features.
+        padding_struct: the padding value, per feature; 0 for the other features.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or names what is not a feature.
+        TypeError, ValueError: an argument has the wrong type, or names an unknown feature.
     """
 
     def __init__(self, features: str | Collection[str], padding_struct: Mapping[str, Any] | None) -> None:
         self.names = (features,) if isinstance(features, str) else tuple(features)
         if not all(isinstance(name, str) for name in self.names):
-            raise TypeError(f"feature must be the name of a feature, or a list of names, got {features!r}.")
+            raise TypeError(f"feature must be a name or a list of names, got {features!r}.")
         self.rows = RowFormat(dict.fromkeys(self.names, 1), (), padding_struct)
         self.padding_struct = self.rows.padding_struct
 
@@ -110,7 +110,7 @@ class PaddedFeatures:
         return longest
 
     def batch(self, elements: Sequence[Mapping[str, Any]], length: int, allocate: Allocate) -> Any:
-        """Returns the batch of some elements, their features padded to a length.
+        """Returns the batch of elements, their features padded to a length.
 
         Raises:
             StackError: elements differ in structure, shape or dtype.

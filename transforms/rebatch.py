@@ -1,4 +1,4 @@
-"""Batches of other sizes."""
+"""Batches of one size, built from batches of any sizes."""
 
 import itertools
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ from millstream import tree
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.columnar import Allocate
 from millstream.errors import StackError
-from millstream.transforms.grouping import GroupingOperation, Identity, Pieces, Prepared
-from millstream.transforms.split_group import ContinuedGroup
+from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, Segments
+from millstream.transforms.split_group import SplitGroup
 
 
 @final
 class Rebatch(GroupingOperation):
-    """Makes batches of one size of batches of any size: rows keep their order, and none is lost.
+    """Rebuilds batches of any sizes as batches of one size. Rows keep their order, and none is lost.
 
-    For operations that make or take away rows of batches, such as a Map that drops some, or a FlatMap whose children
-    are batches. Batches are nested structures of arrays with one row for each element in their first axis.
+    Use it after operations that add or drop rows of batches, such as a Map that drops rows, or a FlatMap whose children
+    are batches. Batches are nested structures of arrays with one row per element along their first axis.
 
     Args:
-        batch_size: how many rows a batch has, at least 1.
-        drop_remainder: whether rows at the end that do not fill a batch are left out, instead of making a short one.
+        batch_size: the number of rows per batch, at least 1.
+        drop_remainder: True to drop a last, incomplete batch; False to return it.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where the
+        TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if the
             arrays of a batch have different numbers of rows, or two batches differ in structure, shape or dtype.
 
     Examples:
@@ -44,89 +44,90 @@ class Rebatch(GroupingOperation):
 
     @property
     def keeps_remainder(self) -> bool:
-        """Whether fewer rows, at the end, are a batch."""
+        """True if the last rows form a batch even if they are fewer than `batch_size`."""
         return not self.drop_remainder
 
     @property
-    def unit(self) -> int:
-        """A batch uses up as many rows as it has."""
+    def output_size(self) -> int:
+        """The number of rows that a batch consumes: its size."""
         return self.batch_size
 
     @property
     def may_drop(self) -> bool:
-        """True: batches without rows are dropped."""
+        """True, because batches without rows are dropped."""
         return True
 
     def __repr__(self) -> str:
         return f"Rebatch(batch_size={self.batch_size}{', drop_remainder=True' if self.drop_remainder else ''})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the batches that have any row, and how many each has.
+        """Returns the batches with at least one row, and their numbers of rows.
 
         Raises:
-            ValueError: a batch has no rows, or its arrays differ in how many.
+            ValueError: an element is not a batch, or its arrays differ in their number of rows.
         """
         sizes = np.array([[_rows_in(value) for value in values]], dtype=np.int64)
         kept = sizes[0] > 0
         return Prepared(list(itertools.compress(values, kept)), sizes[:, kept], kept.astype(int).tolist())
 
-    def begin(self, skip: int = 0) -> ContinuedGroup:
-        """Returns a group for a batch."""
-        return ContinuedGroup(self.batch_size, 1, skip)
+    def begin(self, skip: int = 0) -> SplitGroup:
+        """Returns an empty group of one batch."""
+        return SplitGroup(self.batch_size, 1, skip)
 
-    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
-        """Returns which rows of which batches are in which batch."""
-        del identity
-        return Pieces.cut(numbers[-2], numbers[-1], self.batch_size)
+    def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
+        """Returns the rows of each batch, as segments of the given batches."""
+        del group
+        return Segments.chunked(measures[-2], measures[-1], self.batch_size)
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
-        """Returns the batches.
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> list[Any]:
+        """Builds the batches.
 
         Raises:
-            StackError: two that become one differ in structure, shape or dtype.
+            StackError: batches to concatenate differ in structure, shape or dtype.
         """
-        if pieces.begins is None or pieces.ends is None:
+        if segments.starts is None or segments.stops is None:
             raise AssertionError("batches are cut")
-        bounds = list(zip(pieces.elements.tolist(), pieces.begins.tolist(), pieces.ends.tolist(), strict=True))
-        outputs = itertools.pairwise(pieces.starts.tolist())
+        bounds = list(zip(segments.elements.tolist(), segments.starts.tolist(), segments.stops.tolist(), strict=True))
+        outputs = itertools.pairwise(segments.offsets.tolist())
         return [_concatenated(values, bounds[start:stop], allocate) for start, stop in outputs]
 
 
 def _rows_in(batch: Any) -> int:
-    """Returns how many rows a batch has."""
+    """Returns the number of rows of a batch."""
     shapes = {path: np.shape(leaf) for path, leaf in tree.leaves(batch) if leaf is not None}
     if not shapes or not all(shapes.values()):
         path = next((path for path, shape in shapes.items() if not shape), "")
         raise ValueError(
-            f"Rebatch needs batches, whose arrays have rows, but there are none{f' at {path}' * bool(path)}."
+            f"Rebatch needs batches, which are structures of arrays with rows, got none{f' at {path}' * bool(path)}."
         )
     counts = {path: shape[0] for path, shape in shapes.items()}
     if len(set(counts.values())) > 1:
-        raise ValueError(f"The arrays of a batch must have equally many rows, got {counts}.")
+        raise ValueError(f"The arrays of a batch must have the same number of rows, got {counts}.")
     return int(next(iter(counts.values())))
 
 
 def _concatenated(values: Sequence[Any], bounds: Sequence[tuple[int, int, int]], allocate: Allocate) -> Any:
-    """Returns one batch of rows `begin … end - 1` of some batches, given the number, begin and end of each."""
+    """Returns the concatenation of rows `start … stop - 1` of batches, given the number, start and stop of each."""
     first = values[bounds[0][0]]
-    parts = [dict(tree.leaves(values[number])) for number, _, _ in bounds]
+    batches = [dict(tree.leaves(values[number])) for number, _, _ in bounds]
     columns = []
-    for path, leaf in parts[0].items():
-        for (number, _, _), part in zip(bounds, parts, strict=True):
-            if list(part) != list(parts[0]) or _kind(part[path]) != _kind(leaf):
+    for path, leaf in batches[0].items():
+        for (number, _, _), batch in zip(bounds, batches, strict=True):
+            if list(batch) != list(batches[0]) or _kind(batch[path]) != _kind(leaf):
+                names = f"{list(batches[0])} and {list(batch)}"
                 raise StackError(
-                    f"Batches that become one must be alike{f' at {path}' * bool(path)}, got {_kind(leaf)} and "
-                    f"{_kind(part.get(path))}, of {list(parts[0])} and {list(part)}.",
+                    f"Batches to concatenate must have the same structure, dtypes and row shapes, got {_kind(leaf)} "
+                    f"and {_kind(batch.get(path))}{f' at {path}' * bool(path)}, of {names}.",
                     path,
                     (bounds[0][0], number),
                 )
-        columns.append(None if leaf is None else _joined([part[path] for part in parts], bounds, allocate))
+        columns.append(None if leaf is None else _joined([batch[path] for batch in batches], bounds, allocate))
     remaining = iter(columns)
     return tree.map_leaves(lambda _: next(remaining), first)
 
 
 def _joined(arrays: Sequence[Any], bounds: Sequence[tuple[int, int, int]], allocate: Allocate) -> NDArray[Any]:
-    rows = [np.asarray(array)[begin:end] for array, (_, begin, end) in zip(arrays, bounds, strict=True)]
+    rows = [np.asarray(array)[start:stop] for array, (_, start, stop) in zip(arrays, bounds, strict=True)]
     shape = (sum(map(len, rows)), *rows[0].shape[1:])
     joined = np.empty(shape, rows[0].dtype) if rows[0].dtype.hasobject else allocate(shape, rows[0].dtype)
     np.concatenate(rows, axis=0, out=joined, casting="no")
@@ -134,5 +135,5 @@ def _joined(arrays: Sequence[Any], bounds: Sequence[tuple[int, int, int]], alloc
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:
-    """Returns what must be the same in all batches that become one."""
+    """Returns the dtype and row shape, which must be equal in all batches to concatenate."""
     return (None,) if leaf is None else (np.asarray(leaf).dtype, np.shape(leaf)[1:])

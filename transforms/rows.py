@@ -1,4 +1,4 @@
-"""Rows laid out from several documents: what all packers have in common."""
+"""Rows built from several documents: the common code of all packers."""
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import StackError
-from millstream.transforms.grouping import Pieces
+from millstream.transforms.grouping import Segments
 from millstream.transforms.row_arrays import Layout
 
 Array = NDArray[Any]
@@ -20,28 +20,29 @@ Document = tuple[Array, ...]
 """The features of a document, in the order of the length_struct."""
 
 TOKENS_TOGETHER = 1 << 17
-"""Rows are laid out together, as many as have about this many tokens: each then costs little more than its copy."""
+"""Approximate number of tokens of the rows that are built in one call, so that a row costs little more than its
+copy."""
 
-_MOST_SHARERS = 16
-"""Batches of rows that were laid out together share memory, about this many at most: one that is kept keeps all."""
+_MAX_SHARERS = 16
+"""Maximum number of batches that share the memory of one call. A batch that is kept keeps all of that memory."""
 
 _COMPANIONS = ("_segment_ids", "_positions")
-"""What the names of the arrays that say which token is of which document end in; they are those of Grain."""
+"""Suffixes of the arrays that assign tokens to documents, as in Grain."""
 
 
 @final
 class RowFormat:
-    """What a row looks like: for each feature its length, and whether segments and positions are told.
+    """The layout of rows: the length of each feature, its padding, and whether it has segment ids and positions.
 
     Attributes:
-        length_struct: how long a row is, for each feature.
+        length_struct: the length of a row, per feature.
         meta_features: the features without segment ids and positions.
-        padding_struct: what fills up each feature; 0 for those that are not named.
-        alignments: multiples of how many tokens documents begin at, for the features where that is not 1.
-        carried: the names of values, one of each document, that a row has a list of.
+        padding_struct: the padding value, per feature; 0 for the other features.
+        alignments: the multiples of tokens at which documents begin, for the features whose multiple is not 1.
+        carried: the names of values, one per document, of which a row has a list.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind, or names what is not a feature.
+        TypeError, ValueError: an argument has the wrong type, or names an unknown feature.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class RowFormat:
     ) -> None:
         if not isinstance(length_struct, Mapping):
             raise TypeError(
-                f"length_struct must say how long each feature is, such as {{'tokens': 2048}}, got {length_struct!r}."
+                f"length_struct must map features to row lengths, such as {{'tokens': 2048}}, got {length_struct!r}."
             )
         if not length_struct:
             raise ValueError("length_struct must name at least one feature, got none.")
@@ -83,14 +84,14 @@ class RowFormat:
         alignments: Mapping[str, int] | None = None,
         carried: Collection[str] = (),
     ) -> Self:
-        """Returns the format of rows that are laid out; refuses a feature whose name is that of another's segments."""
+        """Returns the format of packed rows. Refuses a feature that has the name of another feature's segment ids."""
         made = cls(length_struct, meta_features, padding_struct, alignments, carried)
         names = {*made.length_struct, *carried}
         for name in made.length_struct:
             if taken := [name + ending for ending in _COMPANIONS if name + ending in names]:
                 raise ValueError(
-                    f"A feature is called {taken[0]!r}, but packing gives rows one of that name, about {name!r}: "
-                    "leave it out."
+                    f"A feature is called {taken[0]!r}, which is the name of an array that packing adds for {name!r}. "
+                    "Leave it out."
                 )
         return made
 
@@ -104,26 +105,26 @@ class RowFormat:
 
     @property
     def lengths(self) -> list[int]:
-        """How long a row is, in the order of the features."""
+        """The length of a row, in the order of the features."""
         return list(self.length_struct.values())
 
     def named(self, what: str, names: Collection[str]) -> tuple[str, ...]:
-        """Returns names of features, sorted; refuses what is not a feature."""
+        """Returns names of features, sorted. Refuses unknown features."""
         if isinstance(names, str):
             raise TypeError(f"{what} must be a list of names, got {names!r}: write [{names!r}].")
         if unknown := [name for name in names if name not in self.length_struct]:
-            raise ValueError(f"{what} names {unknown[0]!r}, which length_struct does not: {list(self.length_struct)}.")
+            raise ValueError(f"{what} names {unknown[0]!r}, but length_struct has only {list(self.length_struct)}.")
         return tuple(sorted(names))
 
     def columns(self, values: Sequence[Any], *, takes_numbers: bool = False) -> list[list[Array]]:
-        """Returns the features of some documents: a list of arrays for each feature.
+        """Returns the features of documents: one list of arrays per feature.
 
         Args:
             values: the documents.
-            takes_numbers: whether a number is a feature of one token.
+            takes_numbers: True if a number counts as a feature of one token.
 
         Raises:
-            ValueError: a document lacks a feature, or has one without an axis of tokens.
+            ValueError: a document lacks a feature, or has one without a token axis.
         """
         kinds = set(map(type, values))
         if kinds == {np.ndarray} and len(self.length_struct) == 1:
@@ -143,7 +144,7 @@ class RowFormat:
         return columns
 
     def spaces(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how much of a row documents take, given how long each feature is; shape (features, documents)."""
+        """Returns the space of documents in a row, given the lengths of features; shape (features, documents)."""
         if not self.alignments:
             return sizes
         multiples = np.array([self.alignments.get(name, 1) for name in self.length_struct])[:, np.newaxis]
@@ -151,46 +152,46 @@ class RowFormat:
         return spaces
 
     def carried_values(self, values: Sequence[Any]) -> list[list[Any]]:
-        """Returns what rows have lists of, of some documents: a list for each name.
+        """Returns the carried values of documents: one list per name.
 
         Raises:
-            ValueError: a document lacks it.
+            ValueError: a document lacks one.
         """
         return [[self._feature(value, name) for value in values] for name in self.carried]
 
     def lay_out(
         self,
         documents: Sequence[Document],
-        pieces: Pieces,
+        segments: Segments,
         allocate: Allocate,
         first_tokens: Mapping[str, Any] | None = None,
     ) -> "Rows":
-        """Returns rows made of documents, or of pieces of them.
+        """Builds rows of documents, or of segments of them.
 
         Args:
-            documents: the features of each, and after them what rows have lists of.
-            pieces: which of them, and what of each, is in which row; no more than a row takes.
-            allocate: gives the memory of the rows.
-            first_tokens: what the first token of each piece is replaced by, for some features.
+            documents: the features of each document, followed by its carried values.
+            segments: the composition of the rows; at most as much as fits into each.
+            allocate: allocates the memory of the rows.
+            first_tokens: replacements for the first token of each segment, by feature.
 
         Raises:
             StackError: the documents of a row differ in dtype or shape.
         """
-        chosen = [documents[number] for number in pieces.elements.tolist()]
+        chosen = [documents[number] for number in segments.elements.tolist()]
         columns: dict[str, Array] = {}
         features = list(zip(*chosen, strict=True))
         for (name, length), arrays in zip(self.length_struct.items(), features, strict=False):
-            parts, sizes = list(arrays), np.array(list(map(len, arrays)))
-            if pieces.begins is not None and pieces.ends is not None:
-                lengths, sizes = sizes, pieces.ends - pieces.begins
-                for piece in np.flatnonzero(sizes != lengths).tolist():
-                    parts[piece] = parts[piece][pieces.begins[piece] : pieces.ends[piece]]
-            layout = Layout(sizes, pieces.starts, length, self.alignments.get(name, 1), allocate)
+            slices, sizes = list(arrays), np.array(list(map(len, arrays)))
+            if segments.starts is not None and segments.stops is not None:
+                lengths, sizes = sizes, segments.stops - segments.starts
+                for cut in np.flatnonzero(sizes != lengths).tolist():
+                    slices[cut] = slices[cut][segments.starts[cut] : segments.stops[cut]]
+            layout = Layout(sizes, segments.offsets, length, self.alignments.get(name, 1), allocate)
             try:
-                tokens = layout.tokens(parts, self.padding_struct.get(name, 0))
+                tokens = layout.tokens(slices, self.padding_struct.get(name, 0))
             except (TypeError, ValueError):
-                # NumPy finds every difference itself, but does not say where it is.
-                _refuse_unlike(name, parts, pieces)
+                # NumPy detects every difference, but does not say which document differs.
+                _refuse_unlike(name, slices, segments)
                 raise
             columns[name] = tokens
             if first_tokens is not None and name in first_tokens:
@@ -200,44 +201,44 @@ class RowFormat:
                 columns |= {name + ending: made for ending, made in zip(_COMPANIONS, companions, strict=True)}
         lists: dict[str, list[list[Any]]] = {}
         for name, values in zip(self.carried, features[len(self.lengths) :], strict=False):
-            bounds_of_rows = itertools.pairwise(pieces.starts.tolist())
+            bounds_of_rows = itertools.pairwise(segments.offsets.tolist())
             lists[name] = [list(values[start:stop]) for start, stop in bounds_of_rows]
         return Rows(columns, lists)
 
     def _check_single(self, name: str, column: Sequence[Array], *, takes_numbers: bool) -> None:
-        """Refuses what has no axis of tokens, and is no number that counts as one."""
+        """Refuses arrays without a token axis, except numbers that count as one token."""
         for array in column:
             is_text = array.dtype.kind in "SU" and name not in self.meta_features
             if array.ndim == 0 and (is_text or not takes_numbers):
                 raise ValueError(
-                    f"The feature {name!r} must be an array with an axis of tokens, got "
+                    f"The feature {name!r} must be an array with a token axis, got "
                     + (
-                        f"{array.item()!r:.40}: make tokens of it in an operation before."
+                        f"{array.item()!r:.40}: convert it to tokens in an operation before."
                         if is_text
-                        else "one of shape ()."
+                        else "an array of shape ()."
                     )
                 )
 
     def _feature(self, document: Any, name: str) -> Any:
-        # Arrays first: to find out that one is no mapping takes longer than all else.
+        # Arrays first, because checking that one is not a mapping takes longer than everything else.
         if not isinstance(document, np.ndarray) and isinstance(document, Mapping):
             return _feature(document, name)
         if len(self.length_struct) + len(self.carried) > 1:
-            raise ValueError(f"Several features need elements that are dicts, got {type(document).__name__}.")
+            raise ValueError(f"Elements must be dicts if there are several features, got {type(document).__name__}.")
         return document
 
 
 @final
 class Rows(ColumnarRecords):
-    """Rows that are laid out: dicts, whose arrays are rows of columns.
+    """Packed rows: dicts whose arrays are rows of columns.
 
-    The columns are the batch of all rows, and parts of the columns the batch of some rows that follow one another. Both
-    have the same memory: who takes the batch leaves the rows alone.
+    The columns are the batch of all rows, and slices of them are the batch of consecutive rows. Batches share the
+    memory of the rows, so code that takes the batch must not use the rows.
 
     Args:
-        columns: arrays, a row of each for each row.
-        lists: other values, likewise.
-        laid_out: how many rows were laid out in that memory, if there are more than these.
+        columns: arrays with one entry per row.
+        lists: other values, one per row.
+        laid_out: the number of rows that share the memory, if there are more than these.
     """
 
     def __init__(
@@ -262,10 +263,10 @@ class Rows(ColumnarRecords):
         return (dict(zip(names, row, strict=True)) for row in values)
 
     def stack(self, allocate: Allocate) -> dict[str, Array] | None:
-        """Returns the columns, as they are if they are not a small part; None where rows have lists, too."""
+        """Returns the columns, copied if they are a small share of their memory; None if rows have lists."""
         if self._lists:
             return None
-        if self._num_rows * _MOST_SHARERS >= self._laid_out:
+        if self._num_rows * _MAX_SHARERS >= self._laid_out:
             return self._columns
         copies = {}
         for name, column in self._columns.items():
@@ -276,18 +277,18 @@ class Rows(ColumnarRecords):
 
 def _feature(document: Mapping[str, Any], name: str) -> Any:
     if name not in document:
-        raise ValueError(f"The feature {name!r} is missing: there are {', '.join(map(repr, document)) or 'none'}.")
+        raise ValueError(f"The feature {name!r} is missing: got {', '.join(map(repr, document)) or 'none'}.")
     return document[name]
 
 
-def _refuse_unlike(name: str, parts: Sequence[Array], pieces: Pieces) -> None:
-    """Raises for the first document that differs from the first one of all."""
-    first = parts[0]
-    for row, part in enumerate(parts):
-        if part.dtype != first.dtype or part.shape[1:] != first.shape[1:]:
+def _refuse_unlike(name: str, slices: Sequence[Array], segments: Segments) -> None:
+    """Raises for the first document that differs from the first one."""
+    first = slices[0]
+    for row, other in enumerate(slices):
+        if other.dtype != first.dtype or other.shape[1:] != first.shape[1:]:
             raise StackError(
-                f"The documents of a row must be alike, but {name!r} of one has dtype {first.dtype} and shape "
-                f"{first.shape}, of another one {part.dtype} and {part.shape}.",
+                f"The documents of a row must agree in dtype and shape, but {name!r} has dtype {first.dtype} and shape "
+                f"{first.shape} in one, and {other.dtype} and {other.shape} in another.",
                 f"[{name!r}]",
-                (int(pieces.elements[0]), int(pieces.elements[row])),
+                (int(segments.elements[0]), int(segments.elements[row])),
             )

@@ -1,4 +1,4 @@
-"""A random operation with a seed of its own, whatever the sampler's is."""
+"""A random operation with its own seed, independent of the sampler's."""
 
 from typing import Any, final
 
@@ -7,12 +7,12 @@ from millstream.transforms.base import RandomMap
 
 @final
 class SeededRandomMap(RandomMap[Any, Any]):
-    """Draws from the streams of one seed, under one number.
+    """Draws from the random streams of its own seed and operation number.
 
     Attributes:
-        operation: what draws.
-        seed: of its streams, 0 … 2**64 - 1.
-        number: how many random operations come before it under this seed.
+        operation: the operation that draws.
+        seed: the seed of its streams, 0 … 2**64 - 1.
+        number: the number of random operations before it with the same seed.
     """
 
     def __init__(self, operation: RandomMap[Any, Any], seed: int, number: int) -> None:
@@ -21,7 +21,7 @@ class SeededRandomMap(RandomMap[Any, Any]):
         self.number = number
 
     def random_map(self, element: Any, rng: Any) -> Any:
-        """Returns what the operation makes of an element."""
+        """Returns the operation's result for an element."""
         return self.operation.random_map(element, rng)
 
     def __repr__(self) -> str:

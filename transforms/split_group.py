@@ -1,8 +1,8 @@
-"""Elements laid end to end and cut into equal parts: groups whose last element may continue in the next one.
+"""Groups of concatenated elements that are cut into outputs of one size, where the next group may continue an element.
 
-A group ends with the element in which its last part ends; if something of that element is left, the next group begins
-with the same element, and skips what is used up. So the position of a stream is the first element that is not used up,
-and how much of it is: two small numbers.
+A group ends with the element in which its last output ends. If a remainder of that element is left, the next group
+begins with the same element, and skips the consumed amount. The position of a stream is therefore two small numbers:
+the first element that is not entirely consumed, and the consumed amount of it.
 """
 
 from typing import final
@@ -14,19 +14,19 @@ from millstream.transforms.grouping import OpenGroup
 
 
 @final
-class ContinuedGroup(OpenGroup):
-    """Elements up to the one in which the last of some parts ends.
+class SplitGroup(OpenGroup):
+    """Elements up to the one in which the last of a number of outputs ends.
 
     Args:
-        unit: how long a part is.
-        parts: how many of them fill the group, at least.
-        skip: how much of the elements is used up.
+        unit: the size of an output.
+        outputs: the minimum number of outputs that fill the group.
+        skip: the consumed amount of the elements.
     """
 
-    def __init__(self, unit: int, parts: int, skip: int) -> None:
+    def __init__(self, unit: int, outputs: int, skip: int) -> None:
         self._unit = unit
         self._skip = skip
-        self._goal = skip + parts * unit
+        self._goal = skip + outputs * unit
         self._total = 0
         self._end: int | None = None
         self._sizes: list[NDArray[np.int64]] = []
@@ -40,28 +40,28 @@ class ContinuedGroup(OpenGroup):
         self._sizes.append(sizes[0, :taken])
         self._total = int(totals[taken - 1])
         if self._total >= self._goal:
-            self.cut()
+            self.truncate()
         return taken
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many parts as are wanted."""
+        """True once the group has enough outputs."""
         return self._total >= self._goal
 
     @property
     def used(self) -> int:
-        """How much of the last element is used up, if it continues in the next group."""
+        """The consumed amount of the last element, if the next group continues it."""
         left = 0 if self._end is None else self._total - self._end
         return int(self._sizes[-1][-1]) - left if left else 0
 
-    def cut(self) -> int:
-        """Ends the group with its last whole part."""
+    def truncate(self) -> int:
+        """Ends the group after its last complete output."""
         whole = max(0, self._total - self._skip) // self._unit
         self._end = self._skip + whole * self._unit
         return whole
 
-    def decided(self) -> NDArray[np.int64]:
-        """Returns where in each element its part of this group begins and ends, shape (2, elements)."""
+    def decisions(self) -> NDArray[np.int64]:
+        """Returns the start and stop of each element's slice in this group, shape (2, elements)."""
         sizes = np.concatenate(self._sizes)
         lasts = np.cumsum(sizes)
         end = self._total if self._end is None else self._end

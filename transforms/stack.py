@@ -1,4 +1,4 @@
-"""Stacks elements into one batch, leaf by leaf: each leaf becomes an array with a new axis in front.
+"""Stacks elements into one batch. Each leaf becomes an array with a new first axis.
 
     in each element                              in the batch
     None                                         None
@@ -6,20 +6,21 @@
     numpy scalar                                 array of its dtype
     numpy array, of any dtype and shape          array of its dtype
     Arrow table                                  Arrow table of the rows of all elements
-    object with `__array__` (JAX, PyTorch, …)    array of what `np.asarray` makes of it
+    object with `__array__` (JAX, PyTorch, …)    array that `np.asarray` returns for it
     str                                          array of dtype `<U` as long as the longest, or of objects
-    bytes                                        array of objects: an `S` array would eat trailing zero bytes
+    bytes                                        array of objects, because an `S` array would drop trailing zero bytes
     dict or other mapping                        dict
     list, tuple, named tuple, dataclass          the same; subclasses of list and tuple become list and tuple
 
-Structures are those of `millstream.tree`, but taken apart here, all elements at once: one by one takes 2 to 10 times
-as long.
-Nothing is converted silently: a leaf has one type, shape and dtype in all elements, a mapping one set of keys, a list
-one length. numpy cuts NUL characters off the ends of strings, so if any string has one, all become objects. An array of
-strings takes 4 bytes times the longest for each: where that is more than 1 MB and 8 times what the characters take, all
-become objects, too. The strings of a batch alone decide it. A masked array is refused, since
-its mask would be lost; other array subclasses become plain arrays. The batch of dataclass instances is made without
-calling the class, and holds its fields only.
+Structures are those of `millstream.tree`, but this module traverses all elements together, because one by one takes 2
+to 10 times as long.
+
+Nothing is converted silently. A leaf has the same type, shape and dtype in all elements, a mapping the same keys, a
+list the same length. NumPy strips NUL characters from the ends of strings, so if any string ends in one, all become
+objects. An array of strings takes 4 bytes per string times the length of the longest. If that exceeds both 1 MB and 8
+times the bytes of the characters, all become objects, too. Only the strings of the batch decide. A masked array is
+refused, because stacking would lose its mask; other array subclasses become plain arrays. The batch of dataclass
+instances is built without calling the class, and has its fields only.
 """
 
 import dataclasses
@@ -43,25 +44,25 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 
 _INTEGERS = (("q", np.dtype(np.int64)), ("Q", np.dtype(np.uint64)))
-"""Ints become the first of these that all fit."""
+"""Ints become the first of these dtypes that all values fit."""
 
 _WIDE = 8
-"""Of dicts with this many keys, all values are taken at once; with fewer, key by key is as fast."""
+"""Number of keys from which all values of a dict are read in one call; with fewer, key by key is as fast."""
 
-_ADVICE = "in a Map before Batch, or give Batch a batch_fn that makes the batch."
+_ADVICE = "in a Map before Batch, or give Batch a batch_fn that builds the batch."
 
 
 def stack(elements: Sequence[Any], allocate: Allocate = np.empty) -> Any:
-    """Returns the batch of the elements: their structure, with each leaf stacked on a new axis 0.
+    """Returns the batch of the elements: their structure, each leaf stacked along a new axis 0.
 
     Writing into the batch never changes an element, except through the objects that arrays of objects refer to.
 
     Args:
-        elements: at least one, all alike; they are not changed.
-        allocate: gives the memory of each array of the batch; arrays of objects have their own memory.
+        elements: at least one element, all of the same structure. They are not changed.
+        allocate: allocates each array of the batch; arrays of objects have their own memory.
 
     Raises:
-        StackError: when elements differ or hold what does not stack; it says where.
+        StackError: elements differ or contain a value that does not stack. The message names its path.
     """
     if not elements:
         raise StackError("A batch needs at least one element, got none.")
@@ -76,9 +77,9 @@ _Stacker: TypeAlias = Callable[[list[Any], str, Allocate], Any]
 
 
 def _stack(column: list[Any], path: str, allocate: Allocate) -> Any:
-    """Returns the batch of what all elements hold at `path`. Every `_stack_…` has this contract.
+    """Returns the batch of the values of all elements at `path`. Every `_stack_…` has this contract.
 
-    The column is a list in particular, since numpy takes a tuple for one structured value.
+    The column must be a list, because NumPy treats a tuple as one structured value.
     """
     kind = type(column[0])
     if list(map(type, column)).count(kind) != len(column):
@@ -87,7 +88,7 @@ def _stack(column: list[Any], path: str, allocate: Allocate) -> Any:
 
 
 def _stacker(kind: type) -> _Stacker:
-    """Returns what stacks values of one type."""
+    """Returns the function that stacks values of a type."""
     if (known := _KNOWN.get(kind)) is not None:
         return known
     for base, stacker in _STACKERS:
@@ -111,14 +112,14 @@ def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
             copy_image(image, row)
         return batch
     try:
-        # Laid end to end along their own first axis, arrays need no new axis each: half of np.stack's time if small.
+        # Concatenating along the first axis needs no new axis per array: half of np.stack's time for small arrays.
         rows = column if shape else [row[np.newaxis] for row in column]
         length = len(rows[0])
         same_length = list(map(len, rows)).count(length) == count
         if same_length:
             np.concatenate(rows, axis=0, out=batch.reshape(count * length, *shape[1:]), casting="no")
     except (TypeError, ValueError):
-        # NumPy finds every other difference itself, but does not say where it is.
+        # NumPy detects every other difference, but does not say which element differs.
         _refuse_unlike_arrays(column, path)
         raise
     if not same_length:
@@ -127,7 +128,7 @@ def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
 
 
 def _refuse_unlike_arrays(column: list[Array], path: str) -> None:
-    """Raises for the first array that differs from the first one, if there is any."""
+    """Raises for the first array that differs from the first one, if any."""
     for what in ("shape", "dtype"):
         properties = list(map(attrgetter(what), column))
         if properties.count(properties[0]) != len(properties):
@@ -137,20 +138,20 @@ def _refuse_unlike_arrays(column: list[Array], path: str) -> None:
 def _stack_array_likes(column: list[Any], path: str, allocate: Allocate) -> Array:
     if isinstance(column[0], np.ndarray) and isinstance(column[0], np.ma.MaskedArray):
         raise StackError(
-            f"Element 0 of a batch is a masked array{_at(path)}, whose mask stacking would lose. "
+            f"Cannot stack the masked array{_at(path)} of element 0 of a batch: its mask would be lost. "
             f"Keep its data and its mask as two arrays {_ADVICE}",
             path,
             (0,),
         )
     arrays: list[Array] = []
     try:
-        # What was converted before an error stays in the list, so its length says which element failed.
+        # Arrays converted before an error stay in the list, so its length is the number of the failed element.
         arrays.extend(map(np.asarray, column))
     except (TypeError, ValueError, RuntimeError) as error:
         row = len(arrays)
         raise StackError(
-            f"Element {row} of a batch holds a {type(column[row]).__qualname__}{_at(path)} that does not become a "
-            f"NumPy array: {error} Convert it {_ADVICE}",
+            f"Cannot convert the {type(column[row]).__qualname__}{_at(path)} of element {row} of a batch to a NumPy "
+            f"array: {error} Convert it {_ADVICE}",
             path,
             (row,),
         ) from error
@@ -160,12 +161,12 @@ def _stack_array_likes(column: list[Any], path: str, allocate: Allocate) -> Arra
 def _stack_tables(column: list[Any], path: str, _: Allocate) -> Any:
     if any(table.schema != column[0].schema for table in column):
         _refuse_difference(column, path, "schema", [table.schema for table in column])
-    # Copied, because slices of a table would keep all of it in memory.
+    # Copied, because slices of a table would keep the whole table in memory.
     return sys.modules[type(column[0]).__module__].concat_tables(column).combine_chunks()
 
 
 def _stack_numpy_scalars(column: list[Any], path: str, allocate: Allocate) -> Array:
-    # The type alone says the dtype, except for units of time and for structures.
+    # The type alone determines the dtype, except for times with units and for structures.
     if isinstance(column[0], np.datetime64 | np.timedelta64 | np.void):
         dtypes = list(map(attrgetter("dtype"), column))
         if dtypes.count(dtypes[0]) != len(dtypes):
@@ -201,7 +202,7 @@ def _stack_complexes(column: list[complex], _: str, allocate: Allocate) -> Array
 
 
 def _stack_mappings(column: list[Mapping[Any, Any]], path: str, allocate: Allocate) -> Any:
-    # Plain dicts, since others may make up a value for a missing key.
+    # Plain dicts, because other mappings may invent a value for a missing key.
     dicts = column if type(column[0]) is dict else list(map(dict, column))
     keys = list(dicts[0])
     if list(map(len, dicts)).count(len(keys)) != len(dicts):
@@ -210,7 +211,7 @@ def _stack_mappings(column: list[Mapping[Any, Any]], path: str, allocate: Alloca
         if len(keys) < _WIDE:
             columns = [list(map(itemgetter(key), dicts)) for key in keys]
         else:
-            # All of a dict at once, since dicts lie far apart in memory.
+            # Dict by dict, because they are far apart in memory.
             columns = list(map(list, zip(*map(itemgetter(*keys), dicts), strict=True)))
     except KeyError:
         _refuse_difference(column, path, "keys", map(set, dicts))
@@ -232,7 +233,7 @@ def _stack_dataclasses(column: list[Any], path: str, allocate: Allocate) -> Any:
         except AttributeError:
             held = [hasattr(value, field.name) for value in column]
             raise StackError(
-                f"Element {held.index(False)} of a batch holds a {type(column[0]).__qualname__}{_at(path)} whose field "
+                f"Element {held.index(False)} of a batch has a {type(column[0]).__qualname__}{_at(path)} whose field "
                 f"{field.name} is not set. Set it {_ADVICE}",
                 path,
                 (held.index(False),),
@@ -241,14 +242,14 @@ def _stack_dataclasses(column: list[Any], path: str, allocate: Allocate) -> Any:
 
 
 def _stack_parts(first: Any, columns: Iterable[list[Any]], path: str, allocate: Allocate) -> Any:
-    """Returns the batch of structures like `first`, given what they hold at each of their parts."""
+    """Returns the batch of structures like `first`, given the values of each of their items."""
     steps = tree.paths(first)
     return tree.rebuilt(
         first, [_stack(values, path + step, allocate) for step, values in zip(steps, columns, strict=True)]
     )
 
 
-# The first that a type is a subclass of counts: bool before int, numpy's str_ and float64 as string and numpy scalar.
+# The first base class of a type counts: bool before int, NumPy's str_ and float64 as string and NumPy scalar.
 _STACKERS: tuple[tuple[type, _Stacker], ...] = (
     (NoneType, lambda _column, _path, _allocate: None),
     (np.ndarray, _stack_array_likes),
@@ -265,23 +266,23 @@ _STACKERS: tuple[tuple[type, _Stacker], ...] = (
 )
 
 _KNOWN: dict[type, _Stacker] = {**dict(_STACKERS), np.ndarray: _stack_arrays, dict: _stack_mappings}
-"""What stacks values of exactly these types, as nearly all are: it is found at once, and a subclass one by one."""
+"""The functions for exactly these types, as nearly all are: one look-up finds them, subclasses need a search."""
 
 
 def _packed(column: list[Any], code: str, dtype: np.dtype[Any], allocate: Allocate) -> Array:
-    """Returns Python's numbers as an array, in half of np.array's time; `code` is what struct calls the dtype."""
+    """Returns Python numbers as an array, in half of np.array's time; `code` is struct's code of the dtype."""
     batch = allocate((len(column),), dtype)
     struct.pack_into(f"{len(column)}{code}", batch.data, 0, *column)
     return batch
 
 
 def _memory(shape: tuple[int, ...], dtype: np.dtype[Any], allocate: Allocate) -> Array:
-    """Returns uninitialised memory: the allocator's, unless it is to hold Python objects."""
+    """Returns uninitialised memory: the allocator's, unless it will hold Python objects."""
     return np.empty(shape, dtype) if dtype.hasobject else allocate(shape, dtype)
 
 
 def _placed(values: Array, allocate: Allocate) -> Array:
-    """Returns a few bytes per element, copied to the allocator's memory."""
+    """Copies a small array to the allocator's memory."""
     batch = _memory(values.shape, values.dtype, allocate)
     batch[...] = values
     return batch
@@ -294,8 +295,8 @@ def _at(path: str) -> str:
 def _refuse_type(column: list[Any], path: str, _: Allocate) -> NoReturn:
     """Raises for a type that does not stack."""
     raise StackError(
-        f"Element 0 of a batch holds{_at(path)} {_described(column[0])}, which does not stack: only None, numbers, "
-        f"str, bytes, arrays, and dicts, lists, tuples and dataclasses of them do. Convert it {_ADVICE}",
+        f"Cannot stack{_at(path)} {_described(column[0])} of element 0 of a batch: only None, numbers, str, bytes, "
+        f"arrays, and dicts, lists, tuples and dataclasses of them stack. Convert it {_ADVICE}",
         path,
         (0,),
     )
@@ -305,7 +306,7 @@ def _refuse_difference(column: list[Any], path: str, what: str, properties: Iter
     """Raises for the first element whose property at `path` differs from element 0's."""
     first, *others = properties
     row = next(row for row, other in enumerate(others, 1) if other != first)
-    hint = " (a list is structure; np.asarray makes one leaf of it)" if what == "length" else ""
+    hint = " (a list is structure; np.asarray turns it into one leaf)" if what == "length" else ""
     raise StackError(
         f"The elements of a batch must agree in {what}{_at(path)}{hint}: element 0 holds {_described(column[0])}, "
         f"element {row} holds {_described(column[row])}. Make them alike {_ADVICE}",
@@ -315,7 +316,7 @@ def _refuse_difference(column: list[Any], path: str, what: str, properties: Iter
 
 
 def _described(value: Any) -> str:
-    """Returns a value's type and what matters of it, in a few words."""
+    """Returns a short description of a value's type and its main properties."""
     name = type(value).__qualname__
     if value is None:
         return name

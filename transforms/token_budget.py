@@ -1,4 +1,4 @@
-"""Batches of as many elements as fit into a budget of tokens."""
+"""Batches whose size is limited by a budget of tokens."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, SupportsIndex, final
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import GroupingOperation, Identity, OpenGroup, Pieces, Prepared
+from millstream.transforms.grouping import GroupId, GroupingOperation, OpenGroup, Prepared, Segments
 from millstream.transforms.pad_to import PaddedFeatures
 
 
@@ -16,49 +16,49 @@ from millstream.transforms.pad_to import PaddedFeatures
 class _Budget(OpenGroup):
     """Elements whose number times the length of the longest stays within a budget."""
 
-    def __init__(self, budget: int, most: int | None) -> None:
+    def __init__(self, budget: int, limit: int | None) -> None:
         self._budget = budget
-        self._most = most
+        self._limit = limit
         self._count = self._longest = 0
         self._is_full = False
 
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Takes elements up to the first that the budget has no room for."""
+        """Takes elements up to the first that exceeds the budget."""
         if self._is_full:
             return 0
         longest = np.maximum(np.maximum.accumulate(sizes[0]), self._longest)
         counts = np.arange(self._count + 1, self._count + 1 + len(longest))
         fits = counts * longest <= self._budget
-        if self._most is not None:
-            fits &= counts <= self._most
+        if self._limit is not None:
+            fits &= counts <= self._limit
         taken = len(fits) if fits.all() else int(np.argmin(fits))
         if taken:
             self._count, self._longest = int(counts[taken - 1]), int(longest[taken - 1])
-        self._is_full = taken < len(fits) or self._count == self._most
+        self._is_full = taken < len(fits) or self._count == self._limit
         return taken
 
     @property
     def is_full(self) -> bool:
-        """Whether an element has come for which there is no room, or there are as many as may be."""
+        """True once an element has exceeded the budget, or the maximum number of elements is reached."""
         return self._is_full
 
 
 @final
 class TokenBudgetBatch(GroupingOperation):
-    """Makes batches of elements in a row, as many as fit into a budget: few long ones, or many short ones.
+    """Builds batches of as many consecutive elements as fit into a budget of tokens: few long ones, or many short ones.
 
-    The features named are padded to the longest element of the batch. An element counts with the padding: a batch has
-    at most `budget` tokens of each feature. So each step takes about the same memory and time on the device. Shapes
-    differ from batch to batch: where a compiled step needs few of them, use `BucketBatch`.
+    The named features are padded to the longest element of the batch. Padding counts: a batch has at most `budget`
+    tokens of each feature, so each step takes about the same memory and time on the device. Shapes differ between
+    batches. If a compiled step needs few shapes, use `BucketBatch`.
 
     Args:
-        budget: how many tokens a batch has at most, at least 1.
-        feature: the name of the feature that is counted and padded, or of several; the longest of them counts.
-        max_batch_size: how many elements a batch has at most; None for any number.
-        padding_struct: what fills up each feature; 0 for those that are not named.
+        budget: the maximum number of tokens per batch, at least 1.
+        feature: the name of the feature that is counted and padded, or a list of names, of which the longest counts.
+        max_batch_size: the maximum number of elements per batch; None for no limit.
+        padding_struct: the padding value, per feature; 0 for the other features.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range. While reading, a ValueError where an
+        TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if an
             element is longer than the budget, lacks a feature, or does not stack with the others of its batch.
 
     Examples:
@@ -88,7 +88,7 @@ class TokenBudgetBatch(GroupingOperation):
         return f"TokenBudgetBatch({self.budget}, {self.features})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the elements as they are, and how long they are.
+        """Returns the elements unchanged, and their lengths.
 
         Raises:
             ValueError: an element lacks a feature, or is longer than the budget.
@@ -96,8 +96,8 @@ class TokenBudgetBatch(GroupingOperation):
         sizes = self.features.lengths(values)
         if (sizes > self.budget).any():
             raise ValueError(
-                f"An element has {sizes.max()} tokens, but budget={self.budget}: truncate it in a Map, filter it out, "
-                "or raise the budget."
+                f"An element has {sizes.max()} tokens, but budget={self.budget}. Truncate it in a Map, filter it out, "
+                "or increase the budget."
             )
         return Prepared(values, sizes)
 
@@ -106,12 +106,12 @@ class TokenBudgetBatch(GroupingOperation):
         del skip
         return _Budget(self.budget, self.max_batch_size)
 
-    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
-        """Returns one batch of all."""
-        del identity
-        return Pieces.by_number(np.zeros(numbers.shape[1], dtype=np.int64))
+    def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
+        """Returns one batch of all elements."""
+        del group
+        return Segments.by_output(np.zeros(measures.shape[1], dtype=np.int64))
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
-        """Returns the batch."""
-        elements = [values[element] for element in pieces.elements.tolist()]
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> list[Any]:
+        """Builds the batch."""
+        elements = [values[element] for element in segments.elements.tolist()]
         return [self.features.batch(elements, int(self.features.lengths(elements).max()), allocate)]

@@ -1,4 +1,4 @@
-"""What all operations of a pipeline have in common."""
+"""The base class of all operations of a pipeline."""
 
 import itertools
 from collections.abc import Sequence
@@ -6,14 +6,14 @@ from typing import ClassVar
 
 
 class Transformation:
-    """One operation of a pipeline: a Map, RandomMap, MapWithIndex, Filter, FlatMap or Batch. Subclass one of these.
+    """An operation of a pipeline: a Map, RandomMap, MapWithIndex, Filter, FlatMap or Batch. Subclass one of these.
 
     Attributes:
-        keeps_count: whether the number of elements that come out depends on nothing but the number that go in.
-        is_complete: whether the class is a kind by itself, to which users add no method: Batch, OnlyFor.
-        gathers: whether it makes elements of several: what comes before it works element by element.
-        is_between: whether the library puts it between the user's operations, which are counted without it.
-        regroups: whether it groups elements as they come, whatever their positions are (see `grouping`).
+        keeps_count: True if the number of outputs depends only on the number of inputs.
+        is_complete: True if the class needs no method from users, as Batch and OnlyFor.
+        gathers: True if an output is built from several elements. Operations before it work element by element.
+        is_between: True if the library inserts it between the user's operations, whose numbers do not count it.
+        regroups: True if it groups elements as they arrive, whatever their positions are (see `grouping`).
 
     Examples:
         >>> operations: list[millstream.transforms.Transformation] = [millstream.MapTransform(len), millstream.Batch(2)]
@@ -29,12 +29,12 @@ class Transformation:
 
 
 def numbers_of(operations: Sequence[Transformation]) -> tuple[int, ...]:
-    """Returns how many of the user's operations come before each."""
+    """Returns the number of the user's operations before each operation."""
     own = [not operation.is_between for operation in operations]
     return tuple(itertools.accumulate(own, initial=0))[: len(own)]
 
 
 def paths_of(operations: Sequence[Transformation]) -> tuple[str, ...]:
-    """Returns how to reach each operation in the user's list, or which one the library puts it before."""
+    """Returns the path of each operation in the user's list; of an inserted one, the path that it precedes."""
     numbered = zip(numbers_of(operations), operations, strict=True)
     return tuple(f"{'before ' * operation.is_between}operations[{number}]" for number, operation in numbered)

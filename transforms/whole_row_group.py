@@ -1,10 +1,10 @@
-"""Documents laid end to end and cut into rows, but for those that are as long as a row: they are rows as they are.
+"""Documents concatenated and cut into rows, except documents as long as a row, which become rows unchanged.
 
-Such a document comes after the row that is being filled when it arrives, or at once where none is. So rows have an
-order of their own, which is not that of the documents. A group ends where nothing waits: no document that is a row, and
-of the others at most the rest of the last one. What is used up of a group is, as ever, a number of tokens: those of one
-row for each row that was given out, whichever it was, and what was used up of the first document before; of that, what
-is not a whole row says where rows begin.
+Such a full-length document comes after the row that is being filled when it arrives, or immediately if none is. The
+order of the rows therefore differs from that of the documents. A group ends after an element that leaves no full-length
+document waiting, and of the others at most the remainder of the last one. The consumed amount of a group is a number of
+tokens: one row's for each row returned, of either kind, plus the amount consumed of the first document before. Its
+remainder modulo the row length is the offset at which rows begin.
 """
 
 from typing import final
@@ -12,24 +12,24 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.transforms.grouping import OpenGroup, Pieces
+from millstream.transforms.grouping import OpenGroup, Segments
 
 
 @final
-class PassingGroup(OpenGroup):
-    """Elements up to one after which some rows are complete, and none of the elements waits for a row to be filled.
+class WholeRowGroup(OpenGroup):
+    """Elements up to one after which enough rows are complete, and no full-length document waits.
 
     Args:
-        unit: how long a row is.
-        rows: how many of them fill the group, at least.
-        skip: how much of the elements is used up.
+        unit: the length of a row.
+        rows: the minimum number of rows that fill the group.
+        skip: the consumed amount of the elements.
     """
 
     def __init__(self, unit: int, rows: int, skip: int) -> None:
         self._unit = unit
         self._num_used, self._offset = divmod(skip, unit)
         self._goal = self._num_used + rows
-        # Tokens of documents that are cut, from the first row on; documents that are rows.
+        # The number of tokens of documents to cut, from the first row on, and the number of full-length documents.
         self._tokens, self._passed = -self._offset, 0
         self._is_full = self._is_cut = False
         self._sizes: list[NDArray[np.int64]] = []
@@ -52,24 +52,24 @@ class PassingGroup(OpenGroup):
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many rows as are wanted."""
+        """True once the group has enough complete rows."""
         return self._is_full
 
     @property
     def used(self) -> int:
-        """How much of the last element is used up, if it continues in the next group."""
+        """The consumed amount of the last element, if the next group continues it."""
         left = self._tokens % self._unit if self._is_full else 0
         return int(self._sizes[-1][-1]) - left if left else 0
 
-    def cut(self) -> int:
-        """Ends the group with the rows that are complete, and what came while they were filled."""
+    def truncate(self) -> int:
+        """Ends the group with the complete rows and the full-length documents that arrived while they were filled."""
         self._is_cut = True
         _, rows_before = self._rows_before()
         complete = self._tokens // self._unit
         return max(0, complete + int((rows_before <= complete).sum()) - self._num_used)
 
-    def decided(self) -> NDArray[np.int64]:
-        """Returns where in each element its part of this group begins and ends, shape (2, elements)."""
+    def decisions(self) -> NDArray[np.int64]:
+        """Returns the start and stop of each element's slice in this group, shape (2, elements)."""
         sizes = np.concatenate(self._sizes)
         passes, rows_before = self._rows_before()
         cuttable = np.where(passes, 0, sizes)
@@ -83,33 +83,35 @@ class PassingGroup(OpenGroup):
         return np.stack([begins, ends])
 
     def _rows_before(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Returns which elements are rows, and how many rows of other elements come before each of those."""
+        """Returns the mask of full-length documents, and the number of cut rows before each of these."""
         sizes = np.concatenate(self._sizes)
         passes = sizes == self._unit
         tokens = np.cumsum(np.where(passes, 0, sizes)) - self._offset
         return passes, -(-tokens[passes] // self._unit)
 
 
-def passing_pieces(sizes: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64], unit: int) -> Pieces:
-    """Returns rows made of parts of elements: a `PassingGroup` has decided where those begin and end.
+def whole_row_segments(
+    sizes: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64], unit: int
+) -> Segments:
+    """Returns the rows of a `WholeRowGroup`.
 
     Args:
-        sizes: how long each element is, shape (elements,).
-        begins: where in each its part begins.
-        ends: where it ends.
-        unit: how long a row is.
+        sizes: the length of each element, shape (elements,).
+        starts: the start of its slice in the group.
+        stops: the end of its slice, exclusive.
+        unit: the length of a row.
     """
-    passes = (sizes == unit) & (ends > begins)
-    whole, cuttable = np.flatnonzero(passes), np.flatnonzero(~passes & (ends > begins))
+    passes = (sizes == unit) & (stops > starts)
+    whole, cuttable = np.flatnonzero(passes), np.flatnonzero(~passes & (stops > starts))
     if not len(whole):
-        return Pieces.cut(begins, ends, unit)
-    made = [Pieces(np.arange(len(whole) + 1), whole, begins[whole], ends[whole])]
+        return Segments.chunked(starts, stops, unit)
+    made = [Segments(np.arange(len(whole) + 1), whole, starts[whole], stops[whole])]
     if len(cuttable):
-        cut = Pieces.cut(begins[cuttable], ends[cuttable], unit)
+        cut = Segments.chunked(starts[cuttable], stops[cuttable], unit)
         made.insert(0, cut._replace(elements=cuttable[cut.elements]))
-    tokens = np.cumsum(np.where(passes, 0, ends - begins))
+    tokens = np.cumsum(np.where(passes, 0, stops - starts))
     rows_before = -(-tokens[whole] // unit)
     num_rows = -(-int(tokens[-1]) // unit)
-    # Row n of those that are cut has the place n + 1/2: a document before which there are n of them comes before it.
+    # Cut row n sorts as n + 1/2, so a document with n cut rows before it precedes it.
     order = np.argsort(np.concatenate([np.arange(num_rows) + 0.5, rows_before]), kind="stable")
-    return Pieces.concatenate(made).permuted(order)
+    return Segments.concatenate(made).permuted(order)

@@ -1,4 +1,4 @@
-"""A shuffle of what comes next to each other."""
+"""A shuffle of neighbouring elements."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, SupportsIndex, final
@@ -9,20 +9,20 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer, named_arguments
 from millstream.columnar import Allocate
 from millstream.randomness import as_seed
-from millstream.transforms.grouping import CountingGroup, GroupingOperation, Identity, Pieces, Prepared
+from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared, Segments
 
 
 @final
 class WindowShuffle(GroupingOperation):
-    """Shuffles elements within windows: of every `window_size` elements in a row, each comes once, in a random order.
+    """Shuffles elements within windows of `window_size` consecutive elements.
 
-    For elements that are made on the way, such as the children of a FlatMap or packed rows, whose neighbours would
-    otherwise stay neighbours. Records are shuffled better, globally and at no cost, by the sampler.
+    It is for elements that the pipeline creates, such as the children of a FlatMap or packed rows, whose neighbours
+    would otherwise stay neighbours. Shuffle records by the sampler instead: that is global, and costs nothing.
 
     Args:
-        window_size: how many elements are a window, at least 1; they are in memory together.
-        seed: selects the orders, 0 … 2**64 - 1. Each window has an order of its own. None for one that is derived from
-            the seed of the pipeline, or 0 if the pipeline has no seed.
+        window_size: the number of elements per window, at least 1. They are in memory together.
+        seed: selects the orders, 0 … 2**64 - 1. Each window has its own order. None derives the seed from that of the
+            pipeline; it is 0 if the pipeline has none.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -43,7 +43,7 @@ class WindowShuffle(GroupingOperation):
         return f"WindowShuffle(window_size={self.window_size}, seed={self.seed})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the elements as they are."""
+        """Returns the elements unchanged."""
         return Prepared(values, np.empty((0, len(values)), dtype=np.int64))
 
     def begin(self, skip: int = 0) -> CountingGroup:
@@ -51,11 +51,11 @@ class WindowShuffle(GroupingOperation):
         del skip
         return CountingGroup(self.window_size)
 
-    def arrange(self, numbers: NDArray[np.int64], identity: Identity) -> Pieces:
+    def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
         """Returns the elements in their new order."""
-        return Pieces.one_of_each(identity.generator(self.seed).permutation(numbers.shape[1]))
+        return Segments.singletons(group.generator(self.seed).permutation(measures.shape[1]))
 
-    def make(self, values: Sequence[Any], pieces: Pieces, allocate: Allocate = np.empty) -> list[Any]:
-        """Returns the elements themselves."""
+    def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> list[Any]:
+        """Returns the elements unchanged."""
         del allocate
-        return [values[element] for element in pieces.elements.tolist()]
+        return [values[element] for element in segments.elements.tolist()]

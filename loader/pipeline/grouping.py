@@ -14,7 +14,7 @@ from millstream.errors import StackError
 from millstream.loader.pipeline.elements import Elements, Origins, position_at
 from millstream.loader.pipeline.steps import Step, collect
 from millstream.signal_exceptions import cannot_wait
-from millstream.transforms.grouping import MOST_PIECES, GroupingOperation, Identity, Pieces, Prepared
+from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperation, Prepared, Segments
 
 
 class Preparing(Protocol):
@@ -56,7 +56,7 @@ def prepared(operation: Preparing, run: Elements, where: str, *, splits: bool = 
     origins = run.origins.take(slice(count))
     if splits or made.counts is not None:
         counts = [1] * count if made.counts is None else made.counts
-        origins = origins.fan_out(counts, MOST_PIECES if splits else 1)
+        origins = origins.fan_out(counts, MAX_FAN_OUT if splits else 1)
     ends = (run.error, run.at) if error is None else (error, position_at(run.origins, count))
     return Elements(made.values, origins.with_sizes(made.sizes), *ends)
 
@@ -72,12 +72,12 @@ def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool 
 
     def step(group: Elements, allocate: Allocate) -> Elements:
         origins = group.origins
-        identity = Identity(int(origins.position[0]), int(origins.index[0]))
+        identity = GroupId(int(origins.position[0]), int(origins.index[0]))
         pieces = operation.arrange(origins.sizes, identity)
-        firsts = pieces.starts[:-1]
+        firsts = pieces.offsets[:-1]
         made_of = origins.take(pieces.elements[firsts]).without_sizes()
-        if pieces.begins is not None and operation.unit is not None:
-            made_of = made_of.numbered(pieces.begins[firsts] // operation.unit, MOST_PIECES)
+        if pieces.starts is not None and operation.output_size is not None:
+            made_of = made_of.numbered(pieces.starts[firsts] // operation.output_size, MAX_FAN_OUT)
         if numbers_units:
             made_of = made_of.with_sizes(np.arange(len(made_of))[np.newaxis])
         values = group.values
@@ -87,7 +87,7 @@ def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool 
 
 
 def outputs_of(
-    make: Callable[[Pieces], Sequence[Any]], pieces: Pieces, origins: Origins, made_of: Origins, where: str
+    make: Callable[[Segments], Sequence[Any]], pieces: Segments, origins: Origins, made_of: Origins, where: str
 ) -> Elements:
     """Returns the outputs that consist of some pieces.
 
@@ -107,13 +107,13 @@ def outputs_of(
 
         def make_one(output: int) -> Any:
             try:
-                (value,) = make(pieces.only(output))
+                (value,) = make(pieces.of_output(output))
             except StackError as error:
                 keys = ", ".join(str(origins.record_key[row]) for row in error.rows)
                 error.add_note(f"millstream: the record keys of these elements: {keys}.")
                 raise
             return value
 
-        count = len(pieces.starts) - 1
+        count = len(pieces.offsets) - 1
         values, error = collect(map(make_one, range(count)), made_of, where, count)
     return Elements(values, made_of.take(slice(len(values))), error)

@@ -23,7 +23,7 @@ from millstream.loader.pipeline.steps import Step, annotated
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import PackedSampler, is_mixed_and_packed, is_packed
 from millstream.transforms import Pack, Transformation
-from millstream.transforms.grouping import Pieces
+from millstream.transforms.grouping import Segments
 from millstream.transforms.rows import TOKENS_TOGETHER
 
 _BEGIN, _END, _LEFT, _TOKENS = 5, 6, 7, 8
@@ -85,7 +85,7 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
         # A row that an error cuts short is not one: the error comes instead of it.
         bounds = np.append(0, np.flatnonzero(table[_LEFT] == 0) + 1)
         used = slice(bounds[-1])
-        pieces = Pieces(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
+        pieces = Segments(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
         made_of = Origins(_rows_of(table, bounds[:-1], row_length), located.names)
         rows = outputs_of(lambda which: operation.make(run.values, which, allocate), pieces, located, made_of, where)
         return Elements(rows.values, rows.origins, run.error if rows.error is None else rows.error)

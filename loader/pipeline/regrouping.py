@@ -68,8 +68,8 @@ class Regrouping:
 
         Where a stream was resumed decides where such groups begin and end, but not which outputs there are.
         """
-        if self._pieces and (whole := self._group.cut()):
-            used = self._used + whole * (self._grouping.unit or 1)
+        if self._pieces and (whole := self._group.truncate()):
+            used = self._used + whole * (self._grouping.output_size or 1)
             yield FormedGroup(self._elements(), self._position(), self._within(used))
 
     def _take_group(self) -> FormedGroup:
@@ -88,7 +88,7 @@ class Regrouping:
         runs = [outputs.values[row:stop] for outputs, row, stop in self._pieces]
         values = runs[0] if len(runs) == 1 else list(itertools.chain.from_iterable(runs))
         origins = Origins.concatenate([outputs.origins.take(slice(row, stop)) for outputs, row, stop in self._pieces])
-        return Elements(values, origins.with_sizes(self._group.decided()))
+        return Elements(values, origins.with_sizes(self._group.decisions()))
 
     def _before_last(self) -> Cursor:
         """Returns the position in the stage before at which the last element of the group begins."""

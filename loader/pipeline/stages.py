@@ -86,7 +86,7 @@ def compile_stages(
         filters: list[str] = []
         own_filters: list[str] = []
         grouping = group[0] if stages and isinstance(group[0], Grouping) else None
-        unit = None if grouping is None else grouping.unit
+        unit = None if grouping is None else grouping.output_size
         next_one = groups[stage + 1][0] if stage + 1 < len(groups) else None
         divides_units = unit is not None and _changes_count(group[1:], next_one)
         for operation in group:

@@ -563,7 +563,7 @@ def test_only_for_needs_a_mixture() -> None:
         OnlyFor("a", [OnlyFor("a", seen)])
     with pytest.raises(ValueError, match="at least one operation"):
         OnlyFor("a", [])
-    with pytest.raises(TypeError, match="name of a component"):
+    with pytest.raises(TypeError, match="name or the number of a component"):
         OnlyFor(None, seen)  # type: ignore[arg-type]
 
 

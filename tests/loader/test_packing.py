@@ -273,8 +273,8 @@ def test_an_error_comes_after_the_batches_that_were_made_with_it(options: Any) -
     [
         (lambda document: document[:-1], "record key .* has .* 'tokens', but the sampler's lengths say"),
         (lambda document: document.sum(), r"of shape \(\)"),
-        (lambda document: {"ids": document}, "The feature 'tokens' is missing: there are 'ids'"),
-        (lambda document: document.astype(np.int32 if document[0] % 200 == 1 else np.int64), "must be alike"),
+        (lambda document: {"ids": document}, "The feature 'tokens' is missing: got 'ids'"),
+        (lambda document: document.astype(np.int32 if document[0] % 200 == 1 else np.int64), "must agree in dtype"),
     ],
 )
 def test_documents_that_do_not_fit_are_errors(operation: Any, message: str) -> None:
@@ -311,7 +311,7 @@ def test_parts_that_do_not_fit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        (("tokens",), {}, TypeError, "how long each feature is"),
+        (("tokens",), {}, TypeError, "map features to row lengths"),
         (({},), {}, ValueError, "at least one feature"),
         (({"a": 0},), {}, ValueError, "at least 1"),
         (({"a": 3},), {"meta_features": "a"}, TypeError, "a list of names"),

@@ -54,9 +54,9 @@ def test_frozen_and_picklable() -> None:
         (
             (2, True, None, True),
             ValueError,
-            "pad_remainder=True keeps .* drop_remainder=True leaves .*choose one",
+            "Cannot combine pad_remainder=True, .* with drop_remainder=True",
         ),
-        ((2, False, sum, True), ValueError, "pad_remainder=True needs rows .* batch_fn in a Map"),
+        ((2, False, sum, True), ValueError, "Cannot combine pad_remainder=True with batch_fn, .* to a Map"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments: tuple[Any, ...], error: type[Exception], words: str) -> None:

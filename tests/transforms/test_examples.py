@@ -265,7 +265,7 @@ def test_an_absent_feature_without_default_is_an_error() -> None:
         ),
         (lambda: FixedLengthFeature((), np.int64, default="x"), ValueError, "of the dtype int64, got 'x'"),
         (lambda: VariableLengthFeature(3), ValueError, r"must be np\.int64, np\.float32 or bytes, .* got 3"),
-        (lambda: decode_examples(ALL).map(WHOLE), TypeError, "put it after Batch"),
+        (lambda: decode_examples(ALL).map(WHOLE), TypeError, "Put it directly after Batch"),
     ],
 )
 def test_mistakes_are_errors_at_once(make: Any, error: type[Exception], words: str) -> None:

@@ -27,9 +27,9 @@ def test_features_are_filled_up_at_the_end(length: int, padding: int, dtype: str
 @pytest.mark.parametrize(
     ("element", "message"),
     [
-        ({"a": np.ones(4)}, "An element has 4 'a', which are to be padded to 3"),
+        ({"a": np.ones(4)}, "Cannot pad 'a' to 3: an element has 4"),
         ({"b": np.ones(3)}, "The feature 'a' is missing"),
-        ({"a": 3}, r"an array with an axis of tokens, got one of shape \(\)"),
+        ({"a": 3}, r"an array with a token axis, got an array of shape \(\)"),
     ],
 )
 def test_what_cannot_be_padded_is_an_error(element: dict[str, Any], message: str) -> None:
@@ -41,7 +41,7 @@ def test_what_cannot_be_padded_is_an_error(element: dict[str, Any], message: str
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((["a"],), TypeError, "how long each feature is"),
+        ((["a"],), TypeError, "map features to row lengths"),
         (({"a": 0},), ValueError, "at least 1"),
         (({"a": 3}, {"b": 1}), ValueError, "padding_struct names 'b'"),
     ],

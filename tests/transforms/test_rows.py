@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.transforms import Pack
-from millstream.transforms.grouping import Pieces
+from millstream.transforms.grouping import Segments
 from millstream.transforms.rows import RowFormat
 from millstream.transforms.stack import stack
 
@@ -22,7 +22,7 @@ def test_the_batch_of_rows_is_that_of_the_rows_one_by_one(rows: list[list[int]])
     lengths = [length for row in rows for length in row]
     documents = [np.arange(10, 10 + length, dtype=np.uint16) for length in lengths]
     starts = np.cumsum([0, *map(len, rows)])
-    pieces = Pieces(starts, np.arange(len(documents)), np.zeros(len(documents), np.int64), np.array(lengths))
+    pieces = Segments(starts, np.arange(len(documents)), np.zeros(len(documents), np.int64), np.array(lengths))
     pack = Pack({"tokens": ROW_LENGTH})
     laid_out = pack.make(pack.prepare(documents).values, pieces)
 
@@ -42,7 +42,7 @@ def test_the_batch_of_some_rows_is_theirs(num_rows: int, bounds: tuple[int, int]
     """Rows that follow one another are a part of the columns; a small part is copied, and keeps nothing else alive."""
     documents = [(np.full(3, number),) for number in range(num_rows)]
     rows = RowFormat.of_rows({"tokens": 4}, (), None).lay_out(
-        documents, Pieces(np.arange(num_rows + 1), np.arange(num_rows)), np.empty
+        documents, Segments(np.arange(num_rows + 1), np.arange(num_rows)), np.empty
     )
     some = rows[slice(*bounds)]
     assert [row["tokens"].tolist() for row in some] == [row["tokens"].tolist() for row in list(rows)[slice(*bounds)]]
@@ -57,6 +57,6 @@ def test_rows_with_lists_are_stacked_one_by_one(carried: tuple[str, ...]) -> Non
     """Where rows have lists of values, there is no batch of them yet, and each row has its own list."""
     made = RowFormat.of_rows({"tokens": 4}, (), None, carried=carried)
     documents: list[Any] = [(np.arange(2), *("ab"[number] for _ in carried)) for number in range(2)]
-    rows = made.lay_out(documents, Pieces(np.array([0, 2]), np.arange(2)), np.empty)
+    rows = made.lay_out(documents, Segments(np.array([0, 2]), np.arange(2)), np.empty)
     assert (rows.stack(np.empty) is None) == bool(carried)
     assert [row.get("name") for row in rows] == [["a", "b"] if carried else None]

@@ -28,7 +28,7 @@ from millstream.transforms import (
     WindowShuffle,
     concat_then_split,
 )
-from millstream.transforms.grouping import Grouping, GroupingOperation, Identity
+from millstream.transforms.grouping import GroupId, Grouping, GroupingOperation
 
 Sizes = NDArray[np.int64]
 
@@ -200,7 +200,7 @@ def test_each_element_is_in_a_group(name: str, data: st.DataObject) -> None:
     assert list(dict.fromkeys(flat)) == list(range(len(set(flat))))
     if case.grouping.keeps_remainder:
         assert len(set(flat)) == case.sizes.shape[1]
-    if case.grouping.unit is None:
+    if case.grouping.output_size is None:
         assert len(flat) == len(set(flat))
 
 
@@ -257,7 +257,7 @@ def test_only_operations_that_need_to_regroup_elements() -> None:
 )
 def test_groups_draw_what_no_random_operation_draws(seed: int, position: int, index: int, operation: int) -> None:
     """Under one seed, the stream of a group is none of those of records, whatever their epoch and index."""
-    ours = Identity(position, index).generator(seed)
+    ours = GroupId(position, index).generator(seed)
 
     assert ours.integers(2**63) != generator(seed, position, index, operation).integers(2**63)
     assert ours.bit_generator.state["state"]["counter"][3] == OF_GROUPS

@@ -23,7 +23,7 @@ from millstream.transforms import (
     Transformation,
     WindowShuffle,
 )
-from millstream.transforms.grouping import MOST_PIECES, Identity
+from millstream.transforms.grouping import MAX_FAN_OUT, GroupId
 
 Element = tuple[int, int, Any]
 
@@ -66,14 +66,14 @@ def within_rows(operation: FirstFitPack | BestFitPack, element: Element) -> Iter
         if is_long and operation.overflow == "error":
             raise ValueError(document)
         if not (is_long and operation.overflow == "drop"):
-            yield position, part_index(index, MOST_PIECES, number) if splits else index + number, head | carried
+            yield position, part_index(index, MAX_FAN_OUT, number) if splits else index + number, head | carried
         if operation.overflow != "split":
             return
         document, number = tail, number + 1
 
 
 def bins_in_order(
-    operation: FirstFitPack | BestFitPack, rows: list[list[Element]], identity: Identity
+    operation: FirstFitPack | BestFitPack, rows: list[list[Element]], identity: GroupId
 ) -> list[list[Element]]:
     """Returns the rows of a set of bins, shuffled, or by the means of their groups and shuffled where these are one."""
     order = identity.generator(operation.seed).permutation(len(rows)).tolist()
@@ -103,7 +103,7 @@ def bin_packed(operation: FirstFitPack | BestFitPack, elements: Iterable[Element
     def given_out(bins: list[list[Element]]) -> Iterator[Element]:
         rows = [row for row in bins if row]
         if operation.shuffle_bins and rows:
-            rows = bins_in_order(operation, rows, Identity(*first[:2]))
+            rows = bins_in_order(operation, rows, GroupId(*first[:2]))
         for row in rows:
             documents = [document for _, _, document in row]
             lists = {name: [document[name] for document in documents] for name in operation.rows.carried}
@@ -140,7 +140,7 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
     for document_position, document_index, document in elements:
         rest, used = {name: np.asarray(document[name]) for name in lengths}, 0
         if not operation.splits_full_length and len(rest[next(iter(lengths))]) == length:
-            whole = document_position, part_index(document_index, MOST_PIECES, 0), laid_out(lengths, [begun(rest)])
+            whole = document_position, part_index(document_index, MAX_FAN_OUT, 0), laid_out(lengths, [begun(rest)])
             if row:
                 waiting.append(whole)
             else:
@@ -149,7 +149,7 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
         while len(rest[next(iter(lengths))]):
             if not row:
                 position, room = document_position, length
-                index = part_index(document_index, MOST_PIECES, used // length)
+                index = part_index(document_index, MAX_FAN_OUT, used // length)
             row.append(begun({name: tokens[:room] for name, tokens in rest.items()}))
             taken = len(row[-1][next(iter(lengths))])
             rest, used, room = {name: tokens[room:] for name, tokens in rest.items()}, used + taken, room - taken
@@ -166,7 +166,7 @@ def rebatched(operation: Rebatch, elements: Iterable[Element]) -> Iterator[Eleme
     """Yields batches of all rows, one after the other."""
     size = operation.batch_size
     rows = [
-        (position, part_index(index, MOST_PIECES, row // size), {name: array[row] for name, array in batch.items()})
+        (position, part_index(index, MAX_FAN_OUT, row // size), {name: array[row] for name, array in batch.items()})
         for position, index, batch in elements
         for row in range(len(batch["x"]))
     ]
