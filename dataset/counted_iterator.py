@@ -8,7 +8,7 @@ from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
 from millstream.loader.checkpoints.description import Description
-from millstream.loader.checkpoints.envelope import Check, is_dict, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import is_dict, is_number, sealed, unsealed
 
 _KIND = "a stream whose elements are counted"
 
@@ -56,15 +56,12 @@ class CountedIterator(DatasetIterator[Any]):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the number of elements."""
-        return sealed(_KIND, {"count": self._count, **self._described}, {})
+        return sealed(_KIND, {"count": self._count, **self._described})
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Begins again, and drops as many elements."""
         self._check_open()
-        own: dict[str, Check] = {"count": is_number}
-        if is_dict(state) and "words" in state:
-            own |= {"words": is_dict, "content": is_dict}
-        checked = unsealed(state, _KIND, own, {})
+        checked = unsealed(state, _KIND, {"count": is_number, "words": is_dict, "content": is_dict})
         self._compare(checked)
         before = self._count
         self._restart(checked["count"])
@@ -75,9 +72,9 @@ class CountedIterator(DatasetIterator[Any]):
 
     def _compare(self, saved: dict[str, Any]) -> None:
         here = self._described
-        if (words := saved.get("words", here["words"])) != here["words"]:
-            raise CheckpointError(f"The state belongs to another stream: saved {words}, here {here['words']}.")
-        if changes := differences(saved.get("content", here["content"]), here["content"]):
+        if saved["words"] != here["words"]:
+            raise CheckpointError(f"The state belongs to another stream: saved {saved['words']}, here {here['words']}.")
+        if changes := differences(saved["content"], here["content"]):
             warn_of_changes(changes)
 
     def _restart(self, count: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from millstream.dataset.chain_iterator import EngineIterator, ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.errors import CheckpointError
 from millstream.signal_exceptions import cannot_wait
 
 
@@ -57,11 +58,23 @@ def state_below(iterator: DatasetIterator[Any]) -> Any:
 
 
 def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
-    """Moves an iterator to a state that `state_below` returned, or its own `get_state`."""
+    """Moves an iterator to a state that `state_below` or its own `get_state` returned.
+
+    Raises:
+        CheckpointError: the iterator refuses the state; a user's iterator may do so with any error.
+    """
     if isinstance(iterator, ReadIterator) and isinstance(state, str):
         iterator.set_brief_state(state)
-    else:
+        return
+    try:
         iterator.set_state(state)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"A {type(iterator).__name__} cannot resume from the state {state!r:.80}: its set_state raised "
+            f"{type(error).__name__}: {error}. Pass a state of the same chain."
+        ) from error
 
 
 def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn:

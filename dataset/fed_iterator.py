@@ -95,7 +95,7 @@ class FedIterator(EngineIterator):
         """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
         made = json.loads(self._inner.get_state())
         first, state = self._feed.kept_before(made["places"][0]["position"] // self.block)
-        return sealed(_KIND, {"block": first}, {"made": made, "stream": state()})
+        return sealed(_KIND, {"block": first, "made": made, "stream": state()})
 
     def state_of(self, position: Position, step: int, block: int, state: dict[str, Any]) -> dict[str, Any]:
         """Returns the state at a position.
@@ -107,7 +107,7 @@ class FedIterator(EngineIterator):
             state: that of the stream at its beginning.
         """
         made = json.loads(state_at(position, step, self._execution.plan, self.words).encode())
-        return sealed(_KIND, {"block": block}, {"made": made, "stream": state})
+        return sealed(_KIND, {"block": block, "made": made, "stream": state})
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state.
@@ -122,7 +122,7 @@ class FedIterator(EngineIterator):
             ValueError: the iterator is closed.
         """
         self._check_open()
-        state = unsealed(state, _KIND, {"block": is_number}, {"made": is_dict, "stream": is_anything})
+        state = unsealed(state, _KIND, {"block": is_number, "made": is_dict, "stream": is_anything})
         before, saved = self._inner.get_state(), decoded(state["made"])
         self._inner.set_state(saved.encode(), allow=allow, strict=strict)
         try:

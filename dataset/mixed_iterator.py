@@ -152,15 +152,15 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
     def _state_of(self, states: list[Any], position: int, *, ended: bool) -> dict[str, Any]:
         parents = states if self._names is None else dict(zip(self._names, states, strict=True))
         own = {"position": position, "ended": ended} | ({"weights": list(self._weights)} if self._names is None else {})
-        return sealed("a mixture", own, {"parents": parents})
+        return sealed("a mixture", own | {"parents": parents})
 
     def _move(self, state: dict[str, Any]) -> None:
         """Moves to a position. By name, streams that it does not know start from the beginning."""
-        own: dict[str, Check] = {"position": is_number, "ended": is_flag}
-        # Datasets that go by name may get other weights, which are those of what follows.
-        if self._names is None and isinstance(state, Mapping) and "weights" in state:
-            own["weights"] = is_list
-        checked = unsealed(state, "a mixture", own, {"parents": is_anything})
+        checks: dict[str, Check] = {"position": is_number, "ended": is_flag, "parents": is_anything}
+        # Named datasets may have other weights from here on.
+        if isinstance(state, Mapping) and "weights" in state:
+            checks["weights"] = is_list
+        checked = unsealed(state, "a mixture", checks)
         saved = checked["parents"]
         if (weights := checked.get("weights")) is not None and tuple(weights) != self._weights:
             raise CheckpointError(

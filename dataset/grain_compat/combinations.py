@@ -80,11 +80,11 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         raise StopIteration
 
     def _state(self) -> dict[str, Any]:
-        own = {"ended": self._ended}
-        return sealed("zipped datasets", own, {"parents": [state_below(parent) for parent in self._parents]})
+        parents = [state_below(parent) for parent in self._parents]
+        return sealed("zipped datasets", {"ended": self._ended, "parents": parents})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, "zipped datasets", {"ended": is_flag}, {"parents": is_list})
+        checked = unsealed(state, "zipped datasets", {"ended": is_flag, "parents": is_list})
         if len(checked["parents"]) != len(self._parents):
             raise CheckpointError(
                 f"The state is of {len(checked['parents'])} zipped datasets, but there are {len(self._parents)} "
@@ -146,10 +146,10 @@ class _LimitIterator(RecoveringIterator[Any]):
         return element
 
     def _state(self) -> dict[str, Any]:
-        return sealed("a limited dataset", {"count": self._count}, {"parent": state_below(self._parent)})
+        return sealed("a limited dataset", {"count": self._count, "parent": state_below(self._parent)})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, "a limited dataset", {"count": is_number}, {"parent": is_anything})
+        checked = unsealed(state, "a limited dataset", {"count": is_number, "parent": is_anything})
         if checked["count"] > self._limit:
             raise CheckpointError(
                 f"The state is after {checked['count']} elements, and LimitIterDataset here has {self._limit}: give it "
@@ -213,11 +213,11 @@ class _RepeatIterator(RecoveringIterator[Any]):
 
     def _state(self) -> dict[str, Any]:
         own = {"epoch": self._epoch, "is_empty": self._is_empty}
-        return sealed("a repeated dataset", own, {"parent": state_below(self._parent)})
+        return sealed("a repeated dataset", own | {"parent": state_below(self._parent)})
 
     def _move(self, state: dict[str, Any]) -> None:
-        own = {"epoch": is_number, "is_empty": is_flag}
-        checked = unsealed(state, "a repeated dataset", own, {"parent": is_anything})
+        checks = {"epoch": is_number, "is_empty": is_flag, "parent": is_anything}
+        checked = unsealed(state, "a repeated dataset", checks)
         if self._num_epochs is not None and checked["epoch"] >= self._num_epochs:
             raise CheckpointError(
                 f"The state is in epoch {checked['epoch']} of a repeated dataset, and here there are "
@@ -272,10 +272,10 @@ class _CacheIterator(RecoveringIterator[Any]):
         return element
 
     def _state(self) -> dict[str, Any]:
-        return sealed("a cached dataset", {"position": self._position}, {"parent": self._beginning})
+        return sealed("a cached dataset", {"position": self._position, "parent": self._beginning})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, "a cached dataset", {"position": is_number}, {"parent": is_anything})
+        checked = unsealed(state, "a cached dataset", {"position": is_number, "parent": is_anything})
         if not self._kept or checked["parent"] != self._beginning:
             # Of another stream, perhaps, which is then refused.
             self._is_in_step = False

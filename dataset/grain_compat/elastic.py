@@ -1,6 +1,5 @@
 """An iterator whose position is that of all shards together, so that it fits any number of them."""
 
-from collections.abc import Mapping
 from typing import Any, NoReturn, SupportsIndex, final
 
 from millstream.dataset.chain_iterator import EngineIterator, checked_maps
@@ -8,6 +7,7 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.peeling import peeled
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
+from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -16,6 +16,8 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
 from millstream.transforms.absence_check import AbsentElement
+
+_KIND = "an ElasticIterator"
 
 
 @final
@@ -85,11 +87,8 @@ class ElasticIterator(EngineIterator):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict for JSON, the same on all shards."""
-        return {
-            "global_next_index": self._inner.step * self._global_batch,
-            "dataset": self._words,
-            "content": self._content,
-        }
+        index = self._inner.step * self._global_batch
+        return sealed(_KIND, {"global_next_index": index, "dataset": self._words, "content": self._content})
 
     def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
         """Moves to the position recorded in a state of any shard, of any number of shards and workers.
@@ -103,21 +102,18 @@ class ElasticIterator(EngineIterator):
             ValueError: the iterator is closed.
         """
         self._check_open()
-        # An earlier release saved no content.
-        if not isinstance(state, Mapping) or state.keys() - {"content"} != {"global_next_index", "dataset"}:
-            raise CheckpointError(f"The state is not that of an ElasticIterator: {state!r:.200}.")
-        here, content = self._words, state.get("content", self._content)
-        if not isinstance(content, Mapping):
-            raise CheckpointError("The state of an ElasticIterator cannot be read: content.")
-        if state["dataset"] != here:
+        checks = {"global_next_index": is_number, "dataset": is_anything, "content": is_dict}
+        checked = unsealed(state, _KIND, checks)
+        if checked["dataset"] != self._words:
             raise CheckpointError(
-                f"The state belongs to another dataset: saved {state['dataset']!r}, here {here!r}. Build it as it was."
+                f"The state belongs to another dataset: saved {checked['dataset']!r}, here {self._words!r}. Build it "
+                "as it was."
             )
-        changes = differences(content, self._content)
+        changes = differences(checked["content"], self._content)
         if strict and changes:
             raise CheckpointError("The state belongs to another dataset:\n  " + "\n  ".join(changes))
-        index = state["global_next_index"]
-        if type(index) is not int or index < 0 or index % self._global_batch:
+        index = checked["global_next_index"]
+        if index % self._global_batch:
             raise CheckpointError(
                 f"The state is at element {index!r}, where no global batch of {self._global_batch} begins: use the "
                 "global_batch_size that it had."

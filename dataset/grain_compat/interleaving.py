@@ -12,7 +12,7 @@ from millstream.dataset.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, opened_below, reads_in_threads
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import Check, is_dict, is_flag, is_list, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import is_list, is_number, sealed, unsealed
 from millstream.signal_exceptions import is_from_signal_handler
 
 
@@ -86,13 +86,6 @@ class _Slot:
         last = self.last if self.iterator is None else state_below(self.iterator)
         return {"dataset": self.number, "ended": self.iterator is None, "state": last}
 
-    @staticmethod
-    def is_state(value: Any) -> bool:
-        """Returns whether a value is what `state` returns."""
-        if not is_dict(value) or value.keys() != {"dataset", "ended", "state"}:
-            return False
-        return type(value["dataset"]) is int and is_flag(value["ended"])
-
 
 @final
 class _InterleaveIterator(RecoveringIterator[Any]):
@@ -134,16 +127,10 @@ class _InterleaveIterator(RecoveringIterator[Any]):
     def _state(self) -> dict[str, Any]:
         self._begin()
         slots = [slot.state() for slot in self._slots]
-        open_ones = [[slot["dataset"], slot["ended"]] for slot in slots]
-        return sealed(_KIND, {"next": self._next, "turn": self._turn, "open": open_ones}, {"slots": slots})
+        return sealed(_KIND, {"next": self._next, "turn": self._turn, "slots": slots})
 
     def _move(self, state: dict[str, Any]) -> None:
-        own: dict[str, Check] = {"next": is_number, "turn": is_number}
-        if is_dict(state) and "open" in state:
-            own["open"] = is_list
-        checked = unsealed(state, _KIND, own, {"slots": is_list})
-        if not all(map(_Slot.is_state, checked["slots"])):
-            raise CheckpointError(f"The state of {_KIND} cannot be read: slots. Give what get_state() returned.")
+        checked = unsealed(state, _KIND, {"next": is_number, "turn": is_number, "slots": is_list})
         if len(checked["slots"]) != len(self._slots):
             raise CheckpointError(
                 f"The state is of {len(checked['slots'])} datasets that were open at a time, but here it is "
@@ -156,16 +143,20 @@ class _InterleaveIterator(RecoveringIterator[Any]):
                 f"The state is at dataset {last} of those that are interleaved, and there are {count} here: give "
                 "InterleaveIterDataset those that it had."
             )
-        if checked.get("open", numbers) != numbers or not all(ended or number >= 0 for number, ended in numbers):
-            raise CheckpointError(f"The state of {_KIND} cannot be read: it was damaged or edited.")
-        slots = []
-        for saved in checked["slots"]:
-            slot = _Slot()
-            slot.number, slot.last = saved["dataset"], saved["state"]
-            slots.append(slot)
-            if not saved["ended"]:
-                slot.iterator = self._opened(self._datasets[slot.number], slot.number)
-                move_to(slot.iterator, saved["state"])
+        slots: list[_Slot] = []
+        try:
+            for saved in checked["slots"]:
+                slot = _Slot()
+                slot.number, slot.last = saved["dataset"], saved["state"]
+                slots.append(slot)
+                if not saved["ended"]:
+                    slot.iterator = self._opened(self._datasets[slot.number], slot.number)
+                    move_to(slot.iterator, saved["state"])
+        except BaseException:
+            for slot in slots:
+                if slot.iterator is not None:
+                    slot.iterator.close()
+            raise
         self._close_all()
         self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
         self._is_begun, self._is_reading = True, False

@@ -17,7 +17,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.fingerprint import Fingerprint
 
 FORMAT = "millstream"
-VERSION = 5
+VERSION = 6
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True, separators=(",", ":"))
 _ENDING = b',"version":%d}' % VERSION

@@ -1,4 +1,4 @@
-"""States of chains below others: small, of the same chains only, and readable in the form that they had before."""
+"""States of chains below others: small, and of the same chains only."""
 
 import itertools
 import json
@@ -93,23 +93,3 @@ def test_a_damaged_state_is_refused(old: str, new: str) -> None:
         with pytest.raises(CheckpointError):
             iterator.set_state(state)
         assert next(iterator) == 2
-
-
-def test_states_with_whole_fingerprints_are_read() -> None:
-    """Earlier releases saved the fingerprint of each chain with it."""
-    streams = chains()
-    with iter(IterDataset.mix(streams)) as iterator:
-        for _ in range(NUM_STREAMS * 3):
-            next(iterator)
-        state = iterator.get_state()
-        following = list(itertools.islice(iterator, NUM_STREAMS))
-    saved = []
-    for stream in streams:
-        with iter(stream) as one:
-            for _ in range(3):
-                next(one)
-            saved.append(one.get_state())
-    with iter(IterDataset.mix(streams)) as iterator:
-        iterator.set_state({"position": state["position"], "ended": state["ended"], "parents": saved})
-        assert iterator.get_state() == state
-        assert list(itertools.islice(iterator, NUM_STREAMS)) == following
