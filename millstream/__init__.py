@@ -7,18 +7,18 @@
         ...
 
 The names follow Grain's, so `import millstream as grain` runs code written for it; `millstream.python` has the names
-of `grain.python`, and `millstream.experimental` those of `grain.experimental`. The parts have their own short names:
+of `grain.python`, and `millstream.experimental` those of `grain.experimental`. The subpackages have short names:
 `millstream.transforms.Map` is `millstream.MapTransform`.
 
-Most of it is imported when it is first asked for: `DataLoader`, which worker processes do without, the formats, the
-rarer orders, and `millstream.checkpoint`, which needs Orbax (it and JAX take seconds to import).
+Most names are imported on first access: `DataLoader`, which worker processes do not need, the formats, the rarer
+orders, and `millstream.checkpoint`, which needs Orbax (Orbax and JAX take seconds to import).
 """
 
 from os import path as _path  # (pathlib takes longer than the rest)
 from typing import TYPE_CHECKING
 
 if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
-    # A checkout, entered by running Python in its root: the parts are beside this folder, not in it (see setup.cfg).
+    # A checkout, because Python was started in its root: the parts are next to this folder, not in it (see setup.cfg).
     __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
 from millstream import lazy_imports, loader, samplers, sharding, sources, transforms
@@ -217,7 +217,7 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name in ("checkpoint", "constants", "experimental", "keras", "multiprocessing", "python"):
-            from importlib import import_module  # noqa: PLC0415  (as late as what it imports)
+            from importlib import import_module  # noqa: PLC0415  (lazy: only these names need it)
 
             return import_module(f"millstream.{name}")
         return _late_name(name)

@@ -1,4 +1,4 @@
-"""The rules that arguments keep, said once: what is an integer, a flag or a time, and which names a call may have."""
+"""Checks of arguments: integers, flags, times, and the names of keyword arguments."""
 
 import functools
 import inspect
@@ -34,15 +34,15 @@ def as_integer(value: object, name: str, minimum: int | None = None, maximum: in
 
 
 def as_integer_or_none(value: object, name: str, minimum: int = 1) -> int | None:
-    """Returns a plain int as `as_integer` does, or None for None: for limits that there may not be."""
+    """Returns a plain int as `as_integer` does, or None for None."""
     return None if value is None else as_integer(value, name, minimum)
 
 
 def as_flag(value: object, name: str) -> bool:
-    """Returns a plain bool, of Python's or NumPy's.
+    """Returns a plain bool for a bool of Python or NumPy.
 
     Raises:
-        TypeError: the value is neither.
+        TypeError: the value is not a bool.
     """
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}.")
@@ -50,7 +50,7 @@ def as_flag(value: object, name: str) -> bool:
 
 
 def as_seconds(value: object, name: str) -> float:
-    """Returns a time above 0 as a float; infinity is one.
+    """Returns a positive number of seconds as a float. Infinity is allowed.
 
     Raises:
         TypeError: the value is not a number.
@@ -66,11 +66,11 @@ def as_seconds(value: object, name: str) -> float:
 def named_arguments(
     advice: Mapping[str, str] | None = None, positional: str = ""
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Returns a decorator: a call with a wrong name says which name is near, or what to write instead.
+    """Returns a decorator: a call with an unknown argument fails with a suggestion.
 
     Args:
-        advice: what to write instead of names that people bring from elsewhere.
-        positional: what to write instead of too many positional arguments.
+        advice: suggestions for names that users know from other libraries.
+        positional: the suggestion if there are too many positional arguments.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -93,7 +93,7 @@ def named_arguments(
 
 
 def named_fields(cls: Class) -> Class:
-    """Gives the constructor of a class the errors of `named_arguments`: a decorator for dataclasses."""
+    """Decorates a dataclass, whose constructor then has the errors of `named_arguments`."""
     cls.__init__ = named_arguments()(cls.__init__)  # type: ignore[misc]  # the signature stays as it is
     return cls
 
@@ -107,7 +107,7 @@ def _wrong_call(
     advice: Mapping[str, str],
     positional: str,
 ) -> str:
-    """Returns what is wrong with a call that does not fit the signature, and what to write instead."""
+    """Returns the error message of a call that does not fit the signature, with a suggestion."""
     known = [name for name in signature.parameters if name != "self"]
     unknown = [name for name in given if name not in known]
     if not unknown:

@@ -1,4 +1,4 @@
-"""Things that are closed when they are no longer needed."""
+"""The protocol of objects that must be closed."""
 
 import abc
 from types import TracebackType
@@ -6,11 +6,11 @@ from typing import Self
 
 
 class Closing(abc.ABC):
-    """Is closed at the end of a `with` block."""
+    """A context manager that closes itself at the end of a `with` block."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Frees what is held. May be called again."""
+        """Releases all resources. May be called more than once."""
 
     def __enter__(self) -> Self:
         return self

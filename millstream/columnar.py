@@ -1,4 +1,4 @@
-"""Records that a source holds as columns: they need not be taken apart to be stacked again."""
+"""Records stored as columns, which can be batched without being split into records."""
 
 import abc
 from collections.abc import Callable, Sequence
@@ -8,37 +8,37 @@ import numpy as np
 from numpy.typing import NDArray
 
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
-"""Gives an uninitialised, C-contiguous array of a shape and dtype: `numpy.empty`, or shared memory."""
+"""A function that allocates an uninitialised, C-contiguous array: `numpy.empty`, or one for shared memory."""
 
 
 UNEVEN_BYTES = 1 << 20
-"""Batches of texts whose array would take no more bytes than this are arrays of text, however uneven."""
+"""Size of the array up to which texts of any lengths are stacked as an array of text."""
 
 UNEVEN_FACTOR = 8
-"""Larger ones become arrays of objects if padding would make them more than this many times as long."""
+"""Factor by which padding may lengthen the texts of a larger array. Beyond it, they become an array of objects."""
 
 
 class ColumnarRecords(Sequence[Any]):
-    """A sequence of records that can also be had as one batch.
+    """A sequence of records that also exists as one batch.
 
-    A source's `__getitems__` may return one. Operations see the records, made when they are iterated over; a Batch
-    that comes first takes the columns as they are.
+    A source's `__getitems__` may return one. Operations get the records, which are built during iteration; a Batch that
+    comes first takes the columns unchanged.
     """
 
     @abc.abstractmethod
     def stack(self, allocate: Allocate) -> Any:
-        """Returns what stacking the records gives, its arrays in memory from `allocate`.
+        """Returns the stacked records, in arrays allocated by `allocate`.
 
-        None says that this is not known here: then the records themselves are stacked.
+        None if the stacked records are not known; they are then stacked one by one.
         """
 
 
 def stack_texts(texts: list[str], allocate: Allocate) -> NDArray[Any]:
     """Returns texts as an array: of dtype `<U` as long as the longest, or of objects.
 
-    They are objects if any has a NUL character, because NumPy cuts these off the ends; and if they differ so much in
-    length that the array would take more than UNEVEN_BYTES and UNEVEN_FACTOR times what their characters take. The
-    texts of a batch alone decide it.
+    They become objects if any has a NUL character, because NumPy strips these at the ends, or if their lengths differ
+    so much that the array would take more than UNEVEN_BYTES and more than UNEVEN_FACTOR times the bytes of their
+    characters. Only the texts of the batch decide.
     """
     characters = "".join(texts)
     longest = max(1, max(map(len, texts), default=0))
@@ -51,7 +51,7 @@ def stack_texts(texts: list[str], allocate: Allocate) -> NDArray[Any]:
 
 
 def stack_objects(values: list[Any]) -> NDArray[Any]:
-    """Returns values, such as bytes, as an array of objects, in memory of its own."""
+    """Returns values, such as bytes, as an array of objects in its own memory."""
     batch = np.empty(len(values), np.object_)
     batch[:] = values
     return batch

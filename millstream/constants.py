@@ -1,4 +1,4 @@
-"""The names of features that Grain keeps for itself; nothing here writes them."""
+"""The names of features that Grain reserves; nothing here writes them."""
 
 INDEX = "_index"
 RECORD_KEY = "_record_key"

@@ -1,6 +1,6 @@
-"""What to call the parts of a pipeline in texts for people: a short line each, without addresses.
+"""Descriptions of pipeline objects for people: one short line each, without addresses.
 
-Nothing here reads a record or raises, and the cost is bounded: a table of a million entries is shown by its size.
+Nothing here reads a record or raises. The cost is bounded: a table of a million entries is described by its size.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 LINE_LENGTH = 100
-"""Longer texts are cut: a reader needs their beginning at most."""
+"""Longest description. Longer ones are truncated."""
 
 
 def function_name(function: Any) -> str:
-    """Returns the name of a function as its author wrote it; of other callables, what they show of themselves."""
+    """Returns the name of a function as written in its source; for other callables, their description."""
     if isinstance(function, functools.partial):
         arguments = [VALUES.repr(value) for value in function.args]
         arguments += [f"{key}={VALUES.repr(value)}" for key, value in function.keywords.items()]
@@ -28,12 +28,12 @@ def function_name(function: Any) -> str:
 def described(value: object, *, with_defaults: bool = True) -> str:
     """Returns the class of an object with its parameters: `Scale(factor=2)`.
 
-    A `__repr__` that the author of the class wrote is used as it is, if it is one short line. Else the parameters are
-    the fields of a dataclass or the public attributes.
+    A `__repr__` written by the author of the class is used unchanged if it is one short line. Otherwise the parameters
+    are the fields of a dataclass or the public attributes.
 
     Args:
-        value: what to describe.
-        with_defaults: whether fields of a dataclass that have their default value are shown.
+        value: the object to describe.
+        with_defaults: True to include fields of a dataclass that have their default values.
     """
     name = type(value).__name__
     if has_own_repr(value):
@@ -46,24 +46,24 @@ def described(value: object, *, with_defaults: bool = True) -> str:
 
 
 def has_own_repr(value: object) -> bool:
-    """Says whether a person wrote how to show the object, and not Python or the decorator of dataclasses."""
+    """Returns True if the author of the class wrote its `__repr__`, and not Python or the dataclass decorator."""
     written = type(value).__repr__
     if not dataclasses.is_dataclass(value):
         return written is not object.__repr__
-    # The decorator's, which shows every field whole, wraps a function that it made of text.
+    # The decorator's `__repr__`, which shows every field in full, wraps a function compiled from text.
     made = getattr(written, "__wrapped__", written)
     return getattr(getattr(made, "__code__", None), "co_filename", "") != "<string>"
 
 
 class _Values(reprlib.Repr):
-    """Shows the value of a parameter: its beginning, or its class and size."""
+    """Describes values of parameters: by their beginning, or by their class and size."""
 
     def __init__(self) -> None:
         super().__init__()
         self.maxstring = self.maxother = 60
 
     def repr1(self, x: Any, level: int) -> str:
-        """Returns what is shown of any value."""
+        """Returns the description of any value."""
         if isinstance(x, np.ndarray):
             return f"array of {x.dtype}, shape {x.shape}"
         if callable(x) and not isinstance(x, type):
@@ -71,7 +71,7 @@ class _Values(reprlib.Repr):
         return super().repr1(x, level)
 
     def repr_instance(self, x: Any, level: int) -> str:
-        """Returns what is shown of an object: of most only the class, since it may hold millions of things."""
+        """Returns the description of an object: usually only its class, because it may contain millions of items."""
         del level
         if type(x).__module__ == "builtins" or isinstance(x, np.generic):
             return _shortened(repr(x))
@@ -79,11 +79,11 @@ class _Values(reprlib.Repr):
 
 
 VALUES = _Values()
-"""How the values of parameters are shown."""
+"""Describes the values of parameters."""
 
 
 def _fields(value: Any, with_defaults: bool) -> dict[str, Any]:
-    """Returns what a dataclass shows of its fields."""
+    """Returns the fields of a dataclass to show."""
     shown = {}
     for field in dataclasses.fields(value):
         if field.repr and hasattr(value, field.name):
@@ -97,12 +97,12 @@ def _is_default(field: "dataclasses.Field[Any]", held: object) -> bool:
     default = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
-    # Of the same type first: an array that is compared with None gives an array.
+    # Types first, because an array compared with None returns an array.
     return held is default or (type(held) is type(default) and held == default)
 
 
 def _public_attributes(value: object) -> dict[str, Any]:
-    """Returns the attributes of an object that its author did not mark as private."""
+    """Returns the public attributes of an object."""
     return {name: held for name, held in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
 
 

@@ -1,18 +1,17 @@
-"""The exceptions of millstream, each a subclass of the builtin that a caller would expect.
+"""The exceptions of millstream, each a subclass of the builtin that callers expect.
 
     ValueError
-    ├── CheckpointError   a state that cannot be read, or belongs to another stream
-    └── StackError        elements that cannot be stacked into one batch
+    ├── CheckpointError   a state is unreadable, or belongs to another stream
+    └── StackError        elements do not stack into one batch
     OSError
-    └── DataSourceError   a record that could not be read, with its file and number
+    └── DataSourceError   a record cannot be read; with its file and number
     RuntimeError
     ├── WorkerDiedError     worker processes keep dying at the same records
-    ├── WorkerError         an exception of a worker process that could not be sent as it was
+    ├── WorkerError         an exception of a worker process cannot be pickled
     └── WorkerStalledError  a worker process makes no progress
 
-Everything else that millstream raises is a plain builtin: `ValueError` and `TypeError` for arguments, `IndexError`
-for positions beyond the end. An exception of the user's code keeps its type; a note says which operation and
-which record it came from.
+All other errors are plain builtins: `ValueError` and `TypeError` for arguments, `IndexError` for positions beyond the
+end. An exception in user code keeps its type; a note names the operation and the record.
 """
 
 from typing import final
@@ -20,9 +19,9 @@ from typing import final
 
 @final
 class CheckpointError(ValueError):
-    """A state is unreadable, of an unknown version, or of a stream that differs from this one.
+    """A state is unreadable, has an unknown version, or belongs to a different stream.
 
-    The message names the field, what was saved and what is here. The iterator is as it was before the attempt.
+    The message names the fields that differ, with the saved and the current values. The iterator does not change.
 
     Examples:
         >>> state = iter(millstream.load(range(8), shuffle=True, seed=0)).get_state()
@@ -36,11 +35,11 @@ class CheckpointError(ValueError):
 
 @final
 class StackError(ValueError):
-    """Two elements differ in structure, shape or dtype, or hold something that does not stack.
+    """Two elements differ in structure, shape or dtype, or contain a value that does not stack.
 
     Attributes:
-        path: where in the element, for instance `['image']` or `.tokens[2]`; empty for the element itself.
-        rows: which rows of the batch the two elements are, from 0; a single one if one element is at fault.
+        path: the path in the element, for instance `['image']` or `.tokens[2]`; empty for the element itself.
+        rows: the rows of the two elements in the batch, from 0; a single row if one element is at fault.
 
     Examples:
         >>> records = [{"x": np.zeros(2)}, {"x": np.zeros(3)}]
@@ -57,12 +56,12 @@ class StackError(ValueError):
         self.rows = rows
 
     def __reduce__(self) -> tuple[type["StackError"], tuple[str, str, tuple[int, ...]], dict[str, object]]:
-        return StackError, (str(self), self.path, self.rows), vars(self)  # vars has the notes.
+        return StackError, (str(self), self.path, self.rows), vars(self)  # vars contains the notes.
 
 
 @final
 class DataSourceError(OSError):
-    """A record could not be read: the message names the file, the record in it, and what was wrong.
+    """A record cannot be read. The message names the file, the record in it, and the cause.
 
     Examples:
         >>> source = millstream.JsonLinesDataSource("damaged.jsonl")
@@ -75,7 +74,7 @@ class DataSourceError(OSError):
 
 @final
 class WorkerDiedError(RuntimeError):
-    """Worker processes keep dying at the same records: the message names these and the likely cause.
+    """Worker processes keep dying at the same records. The message names these and the likely cause.
 
     Examples:
         >>> import os
@@ -92,7 +91,7 @@ class WorkerDiedError(RuntimeError):
 
 @final
 class WorkerError(RuntimeError):
-    """An exception of a worker that could not be sent as it was: its type, message and traceback as text.
+    """An exception of a worker process cannot be pickled: its type, message and traceback as text.
 
     Examples:
         >>> import threading
@@ -109,9 +108,9 @@ class WorkerError(RuntimeError):
 
 @final
 class WorkerStalledError(RuntimeError):
-    """A worker process has been making the same call for longer than the stall timeout.
+    """A worker process has been running the same call for longer than the stall timeout.
 
-    The message names the records, the state of the process and what it was executing.
+    The message names the records, the state of the process and the line that it was executing.
 
     Examples:
         >>> import threading

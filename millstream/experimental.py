@@ -1,4 +1,4 @@
-"""Datasets and functions under the names that Grain has in `grain.experimental`. Here they are not experimental."""
+"""The names of `grain.experimental`. Their datasets and functions are not experimental here."""
 
 from typing import TYPE_CHECKING
 

@@ -1,9 +1,9 @@
-"""Grain's import names, served by millstream: programs and libraries that import `grain` run without a change.
+"""Grain's import names, served by millstream: programs and libraries that import `grain` run unchanged.
 
 Worker processes and Ray actors install the same finder before they unpickle a pipeline.
 
 Every public module of Grain has its counterpart here. A private module, `grain._src.…`, serves any public name, because
-libraries import those from where Grain defines them, and the private names that public projects use.
+libraries import those from the modules that define them in Grain, and the private names that public projects use.
 """
 
 import importlib.abc
@@ -34,7 +34,7 @@ _PUBLIC: Mapping[str, str] = {
 """The module that serves each public module of Grain."""
 
 _HOMES = sorted(_PUBLIC.values(), key="millstream.checkpoint".__eq__)
-"""Where names of private modules are looked for; Orbax, which takes a second to import, comes last."""
+"""The modules that names of private modules are searched in. Orbax, which takes a second to import, is last."""
 
 _PRIVATE = "grain._src"
 
@@ -48,16 +48,16 @@ _PRIVATE_MODULES = frozenset(
     transformations transforms tree_lib zip
     """.split()  # noqa: SIM905  (readable, unlike 50 lines of a list)
 )
-"""The names that a private module of Grain is made of; any other is an import error, as it is there."""
+"""The components of the names of Grain's private modules. Other names are import errors, as in Grain."""
 
 
 def install_as_grain() -> None:
     """Serves `import grain`, and the modules below it, from millstream, in this process and in its workers.
 
-    Call it before anything imports `grain`. The real Grain may be installed; it is not imported any more.
+    Call it before anything imports `grain`. The real Grain may be installed, but is no longer imported.
 
     Raises:
-        RuntimeError: the real Grain is imported already.
+        RuntimeError: the real Grain is already imported.
 
     Examples:
         >>> millstream.install_as_grain()
@@ -70,8 +70,8 @@ def install_as_grain() -> None:
     imported = sys.modules.get("grain")
     if imported is not None:
         raise RuntimeError(
-            f"install_as_grain() must be called before grain is imported, but {imported!r} is there already. Call "
-            "it in the first lines of the program, or run it as `python -m millstream.as_grain SCRIPT`."
+            f"install_as_grain() must be called before grain is imported, but {imported!r} is already imported. Call "
+            "it in the first lines of the program, or run the program as `python -m millstream.as_grain SCRIPT`."
         )
     sys.meta_path.insert(0, _Finder())
 
@@ -83,7 +83,7 @@ def is_installed() -> bool:
 
 @final
 class Installed:
-    """A value that serves `grain` from millstream wherever it is unpickled: what a pipeline sends ahead to workers."""
+    """A value whose unpickling serves `grain` from millstream. Pipelines send it to workers before anything else."""
 
     def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
         return install_as_grain, ()
@@ -91,12 +91,12 @@ class Installed:
 
 @final
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `grain` and all modules below it."""
+    """The finder of `grain` and all modules below it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec of a module of Grain that millstream serves, else None."""
+        """Returns the spec of a module of Grain that millstream serves, otherwise None."""
         del path, target
         top, *names = fullname.removeprefix(_PRIVATE).split(".")
         is_private = fullname.startswith(_PRIVATE) and not top and _PRIVATE_MODULES.issuperset(names)
@@ -109,21 +109,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, origin="millstream", is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        """Returns an empty module that looks its names up in millstream."""
+        """Returns an empty module that forwards its names to millstream."""
         return _Served(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Does nothing: names are looked up when they are asked for."""
+        """Does nothing, because names are resolved on access."""
 
 
 class _Served(ModuleType):
-    """A module of Grain whose names are millstream's."""
+    """A module of Grain whose names come from millstream."""
 
     def __getattr__(self, name: str) -> Any:
-        """Returns what millstream has under a name of this module.
+        """Returns millstream's object for a name of this module.
 
         Raises:
-            AttributeError: it has none.
+            AttributeError: there is none.
         """
         if name.startswith("__") and name != "__version__":
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
@@ -136,10 +136,10 @@ class _Served(ModuleType):
             return make()
         for home in homes:
             value = getattr(import_module(home), name, self)
-            # A module of millstream is none of Grain's private ones: the import goes on to look for that.
+            # A module of millstream is not a private module of Grain; the import system then searches for that.
             if value is not self and (served is not None or not isinstance(value, ModuleType)):
                 return value
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}: millstream serves it, without that.")
+        raise AttributeError(f"module {self.__name__!r}, served by millstream, has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
         served = _PUBLIC.get(self.__name__)
@@ -147,12 +147,12 @@ class _Served(ModuleType):
 
 
 def _determine_worker_count(input_worker_count: int | None) -> int:
-    """Returns the given number of workers, or one for each processor."""
+    """Returns the given number of workers, or the number of processors."""
     return (os.cpu_count() or 1) if input_worker_count is None else input_worker_count
 
 
 def _even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
-    """Returns the first record of a shard of contiguous records, and the one after its last."""
+    """Returns the start and stop of a shard of contiguous records."""
     share, rest = divmod(num_examples, options.shard_count)
     extra = 0 if options.drop_remainder else rest
     start, stop = (share * index + min(index, extra) for index in (options.shard_index, options.shard_index + 1))
@@ -160,7 +160,7 @@ def _even_split(num_examples: int, options: ShardOptions) -> tuple[int, int]:
 
 
 class _NoSharedArray:
-    """The class of arrays that pipelines of Grain hand over without copying; millstream has none."""
+    """A class without instances, in place of the arrays that Grain's pipelines share between processes."""
 
 
 def _source_map_dataset() -> Any:
@@ -174,4 +174,4 @@ _PRIVATE_NAMES: Mapping[str, Callable[[], Any]] = {
     "_determine_worker_count": lambda: _determine_worker_count,
     "even_split": lambda: _even_split,
 }
-"""Names of private modules of Grain that public projects use, and are not public there."""
+"""Names of private modules of Grain that public projects use, and that are not public in millstream."""

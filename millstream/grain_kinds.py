@@ -1,6 +1,6 @@
-"""Bases of datasets and loaders, by which Keras recognises them: by the class name, and "grain" in the module's name.
+"""Base classes of datasets and loaders that Keras recognises by class name and by "grain" in the module's name.
 
-Programs and Keras also read private attributes of Grain's loader, since it has no public ones.
+Programs and Keras also read private attributes of Grain's loader, because it has no public ones.
 """
 
 from typing import Any

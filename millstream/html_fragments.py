@@ -1,6 +1,6 @@
-"""Pictures of things in notebooks: HTML that needs nothing else, light or dark as the page around it.
+"""Renderings for notebooks: self-contained HTML, light or dark like the page around it.
 
-What makes them is imported when a notebook asks, by `_repr_html_`, which IPython documents as the hook for it:
+The modules that render are imported on the first call of `_repr_html_`, IPython's hook for it:
 https://ipython.readthedocs.io/en/stable/config/integrating.html#rich-display
 """
 
@@ -31,63 +31,63 @@ margin:0;overflow-wrap:anywhere}}
 .millstream .ms-mix{{display:flex;height:.9em;border-radius:3px;overflow:hidden;margin:.4em 0 .2em}}
 .millstream .ms-key{{display:inline-block;width:.7em;height:.7em;border-radius:2px;margin:0 .35em 0 .9em}}
 """
-"""The style sheet of all pictures: colours of the page's theme, where it says which it has."""
+"""The style sheet of all renderings, in the colours of the page's theme if it declares one."""
 
 PARTS_SHOWN = 12
-"""Of a mixture of more parts, the first ones are named."""
+"""Maximum number of parts of a mixture that are named."""
 
 
 def escaped(value: object) -> str:
-    """Returns a text as HTML that shows it, whatever is in it."""
+    """Returns a text as HTML that displays it."""
     return html.escape(str(value))
 
 
 def figure(*parts: str, style: str = "") -> str:
-    """Returns a picture made of parts, with the style that it needs."""
+    """Returns a rendering of the given parts, with its style sheet."""
     return f'<div class="millstream"><style>{STYLE}{style}</style>{"".join(parts)}</div>'
 
 
 def card(kind: str, title: str, *parts: str, mark: str = "") -> str:
-    """Returns a box: what kind of thing it is, its name, and parts in HTML beneath.
+    """Returns a box with a kind, a title, and parts in HTML below them.
 
     Args:
-        kind: a word above the name.
-        title: the name, as text.
-        parts: what else there is, as HTML.
-        mark: classes of the box, beside its own.
+        kind: the word before the title.
+        title: the title, as text.
+        parts: the content below the title, as HTML.
+        mark: additional CSS classes of the box.
     """
     head = f'<div class="ms-head"><span class="ms-kind">{escaped(kind)}</span><code>{escaped(title)}</code></div>'
     return f'<div class="ms-card {mark}">{head}{"".join(parts)}</div>'
 
 
 def words(facts: Mapping[str, object]) -> str:
-    """Returns a line of facts, each with its name."""
+    """Returns a line of names and values."""
     shown = " · ".join(f"{escaped(name)} {escaped(value)}" for name, value in facts.items())
     return f'<div class="ms-soft">{shown}</div>'
 
 
 def leaf_lines(leaves: Iterable[str]) -> str:
-    """Returns lines about the leaves of an element."""
+    """Returns one line for each leaf of an element."""
     return "".join(f'<div class="ms-leaf">{escaped(leaf)}</div>' for leaf in leaves)
 
 
 def proportions(parts: Sequence[tuple[str, float]]) -> str:
-    """Returns a bar that is divided in proportion, with the names of the parts beneath."""
+    """Returns a bar that is divided in proportion, with the names of the parts below it."""
     whole = sum(size for _, size in parts) or 1.0
-    pieces, names = [], []
+    segments, names = [], []
     for number, (name, size) in enumerate(parts):
-        # Hues that follow each other at this angle are far apart, however many there are.
+        # Consecutive hues at this angle differ clearly, however many there are.
         colour = f"hsl({number * 137.5 % 360:.0f} 60% var(--ms-light))"
         share = f"{size / whole:.1%}"
-        pieces.append(f'<span title="{escaped(name)} {share}" style="width:{share};background:{colour}"></span>')
+        segments.append(f'<span title="{escaped(name)} {share}" style="width:{share};background:{colour}"></span>')
         if number < PARTS_SHOWN:
             names.append(f'<span class="ms-key" style="background:{colour}"></span>{escaped(name)} {share}')
     more = f" … {len(parts) - PARTS_SHOWN} more" if len(parts) > PARTS_SHOWN else ""
-    return f'<div class="ms-mix">{"".join(pieces)}</div><div class="ms-soft">{"".join(names)}{more}</div>'
+    return f'<div class="ms-mix">{"".join(segments)}</div><div class="ms-soft">{"".join(names)}{more}</div>'
 
 
 def document(title: str, body: str) -> str:
-    """Returns a whole page, light or dark as the reader's system is."""
+    """Returns an entire page, light or dark like the reader's system."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'

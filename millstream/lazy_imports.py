@@ -1,7 +1,7 @@
-"""Names of a package whose modules are imported when they are first asked for (PEP 562).
+"""Names of a package whose modules are imported on first access (PEP 562).
 
-Most programs read one format and follow one order. `import millstream`, which every worker process pays for too, takes
-half as long without the modules of the others.
+Most programs read one format in one order. Without the modules of the others, `import millstream` takes half as long,
+also in every worker process.
 """
 
 import sys
@@ -13,8 +13,8 @@ def hooks(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], obj
     """Returns the `__getattr__` and the `__dir__` of a package.
 
     Args:
-        package: its name. Its `__all__` is what completion in a notebook offers.
-        modules: for each late name, the module that has it.
+        package: the name of the package. Completion in a notebook offers the names in its `__all__`.
+        modules: the module of each late name.
     """
 
     def get_late_name(name: str) -> object:

@@ -1,20 +1,20 @@
-"""Things that a notebook shows as a picture, where they stand at the end of a cell."""
+"""Renderings of objects at the end of a notebook cell."""
 
 from collections.abc import Sequence
 from typing import ClassVar
 
 
 class Pictured:
-    """Has a picture: its kind, its name with its parameters, and its parts in proportion if it has any."""
+    """An object that a notebook renders as a box: its kind, its description, and the proportions of its parts."""
 
     _picture_kind: ClassVar[str]
 
     def _picture_parts(self) -> Sequence[tuple[str, float]]:
-        """Returns what it consists of, with sizes or weights: by default, of nothing that is worth a picture."""
+        """Returns the names and sizes of its parts; none by default."""
         return ()
 
     def _repr_html_(self) -> str:
-        from millstream import html_fragments  # noqa: PLC0415  (for notebooks)
+        from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
         from millstream.descriptions import described  # noqa: PLC0415
 
         title, parts = described(self, with_defaults=False), self._picture_parts()

@@ -1,9 +1,9 @@
-"""Sets NumPy's Philox to the start of one stream after another, in a tenth of a microsecond each.
+"""Sets NumPy's Philox to the start of successive streams, in a tenth of a microsecond each.
 
 NumPy's own way is to set the `state` property to a dict of dicts, which takes more than ten times as long: longer than
-most draws. NumPy says where the state is in memory (`ctypes.state_address`), but not its layout. That is taken from
-NumPy's numpy/random/src/philox/philox.h and numpy/random/_philox.pyx, and was checked in the releases 1.26, 2.0 and
-2.4:
+most draws. NumPy documents the address of the state (`ctypes.state_address`), but not its layout. The layout is taken
+from NumPy's numpy/random/src/philox/philox.h and numpy/random/_philox.pyx, and was checked in the releases 1.26, 2.0
+and 2.4:
 
     at state_address    pointers to the counter and to the key
     + 16                int buffer_pos, 4 words of 64 bits of buffer, int has_uint32, 32 bits of uinteger
@@ -11,9 +11,9 @@ NumPy's numpy/random/src/philox/philox.h and numpy/random/_philox.pyx, and was c
     + 80                the counter, 4 words of 64 bits
 
 Guarantees:
-    * Nothing is written to memory that is not known to have this layout: the two pointers must point to where key and
-      counter are expected, and once in each process a generator that was set in this way must draw what a new one
-      draws. Otherwise the `state` property is set.
+    * Nothing is written to memory whose layout is not verified: the two pointers must point to the expected key and
+      counter, and once per process a generator that was set in this way must draw the same numbers as a new one.
+      Otherwise the `state` property is set.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _POINTERS, _KEY, _COUNTER = 16, 48, 64
-"""How many bytes the two pointers take, and the offsets of key and counter after them: the one follows the other."""
+"""The size of the two pointers in bytes, and the offsets of key and counter after them, which are adjacent."""
 
 _STATE = np.dtype(
     {
@@ -35,7 +35,7 @@ _STATE = np.dtype(
         "itemsize": 96,
     }
 )
-"""What follows the pointers. At the start of a stream, everything without a name here is zero."""
+"""The memory after the pointers. At the start of a stream, every field without a name here is zero."""
 
 _NOTHING_BUFFERED = 4
 
@@ -43,11 +43,11 @@ _Memory = ctypes.Array[ctypes.c_char]
 
 
 def at_streams(generator: "np.random.Generator", words: NDArray[np.uint64]) -> Iterator["np.random.Generator"]:
-    """Yields the same generator again and again, each time at the start of the next stream.
+    """Yields the same generator repeatedly, each time at the start of the next stream.
 
     Args:
-        generator: a generator of a Philox, which is set each time.
-        words: which streams, shape (n, 6): the two words of the key and the four of the counter.
+        generator: a generator of a Philox, whose state is set each time.
+        words: the streams, shape (n, 6): the two words of the key and the four of the counter.
     """
     memory = _memory_of(generator.bit_generator) if _layout_is_known() else None
     if memory is None:
@@ -73,7 +73,7 @@ def _set_property(bit_generator: "np.random.BitGenerator", stream: list[int]) ->
 
 
 def _states(words: NDArray[np.uint64]) -> list[bytes]:
-    """Returns what is in memory at the start of each stream."""
+    """Returns the memory contents at the start of each stream."""
     states = np.zeros(len(words), _STATE)
     states["buffer_pos"] = _NOTHING_BUFFERED
     states["key_and_counter"] = words
@@ -82,7 +82,7 @@ def _states(words: NDArray[np.uint64]) -> list[bytes]:
 
 
 def _memory_of(bit_generator: "np.random.BitGenerator") -> _Memory | None:
-    """Returns the memory of a bit generator after its pointers, None if those are not as expected.
+    """Returns the memory of a bit generator after its pointers, None if the pointers are not as expected.
 
     It is valid as long as the bit generator exists.
     """
@@ -95,21 +95,21 @@ def _memory_of(bit_generator: "np.random.BitGenerator") -> _Memory | None:
 
 @functools.cache
 def _address_offset() -> int:
-    """Returns the offset of the state from the start of the object: asking NumPy each time would take too long."""
+    """Returns the offset of the state from the start of the object, because asking NumPy each time takes too long."""
     probe = np.random.Philox(0)
     return int(probe.ctypes.state_address) - id(probe)
 
 
 @functools.cache
 def _layout_is_known() -> bool:
-    """Returns whether a bit generator that is set in memory draws what it should."""
+    """Returns True if a bit generator that is set in memory draws the expected numbers."""
     if sys.implementation.name != "cpython":
-        # There the `id` of an object is not its address.
+        # `id` is not an address there.
         return False
     stream = np.array([3, 2**64 - 1, 2**63, 5, 2**32 + 7, 11], np.uint64)
     expected = np.random.Philox(key=stream[:2], counter=stream[2:])
     probe = np.random.Philox(0)
-    # So that no field is zero.
+    # To leave no field zero.
     np.random.Generator(probe).integers(0, 9, size=3, dtype=np.uint32)
     memory = _memory_of(probe)
     if memory is None:

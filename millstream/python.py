@@ -1,4 +1,4 @@
-"""The names of `grain.python`, the older interface, for code that says `import grain.python as grain`."""
+"""The names of `grain.python`, the older interface, for code with `import grain.python as grain`."""
 
 from typing import TYPE_CHECKING
 
@@ -85,7 +85,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         # Orbax and JAX take seconds to import.
         if name in ("PyGrainCheckpointHandler", "PyGrainCheckpointRestore", "PyGrainCheckpointSave"):
-            from importlib import import_module  # noqa: PLC0415  (as late as what it imports)
+            from importlib import import_module  # noqa: PLC0415  (lazy: only these names need it)
 
             return getattr(import_module("millstream.checkpoint"), name.removeprefix("PyGrain"))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

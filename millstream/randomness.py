@@ -1,4 +1,4 @@
-"""The one definition of randomness: which generator a random operation gets at a record.
+"""The definition of randomness: the generator of a random operation at a record.
 
 The stream of random operation `operation` at position `index` of epoch `epoch` under `seed` is numpy's Philox4x64-10
 (Salmon, Moraes, Dror, Shaw: "Parallel Random Numbers: As Easy as 1, 2, 3", SC11) with
@@ -6,12 +6,12 @@ The stream of random operation `operation` at position `index` of epoch `epoch` 
     key     = (seed, index)
     counter = (0, 0, epoch, operation)
 
-Philox is a keyed bijection of its 256-bit counter. Drawing advances the two low words of the counter only, so streams
+Philox is a keyed bijection of its 256-bit counter. Drawing advances only the two low words of the counter, so streams
 that differ in any of the four numbers never share a block: they differ in the key, or in the high words of the
-counter. This holds for neighbouring seeds too: (seed 0, index 1) and (seed 1, index 0) have different keys.
+counter. This includes neighbouring seeds: (seed 0, index 1) and (seed 1, index 0) have different keys.
 
-`np.random.Generator` is in quotation marks throughout millstream: looking it up imports numpy.random, which takes as
-long as importing all of millstream.
+`np.random.Generator` is in quotation marks throughout millstream, because evaluating it imports numpy.random, which
+takes as long as importing all of millstream.
 """
 
 import functools
@@ -25,11 +25,11 @@ from millstream.checks import as_integer
 from millstream.philox_state import at_streams
 
 SEED_LIMIT = 1 << 64
-"""Seeds, epochs and indices are below this: each is one word of Philox's key or counter."""
+"""Upper bound, exclusive, of seeds, epochs and indices: each is one word of Philox's key or counter."""
 
 
 def as_seed(value: object, name: str = "seed") -> int:
-    """Returns a seed, or another part of what a stream is keyed by, as a plain int; refuses anything else."""
+    """Returns a seed, or another component of a stream's key, as a plain int; refuses anything else."""
     seed = as_integer(value, name)
     if not 0 <= seed < SEED_LIMIT:
         raise ValueError(f"{name} must be between 0 and 2**64 - 1, got {seed}.")
@@ -37,7 +37,7 @@ def as_seed(value: object, name: str = "seed") -> int:
 
 
 OF_GROUPS = SEED_LIMIT - 1
-"""The number of an operation that no random operation has: streams of groups of elements are none of theirs."""
+"""The operation number of the streams of groups of elements. No random operation has it."""
 
 
 OF_BATCHES = SEED_LIMIT >> 1
@@ -45,55 +45,55 @@ OF_BATCHES = SEED_LIMIT >> 1
 
 
 class _NoSeed:
-    """Replaces the seed that NumPy's generators keep: here there is none, and asking for it is an error that says so.
+    """Replaces the seed that NumPy's generators keep. Spawning from it is an error with a remedy.
 
     Attributes:
-        is_asked: whether the generator has been made: until then it is the one that asks.
+        is_used: True once the generator has been constructed, after which every request is an error.
     """
 
     def __init__(self) -> None:
         _let_numpy_take_it()
-        self.is_asked = False
+        self.is_used = False
 
     def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
-        """Returns some words for the generator that is being made; refuses all later calls."""
-        if self.is_asked:
+        """Returns words for the generator under construction; refuses later calls."""
+        if self.is_used:
             self.spawn(1)
         return np.zeros(n_words, dtype)
 
     def spawn(self, _: int) -> NoReturn:
-        """Refuses: children would have to be further streams, and a record has one for each operation."""
+        """Refuses, because children would be additional streams, and a record has one stream per operation."""
         raise TypeError(
-            "The rng of a record is one stream of random numbers and has no seed to make others from. "
+            "Cannot spawn from the rng of a record: it is one stream of random numbers, without a seed. "
             "Draw a seed from it: np.random.default_rng(rng.integers(2**63))."
         )
 
 
 @functools.cache
 def _let_numpy_take_it() -> None:
-    """Makes `_NoSeed` one of the classes that NumPy takes for seeds; once, since it slows NumPy's next look."""
+    """Registers `_NoSeed` as a seed sequence; once, because it slows down NumPy's next check."""
     np.random.bit_generator.ISpawnableSeedSequence.register(_NoSeed)
 
 
 def generator(seed: int, epoch: int, index: int, operation: int = 0) -> "np.random.Generator":
-    """Returns a fresh generator at the start of one stream.
+    """Returns a new generator at the start of one stream.
 
     Args:
         seed: the sampler's seed, 0 … 2**64 - 1.
-        epoch: the epoch that the position lies in, 0 … 2**64 - 1.
+        epoch: the epoch of the position, 0 … 2**64 - 1.
         index: the position, 0 … 2**64 - 1.
-        operation: the number of the random operation in the pipeline, counted from 0 over random operations only.
+        operation: the number of the random operation in the pipeline, from 0, counting random operations only.
     """
     (restarted,) = at_streams(_new_generator(), np.array([[seed, index, 0, 0, epoch, operation]], dtype=np.uint64))
     return restarted
 
 
 def _new_generator() -> "np.random.Generator":
-    """Returns a generator that is at no stream yet."""
+    """Returns a generator whose stream is not set."""
     no_seed = _NoSeed()
-    # With a key instead, NumPy leaves the seed None, which means system randomness wherever a seed is taken.
+    # With a key instead, NumPy would leave the seed None, which selects system randomness wherever a seed is used.
     made = np.random.Generator(np.random.Philox(cast("np.random.SeedSequence", no_seed)))
-    no_seed.is_asked = True
+    no_seed.is_used = True
     return made
 
 
@@ -105,10 +105,10 @@ def generators(
 ) -> "Iterator[np.random.Generator]":
     """Yields `generator(seed, epoch, index, operation)` for each pair, as one object whose state is set each time.
 
-    The seed is one for all, or an array with one for each.
+    The seed is common to all, or an array with one per pair.
 
-    Setting a state costs a hundredth of building a generator. The object yielded is therefore valid until the next one
-    is asked for; draw from it, do not keep it.
+    Setting a state costs a hundredth of constructing a generator. The yielded object is therefore valid until the next
+    one is requested: draw from it, do not keep it.
     """
     words = np.zeros((len(indices), 6), dtype=np.uint64)
     words[:, 0], words[:, 1], words[:, 4], words[:, 5] = seed, indices, epochs, operation
@@ -118,10 +118,10 @@ def generators(
 def generators_from(
     parents: "Iterable[np.random.Generator]", indices: Iterable[int], operation: int = 0
 ) -> "Iterator[np.random.Generator]":
-    """Yields a generator for each parent, the randomness that a custom sampler gave to a position.
+    """Yields a generator for each parent, the random generator that a custom sampler returned for a position.
 
-    The key is the next two 64-bit words of the parent, the counter (0, 0, index, operation): so random operations at
-    one position do not share draws here either. As with `generators`, the object yielded is reused.
+    The key consists of the next two 64-bit words of the parent, and the counter is (0, 0, index, operation), so random
+    operations at one position share no draws. As in `generators`, the yielded object is reused.
     """
     reused = _new_generator()
     for parent, index in zip(parents, indices, strict=True):

@@ -1,4 +1,4 @@
-"""What a sampler says of one position."""
+"""The metadata of one position in a sampler's order."""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ class RecordMetadata:
     Attributes:
         index: the position, counted from 0 over all epochs.
         record_key: the record's key in the source, 0 … len(source) - 1.
-        rng: the randomness of this position, or None where the sampler has no seed.
+        rng: the random generator of this position, or None if the sampler has no seed.
 
     Examples:
         >>> millstream.IndexSampler(5)[7]

@@ -1,6 +1,6 @@
 """Hashes of 64-bit words, and seeds derived from seeds.
 
-A derived seed is a hash of a seed and a number, never their sum: seeds that differ by one share no derived seed.
+A derived seed is a hash of a seed and a number, never their sum, so that neighbouring seeds share no derived seed.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def mix_words(words: Words, scratch: Words | None = None) -> Words:
 
 
 def derive_seed(seed: int, number: int) -> int:
-    """Returns a seed that looks unrelated to the given one: a hash of the seed and a number, both below 2**64."""
+    """Returns a hash of a seed and a number, both below 2**64."""
     return int(derive_seeds(np.array([seed], dtype=np.uint64), np.array([number], dtype=np.uint64))[0])
 
 

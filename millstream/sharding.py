@@ -1,4 +1,4 @@
-"""Which part of every global batch this process reads."""
+"""Sharding: the share of every global batch that this process reads."""
 
 import dataclasses
 import math
@@ -14,30 +14,30 @@ if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
 LAUNCHER_VARIABLES = ("JAX_COORDINATOR_ADDRESS", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-"""What launchers that `jax.distributed.initialize()` knows set in the environment of each of several processes."""
+"""Environment variables by which launchers known to `jax.distributed.initialize()` announce several processes."""
 
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
-    """One shard out of several.
+    """One of several shards.
 
-    Shuffling comes first, sharding after it: each global batch is dealt to the shards in contiguous runs, so that the
-    shards' k-th batches laid end to end are the same for every number of shards.
+    Shuffling precedes sharding. Each global batch is split into one contiguous run per shard, so the concatenation of
+    the shards' k-th batches is the same for every number of shards.
 
     Attributes:
-        shard_index: which shard, 0 … shard_count - 1.
-        shard_count: how many shards there are, at least 1.
-        drop_remainder: whether the last, incomplete global batch is trimmed so that every shard gets equally many
-            records of it (at most shard_count - 1 records are left out). Without it, the first shards get one more.
-        logical_shards: to how many parts a pipeline with a Filter, a FlatMap or packing as documents come is dealt, a
-            multiple of shard_count; None for as many as there are shards. Each shard runs logical_shards / shard_count
-            of them, and its batch is theirs laid end to end: so the global batches depend on this number alone, and a
-            checkpoint can be resumed on every number of shards that divides it. It decides the stream: keep it for the
-            whole run. A pipeline that makes one element of each record needs none, and nothing changes there.
+        shard_index: the number of this shard, 0 … shard_count - 1.
+        shard_count: the number of shards, at least 1.
+        drop_remainder: True to truncate the last, incomplete global batch to a multiple of shard_count, which drops at
+            most shard_count - 1 records. If False, the first shards get one more record of it.
+        logical_shards: the number of logical shards of a pipeline with a Filter, a FlatMap or a packer, a multiple of
+            shard_count; None for shard_count. Each shard runs logical_shards / shard_count of them, and concatenates
+            their batches. The global batches therefore depend on this number alone, and a checkpoint can resume on
+            every number of shards that divides it. It determines the stream, so keep it for the entire run. A 1:1
+            pipeline does not need it, and does not change.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range, or logical_shards is not a multiple of
+        TypeError, ValueError: an argument has the wrong type or is out of range, or logical_shards is not a multiple of
             shard_count.
 
     Examples:
@@ -65,18 +65,18 @@ class ShardOptions:
         object.__setattr__(self, "logical_shards", as_integer_or_none(self.logical_shards, "logical_shards"))
         if self.logical_shards is not None and self.logical_shards % self.shard_count:
             raise ValueError(
-                f"logical_shards must be a multiple of shard_count = {self.shard_count}, got {self.logical_shards}: "
-                "each shard runs equally many of them. Use a number of shards that divides it."
+                f"logical_shards must be a multiple of shard_count = {self.shard_count}, got {self.logical_shards}, "
+                "because every shard runs the same number of them. Use a number of shards that divides it."
             )
 
     def local_batch_size(self, global_batch_size: int) -> int:
-        """Returns how many records of each global batch this shard gets: the `batch_size` of its `Batch`.
+        """Returns the number of records of each global batch that this shard gets: the `batch_size` of its `Batch`.
 
-        The stream belongs to the global batch size. With that one fixed, and the shards' sizes taken from here, a
-        checkpoint can be resumed with any number of shards that divides it; any other is an error before training.
+        The stream depends on the global batch size. If that is kept, and each shard's size is computed here, a
+        checkpoint can resume with any number of shards that divides it. Other numbers are an error before training.
 
         Args:
-            global_batch_size: records per step over all shards, a multiple of shard_count.
+            global_batch_size: the number of records per step over all shards, a multiple of shard_count.
 
         Raises:
             ValueError: global_batch_size is not a positive multiple of shard_count.
@@ -89,8 +89,8 @@ class ShardOptions:
         if rest or share < 1:
             raise ValueError(
                 f"global_batch_size must be a positive multiple of shard_count = {self.shard_count}, got "
-                f"{global_batch_size}: all shards get equally many records of a whole batch. Use a number of shards "
-                "that divides it, or another global batch size, which is another stream."
+                f"{global_batch_size}, because all shards get the same number of records. Use a number of shards that "
+                "divides it, or another global batch size, which gives another stream."
             )
         return share
 
@@ -112,14 +112,15 @@ class NoSharding(ShardOptions):
 class ShardByJaxProcess(ShardOptions):
     """The shard of this JAX process: `jax.process_index()` of `jax.process_count()`.
 
-    Asking JAX starts its backends: call `jax.distributed.initialize()` first in a program of several processes.
+    A query of these numbers starts JAX's backends. Call `jax.distributed.initialize()` first in a program
+    with several processes.
 
     Args:
         drop_remainder: as in `ShardOptions`.
-        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for as many as there are.
+        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for that number.
 
     Raises:
-        RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
+        RuntimeError: the environment announces several processes, but JAX is not initialised for them.
         ValueError: logical_shards is not such a multiple.
 
     Examples:
@@ -139,20 +140,20 @@ class ShardByJaxProcess(ShardOptions):
 class ShardBySharding(ShardOptions):
     """The rows of each global batch that the devices of this JAX process need under a sharding.
 
-    Processes whose devices hold the same rows get the same shard: on a mesh of 2 x 2 processes with the axes "data" and
-    "model", there are two shards, not four. Where each process has rows of its own, this is `ShardByJaxProcess` in the
-    order of the mesh. Give the same sharding to `device_put`.
+    Processes whose devices hold the same rows get the same shard. On a mesh of 2 x 2 processes with the axes "data" and
+    "model", there are two shards, not four. If each process has its own rows, this equals `ShardByJaxProcess` in the
+    order of the mesh. Pass the same sharding to `device_put`.
 
     Args:
-        sharding: a `jax.sharding.NamedSharding` of a batch. The axes of the mesh that split its first dimension decide;
-            the others, such as "model" or "context", do not.
-        global_batch_size: records per step over all shards, a multiple of the number of parts that the first dimension
-            is split into.
+        sharding: a `jax.sharding.NamedSharding` of a batch. Only the axes of the mesh that split its first dimension
+            matter; others, such as "model" or "context", do not.
+        global_batch_size: the number of records per step over all shards, a multiple of the number of parts that the
+            first dimension is split into.
         drop_remainder: as in `ShardOptions`.
         logical_shards: as in `ShardOptions`.
 
     Raises:
-        RuntimeError: several processes were started, as their environment shows, but JAX was not told so.
+        RuntimeError: the environment announces several processes, but JAX is not initialised for them.
         TypeError: sharding is not a NamedSharding.
         ValueError: an argument is out of range, this process has no device in the mesh, or the rows of two processes
             overlap only in part.
@@ -243,16 +244,16 @@ class RowGroup:
         if process not in parts:
             raise ValueError(
                 f"sharding must include a device of this process, number {process}, but its mesh has devices of other "
-                "processes only: use a mesh of jax.devices()."
+                "processes only. Use a mesh of jax.devices()."
             )
         own = parts[process]
         runs = sorted({tuple(sorted(numbers)) for numbers in parts.values()})
         if runs != [tuple(range(start, start + len(own))) for start in range(0, num_parts, len(own))]:
-            told = "; ".join(f"process {number}: {sorted(numbers)}" for number, numbers in sorted(parts.items()))
+            listed = "; ".join(f"process {number}: {sorted(numbers)}" for number, numbers in sorted(parts.items()))
             raise ValueError(
-                "sharding must give each process one run of rows, all equally long, and two processes either the same "
-                f"rows or none in common. The {num_parts} parts of the rows are on these processes: {told}. Order the "
-                "devices of the mesh so that those of one process follow each other along the axes of the rows."
+                "sharding must give each process one run of rows, all of the same length, and two processes either the "
+                f"same rows or none in common. The {num_parts} parts of the rows are on these processes: {listed}. "
+                "Order the devices of the mesh so that those of one process are adjacent along the axes of the rows."
             )
         return cls(min(own) // len(own), len(runs), num_parts)
 
@@ -262,7 +263,7 @@ def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | Non
 
     Args:
         drop_remainder: as in `ShardOptions`.
-        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for as many as there are.
+        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for that number.
 
     Examples:
         >>> millstream.shard_by_jax_process(drop_remainder=True).shard_count
@@ -272,7 +273,7 @@ def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | Non
 
 
 def jax_process() -> tuple[int, int]:
-    """Returns the number of this JAX process and how many there are."""
+    """Returns the number of this JAX process and the number of processes."""
     import jax  # noqa: PLC0415  (jax costs a second to import: only those who ask for it pay)
 
     return jax.process_index(), jax.process_count()
@@ -290,7 +291,7 @@ def gathered_by_jax(values: Sequence[float]) -> list[list[float]]:
 
 
 def _check_initialised(call: str) -> None:
-    """Raises if JAX would take this process for the only one, and start its backends that way for good.
+    """Raises if JAX would permanently treat this process as the only one.
 
     Each of several processes would then read everything: nothing fails, and all of them train on the same records.
     """
@@ -301,21 +302,21 @@ def _check_initialised(call: str) -> None:
     ]
     if started and not jax.distributed.is_initialized():
         raise RuntimeError(
-            f"{call} asks JAX which of its processes this is, but JAX knows of only one, while {started[0]} "
-            "says that this is one of several. Call jax.distributed.initialize() before anything else "
-            "that asks JAX, or use NoSharding() where each process trains on its own."
+            f"{call} asks JAX for the number of this process, but JAX knows of only one process, while {started[0]} "
+            "announces several. Call jax.distributed.initialize() before anything else that uses JAX, or use "
+            "NoSharding() if each process trains on its own."
         )
 
 
 def warn_if_unsharded() -> None:
-    """Warns if JAX runs several processes: without sharding each of them would read the same records.
+    """Warns if JAX runs several processes, because without sharding each of them would read the same records.
 
-    Asks only a JAX that is imported and initialised for several processes: asking any other would start its backends.
+    JAX is queried only if it is imported and initialised for several processes; otherwise it would start its backends.
     """
     jax = sys.modules.get("jax")
     if jax is None or not jax.distributed.is_initialized() or jax.process_count() == 1:
         return
     warn(
         f"JAX runs {jax.process_count()} processes, and this DataLoader is not sharded: each of them reads the same "
-        "records. Give shard_options=ShardByJaxProcess(), or NoSharding() if that is intended."
+        "records. Pass shard_options=ShardByJaxProcess(), or NoSharding() if that is intended."
     )

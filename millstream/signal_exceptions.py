@@ -1,13 +1,13 @@
-"""Which exceptions belong to this moment and not to a record: they are raised at once, not at a record's turn."""
+"""Exceptions that concern the process and not a record, and that are therefore raised immediately."""
 
 import signal
 import threading
 
 
 def cannot_wait(error: BaseException) -> bool:
-    """Whether an exception must be raised at once, not at the turn of the element that it came with.
+    """Returns True if an exception must be raised immediately, and not at the turn of the element that raised it.
 
-    That is SystemExit, which ends the process, and what may be Ctrl-C: a KeyboardInterrupt in the main thread, unless
+    That is SystemExit, which ends the process, and a possible Ctrl-C: a KeyboardInterrupt in the main thread, unless
     the process ignores Ctrl-C, as workers do.
     """
     if isinstance(error, KeyboardInterrupt):
@@ -17,7 +17,7 @@ def cannot_wait(error: BaseException) -> bool:
 
 
 def is_from_signal_handler(error: BaseException) -> bool:
-    """Whether an exception was raised in one of the functions that handle signals now, or in what it called."""
+    """Returns True if an exception comes from one of the current signal handlers, or from a call by it."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]
     handlers = [getattr(handler, "func", handler) for handler in handlers if callable(handler)]
     # A function or method, or an object with a method of that name.

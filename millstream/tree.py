@@ -1,6 +1,6 @@
-"""Nested structures: what a value consists of, and the same structure around other values.
+"""Nested structures: their children, their leaves, and copies of a structure with other values.
 
-    kind                        parts                        path of a part      built as
+    kind                        children                     path of a child     built as
     list, subclasses of it      its items                    [3]                 list
     tuple, subclasses of it     its items                    [3]                 tuple
     named tuple                 its fields                   .name               the same class
@@ -8,8 +8,8 @@
     instance of a dataclass     its fields                   .name               the same class
     anything else               none: it is a leaf
 
-No class is called to build a structure: checks in `__new__` and `__post_init__` are about the original values, and what
-else an instance holds, a cached property for instance, is not true of the new one.
+No class is called to build a structure. Checks in `__new__` and `__post_init__` apply to the original values, and other
+attributes of an instance, such as cached properties, do not apply to the copy.
 """
 
 import dataclasses
@@ -22,14 +22,14 @@ import numpy as np
 
 _SEQUENCES = (list, tuple)
 _LEAVES = (np.ndarray, np.generic, str, bytes, int, float, complex, NoneType)
-"""Leaves, whatever else their class is."""
+"""Leaves, even if their class is also a structure."""
 
 _MAPPINGS = (dict, Mapping)
-"""A dict first: asking for the abstract class takes ten times as long."""
+"""A dict first, because a check against the abstract class takes ten times as long."""
 
 
 def parts(value: Any) -> Sequence[Any] | None:
-    """Returns what a structure consists of, in its order; None for a leaf.
+    """Returns the children of a structure, in its order; None for a leaf.
 
     Raises:
         AttributeError: a field of a dataclass is not set.
@@ -47,7 +47,7 @@ def parts(value: Any) -> Sequence[Any] | None:
 
 
 def paths(structure: Any) -> Iterator[str]:
-    """Yields where each of `parts(structure)` is, as one would write it in Python: `['image']`, `[3]`, `.label`."""
+    """Yields the path of each of `parts(structure)`, as written in Python: `['image']`, `[3]`, `.label`."""
     if isinstance(structure, _MAPPINGS):
         return (f"[{key!r}]" for key in structure)
     names = _field_names(structure)
@@ -57,12 +57,12 @@ def paths(structure: Any) -> Iterator[str]:
 
 
 def rebuilt(structure: Any, new_parts: Iterable[Any]) -> Any:
-    """Returns a structure like this one with other parts, given in the order of `parts(structure)`."""
+    """Returns a copy of the structure with other children, in the order of `parts(structure)`."""
     return all_rebuilt(structure, [new_parts])[0]
 
 
 def all_rebuilt(structure: Any, rows: Iterable[Iterable[Any]]) -> list[Any]:
-    """Returns `[rebuilt(structure, row) for row in rows]`, having looked at the structure once."""
+    """Returns `[rebuilt(structure, row) for row in rows]`, but inspects the structure only once."""
     if isinstance(structure, _MAPPINGS):
         keys = tuple(structure)
         return [dict(zip(keys, row, strict=True)) for row in rows]
@@ -73,13 +73,13 @@ def all_rebuilt(structure: Any, rows: Iterable[Iterable[Any]]) -> list[Any]:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Returns the same structure around what `function` returns for each leaf, in their order."""
+    """Returns a copy of the structure with the results of `function` for its leaves, in their order."""
     found = parts(value)
     return function(value) if found is None else rebuilt(value, [map_leaves(function, part) for part in found])
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the leaves of a value, each with where it is, after `path`."""
+    """Yields the path and the value of each leaf; paths begin with `path`."""
     found = parts(value)
     if found is None:
         yield path, value
@@ -89,7 +89,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _field_names(value: Any) -> Sequence[str] | None:
-    """Returns what the fields are called that a named tuple or a dataclass consists of, None for other values."""
+    """Returns the names of the fields of a named tuple or a dataclass, None for other values."""
     if isinstance(value, tuple):
         return getattr(value, "_fields", None)
     if isinstance(value, list) or not dataclasses.is_dataclass(type(value)):

@@ -1,4 +1,4 @@
-"""Warnings: those that point at the user's line, and those that go to the log."""
+"""Warnings that point at the user's line, and warnings in the log."""
 
 import sys
 import warnings

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from millstream.closing import Closing
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import DataSourceError
-from millstream.example_columns import decode_columns
 from millstream.notebook_repr import Pictured
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.tfds_features import leaves_of
 from millstream.sources.tfds_splits import instructions_of, splits_of
 from millstream.sources.tfrecord import TFRecordDataSource
+from millstream.tf_example.columns import decode_columns
 
 _SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 """The source class of each file format."""

@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
+from millstream.tf_example.features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
 
 Column = NDArray[Any] | list[NDArray[Any]]
 """The values of a feature: one array, or one array per record if their shapes differ."""

@@ -122,7 +122,7 @@ for name in ("import grain.tensorflow", "grain.NoSuchName", "from grain._src.cor
         "[(0, 2), (2, 4), (4, 6), (6, 8)]",
         "3 [5] False",
         f"millstream serves grain, but has no 'grain.tensorflow'. It has {', '.join(MODULES)}.",
-        "module 'grain' has no attribute 'NoSuchName': millstream serves it, without that.",
+        "module 'grain', served by millstream, has no attribute 'NoSuchName'",
         "cannot import name 'no_such' from 'grain._src.core.sharding' (unknown location)",
     ]
 

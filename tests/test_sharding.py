@@ -110,7 +110,7 @@ def test_processes_that_jax_was_not_told_of_are_an_error(
     """One of several processes in which JAX was not initialised would read everything: it is told what to call."""
     monkeypatch.setenv(variable, value)
     if is_refused:
-        with pytest.raises(RuntimeError, match=rf"{variable}={value} says .* Call jax\.distributed\.initialize\(\)"):
+        with pytest.raises(RuntimeError, match=rf"{variable}={value} announces .* jax\.distributed\.initialize\(\)"):
             millstream.ShardByJaxProcess()
     else:
         assert millstream.ShardByJaxProcess().shard_count == 1

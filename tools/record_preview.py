@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.example_features import KINDS
-from millstream.protobuf_wire import WireData, WireError, fields_of
+from millstream.tf_example.features import KINDS
+from millstream.tf_example.wire import WireData, WireError, fields_of
 from millstream.transforms import VariableLengthFeature, decode_examples
 
 _MAX_ROWS = 32

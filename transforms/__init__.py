@@ -18,13 +18,13 @@ RandomMapTransform = RandomMap
 Transformations = Sequence[Transformation]
 
 if TYPE_CHECKING:
-    from millstream.example_features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
+    from millstream.tf_example.encoding import encode_example
+    from millstream.tf_example.features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
     from millstream.transforms.best_fit import BestFitPack
     from millstream.transforms.buckets import BucketBatch
     from millstream.transforms.concat_then_split import BOSHandling, ConcatThenSplit
     from millstream.transforms.dataset_selection import DatasetSelectionMap
-    from millstream.transforms.example_encoding import encode_example
-    from millstream.transforms.examples import decode_examples
+    from millstream.transforms.decode_examples import decode_examples
     from millstream.transforms.first_fit import FirstFitPack
     from millstream.transforms.pack_and_batch import PackAndBatchOperation
     from millstream.transforms.pad_to import PadTo
@@ -41,16 +41,16 @@ else:
             "ConcatThenSplit": "millstream.transforms.concat_then_split",
             "DatasetSelectionMap": "millstream.transforms.dataset_selection",
             "FirstFitPack": "millstream.transforms.first_fit",
-            "FixedLengthFeature": "millstream.example_features",
+            "FixedLengthFeature": "millstream.tf_example.features",
             "PackAndBatchOperation": "millstream.transforms.pack_and_batch",
             "PadTo": "millstream.transforms.pad_to",
-            "RaggedColumn": "millstream.example_features",
+            "RaggedColumn": "millstream.tf_example.features",
             "Rebatch": "millstream.transforms.rebatch",
             "TokenBudgetBatch": "millstream.transforms.token_budget",
-            "VariableLengthFeature": "millstream.example_features",
+            "VariableLengthFeature": "millstream.tf_example.features",
             "WindowShuffle": "millstream.transforms.window_shuffle",
-            "decode_examples": "millstream.transforms.examples",
-            "encode_example": "millstream.transforms.example_encoding",
+            "decode_examples": "millstream.transforms.decode_examples",
+            "encode_example": "millstream.tf_example.encoding",
         },
     )
 

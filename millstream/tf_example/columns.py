@@ -1,11 +1,11 @@
-"""Batches of `tf.train.Example` as columns.
+"""Decoding of batches of `tf.train.Example` into columns.
 
 An Example is a protocol buffer (tensorflow/core/example/example.proto and feature.proto):
 
     message Example   { Features features = 1; }
     message Features  { map<string, Feature> feature = 1; }
     message Feature   { oneof kind { BytesList bytes_list = 1; FloatList float_list = 2; Int64List int64_list = 3; } }
-    message BytesList { repeated bytes value = 1; }                 // the other two alike, packed or not
+    message BytesList { repeated bytes value = 1; }                 // the other two likewise, packed or not
 
 All Examples of a batch are decoded together, level by level.
 """
@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.example_features import KINDS, FixedLengthFeature, RaggedColumn, VariableLengthFeature
-from millstream.protobuf_wire import (
+from millstream.tf_example.features import KINDS, FixedLengthFeature, RaggedColumn, VariableLengthFeature
+from millstream.tf_example.wire import (
     BYTES,
     FOUR_BYTES,
     VARINT,
     Fields,
-    Places,
+    Integers,
     WireData,
     WireError,
     fields_of,
@@ -37,22 +37,22 @@ def decode_columns(features: Features, examples: list[bytes]) -> dict[str, Any]:
     """Returns the columns of a batch of serialised Examples: arrays of shape (n, *shape), and `RaggedColumn`s.
 
     Raises:
-        ValueError: an element is not an Example, lacks the feature, or has it with another number or type of values.
+        ValueError: an element is not an Example, lacks a feature, or has a wrong number or type of values.
     """
     data, count = WireData(examples), len(examples)
     pairs, kinds, values = _lists(features, data, count)
     _check_kinds(features, pairs, kinds, count)
     columns: dict[str, Any] = {}
     for dtype in dict.fromkeys(feature.dtype for feature in features.values()):
-        # The features of a dtype together: half of the cost is that of the calls.
+        # All features of a dtype together, because the calls are half of the cost.
         chosen = values.where(kinds[values.message] == KINDS[dtype][0])
         column, lengths = _DECODERS[dtype](data, chosen, pairs[chosen.message] % count, len(pairs))
         ends = np.concatenate([[0], np.cumsum(lengths)])
-        for place, (name, feature) in enumerate(features.items()):
+        for index, (name, feature) in enumerate(features.items()):
             if feature.dtype != dtype:
                 continue
-            first, last = np.searchsorted(pairs, [place * count, (place + 1) * count])
-            within, elements = column[ends[first] : ends[last]], pairs[first:last] - place * count
+            first, last = np.searchsorted(pairs, [index * count, (index + 1) * count])
+            within, elements = column[ends[first] : ends[last]], pairs[first:last] - index * count
             if isinstance(feature, FixedLengthFeature):
                 columns[name] = _fixed(name, feature, within, lengths[first:last], present=elements, count=count)
             else:
@@ -62,24 +62,24 @@ def decode_columns(features: Features, examples: list[bytes]) -> dict[str, Any]:
     return {name: columns[name] for name in features}
 
 
-def _check_kinds(features: Features, pairs: Places, kinds: Places, count: int) -> None:
-    """Raises if a feature has values of another type than the one asked for."""
+def _check_kinds(features: Features, pairs: Integers, kinds: Integers, count: int) -> None:
+    """Raises if a feature has values of another type than requested."""
     expected = np.array([KINDS[feature.dtype][0] for feature in features.values()])
     wrong = np.flatnonzero(kinds != expected[pairs // max(1, count)])
     if wrong.size:
-        place, element = divmod(int(pairs[wrong[0]]), count)
-        name, feature = list(features.items())[place]
-        there = next(other for other, (number, _) in KINDS.items() if number == kinds[wrong[0]])
+        index, element = divmod(int(pairs[wrong[0]]), count)
+        name, feature = list(features.items())[index]
+        found = next(other for other, (number, _) in KINDS.items() if number == kinds[wrong[0]])
         raise ValueError(
-            f"Feature {name!r} holds {there} in element {element} of the batch, but {feature.dtype} is asked for."
+            f"Feature {name!r} must be {feature.dtype}, but it is {found} in element {element} of the batch."
         )
 
 
-def _lists(features: Features, data: WireData, count: int) -> tuple[Places, Places, Fields]:
-    """Returns which features there are in which elements, and their values.
+def _lists(features: Features, data: WireData, count: int) -> tuple[Integers, Integers, Fields]:
+    """Returns the features found in each element, and their values.
 
-    These are pairs, feature f of element k being f * count + k, in order; the kind of list that each has; and the
-    fields that hold values, whose `message` is a place among the pairs.
+    The result consists of the sorted pairs f * count + k of a feature f and an element k; the kind of list of each
+    pair; and the fields with values, whose `message` is an index into the pairs.
     """
     examples = _fields(data, np.arange(count), data.starts, data.stops).of(1)
     entries = _fields(data, examples.message, examples.starts, examples.stops).of(1)
@@ -88,14 +88,14 @@ def _lists(features: Features, data: WireData, count: int) -> tuple[Places, Plac
     key_starts, key_stops = members.of(1).last_of_each(len(elements))
     value_starts, value_stops = members.of(2).last_of_each(len(elements))
     table = np.full(len(features) * count, -1, np.int64)
-    names = data.which(key_starts, key_stops, [name.encode() for name in features])
+    names = data.match(key_starts, key_stops, [name.encode() for name in features])
     known = np.flatnonzero(names >= 0)
-    table[names[known] * count + elements[known]] = known  # Of several, the last one stays.
+    table[names[known] * count + elements[known]] = known  # The last of several stays.
     pairs = np.flatnonzero(table >= 0)
     chosen = table[pairs]
     lists = _fields(data, pairs % count, value_starts[chosen], value_stops[chosen])
     lists = lists.where((lists.wire_type == BYTES) & (lists.number >= 1) & (lists.number <= len(KINDS)))
-    # Of a oneof, the last one counts. A feature that has none is as good as absent.
+    # The last member of a oneof counts. A feature without one counts as missing.
     is_last = np.append(lists.message[1:] != lists.message[:-1], True)[: len(lists.message)]
     lists = lists.where(is_last)
     pairs = pairs[lists.message]
@@ -103,8 +103,8 @@ def _lists(features: Features, data: WireData, count: int) -> tuple[Places, Plac
     return pairs, lists.number, values.where(values.number == 1)
 
 
-def _fields(data: WireData, elements: Places, starts: Places, stops: Places) -> Fields:
-    """Returns the fields of messages that are parts of some elements."""
+def _fields(data: WireData, elements: Integers, starts: Integers, stops: Integers) -> Fields:
+    """Returns the fields of messages that are parts of the given elements."""
     try:
         return fields_of(data, starts, stops)
     except WireError as error:
@@ -116,30 +116,30 @@ def _not_an_example(element: int, reason: str) -> ValueError:
 
 
 Column = tuple[NDArray[Any], NDArray[np.int64]]
-"""Values of many lists, one list after the other, and how many each has."""
+"""The concatenated values of many lists, and the number of values of each."""
 
 
-def _bytes_column(data: WireData, values: Fields, _: Places, count: int) -> Column:
+def _bytes_column(data: WireData, values: Fields, _: Integers, count: int) -> Column:
     values = values.where(values.wire_type == BYTES)
     column = np.empty(len(values.message), np.object_)
     column[:] = data.slices(values.starts, values.stops)
     return column, np.bincount(values.message, minlength=count)
 
 
-def _float_column(data: WireData, values: Fields, elements: Places, count: int) -> Column:
+def _float_column(data: WireData, values: Fields, elements: Integers, count: int) -> Column:
     chosen = (values.wire_type == BYTES) | (values.wire_type == FOUR_BYTES)
     values, elements = values.where(chosen), elements[chosen]
     sizes = values.stops - values.starts
     if (sizes & 3).any():
         raise _not_an_example(
-            int(elements[np.argmax(sizes & 3)]), "a list of float32 in it has no whole number of them"
+            int(elements[np.argmax(sizes & 3)]), "the size of a list of float32 in it is not a multiple of 4 bytes"
         )
     column = data.gather(values.starts, values.stops).view("<f4").astype(np.float32, copy=False)
     return column, _sums(values.message, sizes >> 2, count)
 
 
-def _int_column(data: WireData, values: Fields, elements: Places, count: int) -> Column:
-    # One that is not packed is a varint, too: both kinds of fields are varints that fill a span.
+def _int_column(data: WireData, values: Fields, elements: Integers, count: int) -> Column:
+    # A value that is not packed is a varint, too, so both kinds of fields are spans filled with varints.
     chosen = (values.wire_type == BYTES) | (values.wire_type == VARINT)
     values, elements = values.where(chosen), elements[chosen]
     sizes = values.stops - values.starts
@@ -159,15 +159,15 @@ def _int_column(data: WireData, values: Fields, elements: Places, count: int) ->
     return column, _sums(values.message, sizes, count)
 
 
-_DECODERS: dict[str, Callable[[WireData, Fields, Places, int], Column]] = {
+_DECODERS: dict[str, Callable[[WireData, Fields, Integers, int], Column]] = {
     "bytes": _bytes_column,
     "float32": _float_column,
     "int64": _int_column,
 }
 
 
-def _sums(messages: Places, sizes: Places, count: int) -> NDArray[np.int64]:
-    """Returns the sum of the sizes of each message: shape (count,)."""
+def _sums(messages: Integers, sizes: Integers, count: int) -> NDArray[np.int64]:
+    """Returns the sum of the sizes per message, shape (count,)."""
     return np.bincount(messages, weights=sizes, minlength=count).astype(np.int64)
 
 
@@ -177,10 +177,10 @@ def _fixed(
     values: NDArray[Any],
     lengths: NDArray[np.int64],
     *,
-    present: Places,
+    present: Integers,
     count: int,
 ) -> NDArray[Any]:
-    """Returns the array of a feature that the elements `present`, of `count`, have the values and lengths of."""
+    """Returns the array of a feature, given its values and lengths in the elements `present` of `count`."""
     size = math.prod(feature.shape)
     wrong = np.flatnonzero(lengths != size)
     if wrong.size:
@@ -191,9 +191,9 @@ def _fixed(
     if len(present) == count:
         return values.reshape(count, *feature.shape)
     if feature.default is None:
-        absent = np.setdiff1d(np.arange(count), present)
+        missing = np.setdiff1d(np.arange(count), present)
         raise ValueError(
-            f"Element {absent[0]} of the batch has no feature {name!r}, which has no default. Give it one: "
+            f"Element {missing[0]} of the batch has no feature {name!r}, which has no default. Give it one: "
             "FixedLengthFeature(..., default=...)."
         )
     rows = np.empty((count, *feature.shape), values.dtype)

@@ -1,4 +1,4 @@
-"""Encoding of dicts as serialised `tf.train.Example`s, without TensorFlow; the inverse of `decode_examples`."""
+"""Encoding of dicts as serialised `tf.train.Example`s; the inverse of `decode_examples`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.example_features import KINDS
-from millstream.protobuf_wire import BYTES
+from millstream.tf_example.features import KINDS
+from millstream.tf_example.wire import BYTES
 
 _VARINT_BYTES = 10
 

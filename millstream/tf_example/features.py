@@ -1,4 +1,4 @@
-"""The features of `tf.train.Example`: what to decode, and how those of variable length come out."""
+"""Descriptions of the features of `tf.train.Example`, and the column type of those with variable length."""
 
 import contextlib
 import dataclasses
@@ -9,18 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
-from millstream.protobuf_wire import BYTES, FOUR_BYTES, VARINT
+from millstream.tf_example.wire import BYTES, FOUR_BYTES, VARINT
 
 KINDS: dict[str, tuple[int, int]] = {"bytes": (1, BYTES), "float32": (2, FOUR_BYTES), "int64": (3, VARINT)}
-"""By dtype: the number of its list in a Feature, and the wire type of a value that is not packed."""
+"""For each dtype, the number of its list in a Feature, and the wire type of a value that is not packed."""
 
 
 class RaggedColumn(NamedTuple):
-    """A feature that has a different number of values in each element of a batch; a pytree, as any tuple.
+    """A feature that has a different number of values in each element of a batch. As a tuple, it is a pytree.
 
     Attributes:
-        values: the values of all elements, one after the other: shape (sum of lengths,).
-        lengths: how many values each element has: int64, shape (n,).
+        values: the concatenated values of all elements, shape (sum of lengths,).
+        lengths: the number of values of each element, int64, shape (n,).
 
     Examples:
         >>> column = millstream.RaggedColumn(values=np.array([1, 2, 3]), lengths=np.array([2, 0, 1]))
@@ -36,15 +36,15 @@ class RaggedColumn(NamedTuple):
     lengths: NDArray[np.int64]
 
     def rows(self) -> list[NDArray[Any]]:
-        """Returns the values of each element: views of `values`, each of shape (its length,)."""
+        """Returns the values of each element, as views of `values` of shape (its length,)."""
         return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
 
     def padded(self, length: int, padding: Any = 0) -> NDArray[Any]:
-        """Returns an array of shape (n, length), of the dtype of `values`: longer rows are cut, shorter ones filled up.
+        """Returns the values as an array of shape (n, length) and of the same dtype. Longer rows are truncated.
 
         Args:
-            length: how many values a row has, from 0 on.
-            padding: what fills up a row.
+            length: the number of values per row, at least 0.
+            padding: the value at the end of shorter rows.
 
         Raises:
             TypeError, ValueError: the length is not an integer of at least 0.
@@ -65,12 +65,12 @@ class FixedLengthFeature:
 
     Attributes:
         shape: the shape of one element's values; `()` for one value.
-        dtype: `np.int64`, `np.float32` or `bytes`, as the Examples hold it. Bytes come as an array of objects.
-        default: what an Example without the feature has: one value, or an array of that shape. With None, such an
-            Example is an error.
+        dtype: `np.int64`, `np.float32` or `bytes`, as in the Examples. Bytes become an array of objects.
+        default: the value for an Example without the feature: one value, or an array of that shape. None makes such
+            an Example an error.
 
     Raises:
-        TypeError, ValueError: the dtype is another one, the shape is not one, or the default does not have it.
+        TypeError, ValueError: the dtype is unknown, the shape is invalid, or the default has another shape.
 
     Examples:
         >>> decode = millstream.decode_examples({"label": millstream.FixedLengthFeature((), np.int64, default=-1)})
@@ -91,7 +91,7 @@ class FixedLengthFeature:
                 self.default_values()
             except (TypeError, ValueError) as error:
                 raise ValueError(
-                    f"default must be one value, or values of the shape {self.shape}, of the dtype {self.dtype}, got "
+                    f"default must be one value, or values of shape {self.shape} and dtype {self.dtype}, got "
                     f"{reprlib.repr(self.default)}."
                 ) from error
 
@@ -99,7 +99,7 @@ class FixedLengthFeature:
         """Returns the default as an array of the feature's shape."""
         if self.dtype != "bytes":
             return np.broadcast_to(np.array(self.default, self.dtype), self.shape)
-        # Not by way of NumPy's own bytes, which would lose zeros at their end.
+        # NumPy's own bytes would lose trailing zeros.
         values = np.empty(self.shape, np.object_)
         if isinstance(self.default, bytes):
             values.fill(self.default)
@@ -113,13 +113,13 @@ class FixedLengthFeature:
 class VariableLengthFeature:
     """A feature that has any number of values in each Example: a `RaggedColumn` in the batch.
 
-    An Example without the feature has none.
+    An Example without the feature has no values.
 
     Attributes:
-        dtype: `np.int64`, `np.float32` or `bytes`, as the Examples hold it. Bytes come as an array of objects.
+        dtype: `np.int64`, `np.float32` or `bytes`, as in the Examples. Bytes become an array of objects.
 
     Raises:
-        TypeError, ValueError: the dtype is another one.
+        TypeError, ValueError: the dtype is unknown.
 
     Examples:
         >>> decode = millstream.decode_examples({"tokens": millstream.VariableLengthFeature(np.int64)})
@@ -134,10 +134,10 @@ class VariableLengthFeature:
 
 
 def _kind(dtype: Any) -> str:
-    """Returns the name of a dtype that Examples can hold."""
+    """Returns the name of a dtype that Examples can contain."""
     name = None
     with contextlib.suppress(TypeError):
         name = "bytes" if dtype in (bytes, "bytes") else np.dtype(dtype).name
     if name not in KINDS:
-        raise ValueError(f"dtype must be np.int64, np.float32 or bytes, as Examples hold them, got {dtype!r}.")
+        raise ValueError(f"dtype must be np.int64, np.float32 or bytes, as in Examples, got {dtype!r}.")
     return name

@@ -1,12 +1,12 @@
-"""The operation that decodes batches of `tf.train.Example` into arrays, without TensorFlow."""
+"""The operation that decodes batches of `tf.train.Example` into columns."""
 
 from collections.abc import Mapping
 from typing import Any, final
 
 import numpy as np
 
-from millstream.example_columns import decode_columns
-from millstream.example_features import FixedLengthFeature, VariableLengthFeature
+from millstream.tf_example.columns import decode_columns
+from millstream.tf_example.features import FixedLengthFeature, VariableLengthFeature
 from millstream.transforms.base import Map
 
 

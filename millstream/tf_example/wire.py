@@ -1,12 +1,12 @@
-"""The fields of many protocol buffer messages at once, by NumPy.
+"""Parsing of many protocol buffer messages together, with NumPy.
 
-A message is a row of fields. Each begins with a varint, its tag: the field's number times 8 plus its wire type, which
-says what follows: a varint (0), 8 bytes (1), a length and this many bytes (2), or 4 bytes (5). A varint has 7 bits in
-each byte, the lowest first, and the highest bit set in all bytes but the last
+A message is a sequence of fields. Each begins with a varint, its tag: 8 times the field's number plus its wire type,
+which selects the encoding of the value: a varint (0), 8 bytes (1), a length followed by bytes (2), or 4 bytes (5). A
+varint has 7 bits per byte, the lowest first, and the highest bit is set in all bytes but the last
 (protobuf.dev/programming-guides/encoding).
 
-The messages are walked through in step: the first field of all of them, then the second of all that have one. So the
-cost is that of some calls of NumPy for each field of the message that has most.
+Messages are parsed in parallel: the first field of all messages, then the second field of all that have one. The cost
+is therefore some NumPy calls for each field of the message with the most fields.
 """
 
 import dataclasses
@@ -15,26 +15,26 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-Places = NDArray[np.int64]
-"""Places in the data, or numbers of messages."""
+Integers = NDArray[np.int64]
+"""Offsets into the data, or numbers of messages."""
 
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5
 
 _MAX_VARINT_BYTES = 10
 
 _MAX_SHORT_VARINT_BYTES = 4
-"""Varints up to this length have less than 32 bits."""
+"""Longest varint whose value has less than 32 bits."""
 
-_VARINTS_AT_ONCE = 1 << 15
-"""How many numbers are decoded at once, so that what lies between stays in the processor's cache."""
+_VARINTS_PER_STEP = 1 << 15
+"""Number of varints that are decoded in one step, so that intermediate arrays stay in the processor's cache."""
 
 _GATHERED_BYTES = 32
-"""Spans up to this length are picked byte by byte, longer ones by slices: a slice costs as much."""
+"""Longest span that is copied byte by byte; longer ones are sliced, because a slice costs as much."""
 
 
 @final
 class WireError(ValueError):
-    """What is at some place is not a message.
+    """The bytes are not a message.
 
     Attributes:
         message: the number of the message, from 0.
@@ -47,27 +47,27 @@ class WireError(ValueError):
 
 @final
 class WireData:
-    """Messages laid end to end.
+    """Concatenated messages.
 
     Args:
-        messages: the bytes of each.
+        messages: the bytes of each message.
 
     Attributes:
-        starts: where each begins, shape (n,).
-        stops: where each ends, shape (n,).
+        starts: the start of each message, shape (n,).
+        stops: the end of each message, exclusive, shape (n,).
     """
 
     def __init__(self, messages: list[bytes]) -> None:
         self.stops = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
         self.starts = np.concatenate([[0], self.stops[:-1]]).astype(np.int64)
-        # Zeros at the end, so that whoever looks beyond a message finds something, and not the end of the array.
+        # Zeros at the end, because reads may go beyond the last message.
         self._bytes = b"".join([*messages, bytes(2 * _MAX_VARINT_BYTES)])
         self._array = np.frombuffer(self._bytes, np.uint8)
 
-    def varints_at(self, places: Places) -> tuple[Places, Places]:
-        """Returns the varints at some places, and the places after them: beyond all messages for one without an end."""
-        byte = self._array.take(places)
-        values, ends = byte.astype(np.int64), places + 1
+    def varints_at(self, offsets: Integers) -> tuple[Integers, Integers]:
+        """Returns the varints at offsets, and their ends. The end of an endless varint is beyond all messages."""
+        byte = self._array.take(offsets)
+        values, ends = byte.astype(np.int64), offsets + 1
         longer = (byte >= 0x80).nonzero()[0]
         if not longer.size:
             return values, ends
@@ -82,8 +82,8 @@ class WireData:
         ends[longer] = len(self._array) - _MAX_VARINT_BYTES
         return values, ends
 
-    def gather(self, starts: Places, stops: Places) -> NDArray[np.uint8]:
-        """Returns the bytes of some spans laid end to end, in an array of its own."""
+    def gather(self, starts: Integers, stops: Integers) -> NDArray[np.uint8]:
+        """Returns the concatenated bytes of spans, as a new array."""
         lengths = stops - starts
         total = int(lengths.sum())
         if total <= _GATHERED_BYTES * len(starts):
@@ -91,23 +91,23 @@ class WireData:
             return self._array[np.repeat(shifts, lengths) + np.arange(total)]
         return np.frombuffer(bytearray().join(self.slices(starts, stops)), np.uint8)
 
-    def slices(self, starts: Places, stops: Places) -> list[bytes]:
+    def slices(self, starts: Integers, stops: Integers) -> list[bytes]:
         """Returns the bytes of each span."""
         data = self._bytes
         return [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
 
-    def which(self, starts: Places, stops: Places, names: list[bytes]) -> Places:
-        """Returns which of the names the bytes of each span are, or -1: shape (n,)."""
+    def match(self, starts: Integers, stops: Integers, names: list[bytes]) -> Integers:
+        """Returns the index of the name that each span equals, or -1; shape (n,)."""
         found = np.full(len(starts), -1, np.int64)
         lengths = stops - starts
         for length in {len(name) for name in names}:
             candidates = np.flatnonzero(lengths == length)
             table = self._array[starts[candidates, np.newaxis] + np.arange(length)]
-            # As one value each, so that they are compared at once.
-            there = table.view(f"V{length}")[:, 0] if length else np.zeros(len(candidates), np.bool_)
+            # As one value per span, which is compared in one operation.
+            spans = table.view(f"V{length}")[:, 0] if length else np.zeros(len(candidates), np.bool_)
             for number, name in enumerate(names):
                 if len(name) == length:
-                    same = there == np.frombuffer(name, f"V{length}")[0] if length else ~there
+                    same = spans == np.frombuffer(name, f"V{length}")[0] if length else ~spans
                     found[candidates[same]] = number
         return found
 
@@ -115,65 +115,65 @@ class WireData:
 @final
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields of messages, one message after the other, those of each in their order. All arrays have shape (n,).
+    """Fields of messages, ordered by message. All arrays have shape (n,).
 
     Attributes:
-        message: the number of the message that each field is of.
-        number: its number in the message's definition.
-        wire_type: how it is encoded.
-        starts: where its value begins: after the length, if it has one.
-        stops: where its value ends.
+        message: the number of the message of each field.
+        number: the field's number in the definition of the message.
+        wire_type: the encoding of its value.
+        starts: the start of its value, after the length if there is one.
+        stops: the end of its value, exclusive.
     """
 
-    message: Places
-    number: Places
-    wire_type: Places
-    starts: Places
-    stops: Places
+    message: Integers
+    number: Integers
+    wire_type: Integers
+    starts: Integers
+    stops: Integers
 
     def where(self, chosen: NDArray[np.bool_] | slice) -> "Fields":
-        """Returns some of the fields."""
+        """Returns the chosen fields."""
         return Fields(
             self.message[chosen], self.number[chosen], self.wire_type[chosen], self.starts[chosen], self.stops[chosen]
         )
 
     def of(self, number: int) -> "Fields":
-        """Returns the fields of one number that hold bytes: text, or messages."""
+        """Returns the fields with a number that contain bytes: text, or messages."""
         return self.where((self.number == number) & (self.wire_type == BYTES))
 
-    def last_of_each(self, count: int) -> tuple[Places, Places]:
-        """Returns where the last field of each of `count` messages begins and ends; an empty span where it has none."""
+    def last_of_each(self, count: int) -> tuple[Integers, Integers]:
+        """Returns the span of the last field of each of `count` messages; an empty span if it has none."""
         starts, stops = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        # Of several values for one place, the last one stays.
+        # If several values are assigned to one index, the last one stays.
         starts[self.message], stops[self.message] = self.starts, self.stops
         return starts, stops
 
 
-def fields_of(data: WireData, starts: Places, stops: Places) -> Fields:
-    """Returns the fields of the messages that lie at some spans of the data.
+def fields_of(data: WireData, starts: Integers, stops: Integers) -> Fields:
+    """Returns the fields of the messages at spans of the data.
 
     Raises:
         WireError: one of the spans is not a message.
     """
     rounds: list[tuple[Any, ...]] = []
     active = (starts < stops).nonzero()[0]
-    places, limits = starts[active], stops[active]
+    offsets, limits = starts[active], stops[active]
     while active.size:
-        tags, begins = data.varints_at(places)
+        tags, begins = data.varints_at(offsets)
         wire_types = tags & 7
         begins, ends = _values(data, active, wire_types, begins)
-        # What begins beyond its message ends there, too. A length of 2^63 or more is negative here.
-        _check(active, (ends <= limits) & (ends >= begins), "a field of it is longer than the message")
-        _check(active, tags >= 8, "it has a field whose number is 0")
+        # A value that begins beyond its message ends there, too. A length of 2^63 or more is negative here.
+        _check(active, (ends <= limits) & (ends >= begins), "it has a field that is longer than the message")
+        _check(active, tags >= 8, "it has a field with the number 0")
         rounds.append((active, tags >> 3, wire_types, begins, ends))
         more = ends < limits
-        going_on = np.count_nonzero(more)
-        if not going_on:
+        num_active = np.count_nonzero(more)
+        if not num_active:
             break
-        if going_on == len(active):
-            places = ends
+        if num_active == len(active):
+            offsets = ends
         else:
-            active, places, limits = active[more], ends[more], limits[more]
+            active, offsets, limits = active[more], ends[more], limits[more]
     if not rounds:
         return Fields(*[np.zeros(0, np.int64)] * 5)
     if len(rounds) == 1:
@@ -183,8 +183,8 @@ def fields_of(data: WireData, starts: Places, stops: Places) -> Fields:
     return Fields(*(array[order] for array in arrays))
 
 
-def _values(data: WireData, active: Places, wire_types: Places, begins: Places) -> tuple[Places, Places]:
-    """Returns where the values of fields begin and end, whose tags end where they begin."""
+def _values(data: WireData, active: Integers, wire_types: Integers, begins: Integers) -> tuple[Integers, Integers]:
+    """Returns the spans of values, given the ends of their tags."""
     if np.count_nonzero(wire_types == BYTES) == len(active):
         lengths, begins = data.varints_at(begins)
         return begins, begins + lengths
@@ -200,22 +200,22 @@ def _values(data: WireData, active: Places, wire_types: Places, begins: Places) 
             ends[chosen] = begins[chosen] + lengths
         else:
             ends[chosen] += 8 if wire_type == EIGHT_BYTES else 4
-    _check(active, known, "a field of it has a wire type that there is not")
+    _check(active, known, "it has a field with an invalid wire type")
     return begins, ends
 
 
-def _check(messages: Places, is_right: NDArray[np.bool_], reason: str) -> None:
+def _check(messages: Integers, is_right: NDArray[np.bool_], reason: str) -> None:
     if np.count_nonzero(is_right) != len(is_right):
         raise WireError(int(messages[np.argmin(is_right)]), reason)
 
 
-def varints_in(payload: NDArray[np.uint8]) -> tuple[Places, NDArray[np.bool_]]:
-    """Returns the varints that fill an array of bytes, and which bytes are a varint's last one.
+def varints_in(payload: NDArray[np.uint8]) -> tuple[Integers, NDArray[np.bool_]]:
+    """Returns the varints that fill an array of bytes, and the mask of the bytes that end one.
 
-    Numbers of 64 bits come out with their sign. What follows the last whole varint is left out.
+    Values of 64 bits are signed. An incomplete varint at the end is ignored.
 
     Raises:
-        WireError: a varint has more than 10 bytes; its `message` is the place in the payload.
+        WireError: a varint has more than 10 bytes; its `message` is the offset in the payload.
     """
     is_last = payload < 0x80
     if np.count_nonzero(is_last) == len(payload):
@@ -226,22 +226,23 @@ def varints_in(payload: NDArray[np.uint8]) -> tuple[Places, NDArray[np.bool_]]:
     if longest > _MAX_VARINT_BYTES:
         raise WireError(int(ends[np.argmax(lengths)]), "a number in it has more than 64 bits")
     values = np.empty(len(ends), np.int64)
-    for first in range(0, len(ends), _VARINTS_AT_ONCE):
-        some = ends[first : first + _VARINTS_AT_ONCE]
-        begin, end = some[0] - lengths[first] + 1, some[-1] + 1
-        values[first : first + len(some)] = _values_at(payload[begin:end], is_last[begin:end], longest)[some - begin]
+    for first in range(0, len(ends), _VARINTS_PER_STEP):
+        chosen = ends[first : first + _VARINTS_PER_STEP]
+        begin, end = chosen[0] - lengths[first] + 1, chosen[-1] + 1
+        decoded = _values_at(payload[begin:end], is_last[begin:end], longest)
+        values[first : first + len(chosen)] = decoded[chosen - begin]
     return values, is_last
 
 
 def _values_at(payload: NDArray[np.uint8], is_last: NDArray[np.bool_], longest: int) -> NDArray[np.signedinteger[Any]]:
-    """Returns, for each byte, the value of the varint as far as it has come with it: of a varint's last one, all of it.
+    """Returns, for each byte, the value of its varint up to it. At a varint's last byte, that is its value.
 
-    Neighbours are read in order, which takes half of the time of picking the bytes of each varint.
+    Neighbouring bytes are read in order, which takes half the time of picking the bytes of each varint.
     """
     dtype = np.dtype(np.int32 if longest <= _MAX_SHORT_VARINT_BYTES else np.int64)
     bits = (payload & np.uint8(0x7F)).astype(dtype)
     values = bits.copy()
-    # Whether the byte that is `back` bytes before is of the same varint: it and those between are none's last.
+    # True if the byte `back` positions before belongs to the same varint: no byte from there on is a last one.
     belongs = ~is_last[:-1]
     for back in range(1, longest):
         factors = belongs.astype(dtype)
