@@ -18,9 +18,10 @@ from millstream.signal_exceptions import is_from_signal_handler
 
 @final
 class InterleaveIterDataset(Combined):
-    """One element of each of `cycle_length` datasets in turn; where one has ended, the next one takes its turns.
+    """One element of each of `cycle_length` datasets, one after another, in Grain's order.
 
-    With `[a, b, c]` and `cycle_length=2`, it yields of a, b, a, b, …, and of c instead of the one that ends first.
+    With `[a, b, c]` and `cycle_length=2`, it yields of a, b, a, b, … Once one of them has ended, c replaces it from its
+    next turn on.
 
     Args:
         datasets: a list of datasets; or a `MapDataset` whose elements are datasets, such as one that maps names of
@@ -37,7 +38,7 @@ class InterleaveIterDataset(Combined):
     Examples:
         >>> datasets = [millstream.MapDataset.source(list(text)) for text in ("aaa", "b", "cc")]
         >>> list(millstream.experimental.InterleaveIterDataset(datasets, cycle_length=2))
-        ['a', 'b', 'a', 'c', 'a', 'c']
+        ['a', 'b', 'a', 'a', 'c', 'c']
     """
 
     def __init__(
@@ -117,12 +118,17 @@ class _InterleaveIterator(RecoveringIterator[Any]):
                 except StopIteration:
                     self._open_next(slot)
                     self._open_early()
-                    continue
-                self._turn = (self._turn + 1) % len(self._slots)
-                return element
-            ended += 1
-            self._turn = (self._turn + 1) % len(self._slots)
+                    ended = 0
+                else:
+                    self._advance_turn()
+                    return element
+            else:
+                ended += 1
+            self._advance_turn()
         raise StopIteration
+
+    def _advance_turn(self) -> None:
+        self._turn = (self._turn + 1) % len(self._slots)
 
     def _state(self) -> dict[str, Any]:
         self._begin()

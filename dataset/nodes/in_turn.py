@@ -16,9 +16,9 @@ Table = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class InTurn(IndexNode):
-    """Rows of parts that lie end to end, one of each of `cycle_length` parts in turn.
+    """Rows of concatenated parts, one of each of `cycle_length` parts after another.
 
-    Where a part has ended, the next one takes its turns: the order of `InterleaveIterDataset`.
+    Once a part has ended, the next one replaces it from its next turn on: the order of `InterleaveIterDataset`.
 
     Attributes:
         sizes: how many rows each part has.
@@ -36,21 +36,20 @@ class InTurn(IndexNode):
         with, shape (runs, cycle_length).
         """
         bounds = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
-        ready = ((begin, end) for begin, end in bounds if end > begin)
-        turns = list(itertools.islice(ready, self.cycle_length))
+        turns = list(itertools.islice(bounds, self.cycle_length))
         starts, counts, rows, position = [], [], [], 0
         while turns:
             count = len(turns)
-            starts.append(position)
-            counts.append(count)
-            rows.append([begin for begin, _ in turns] + [0] * (self.cycle_length - count))
             # The run ends at the turn of the first part that has no more rows.
             length, ended = min(((end - begin) * count + turn, turn) for turn, (begin, end) in enumerate(turns))
+            if length:
+                starts.append(position)
+                counts.append(count)
+                rows.append([begin for begin, _ in turns] + [0] * (self.cycle_length - count))
             position += length
             drawn = [begin + (length - turn + count - 1) // count for turn, (begin, _) in enumerate(turns)]
             left = [(begin, end) for begin, (_, end) in zip(drawn, turns, strict=True)]
-            following = next(ready, None)
-            turns = ([following] if following else []) + left[ended + 1 :] + left[:ended]
+            turns = [*left[ended + 1 :], *left[:ended], *itertools.islice(bounds, 1)]
         return np.array(starts), np.array(counts), np.array(rows).reshape(len(rows), self.cycle_length)
 
     def parent_positions(self, positions: Positions) -> Positions:

@@ -157,7 +157,7 @@ def test_zipped_datasets_survive_an_error() -> None:
 
 
 def test_interleaved_datasets_take_turns() -> None:
-    """Some are open at a time; where one ends, the next takes its turns at once."""
+    """Some are open at a time; the next replaces one that has ended from its next turn on, as in Grain."""
     datasets = [numbers(3), numbers(2), numbers(4)]
 
     assert list(InterleaveIterDataset(datasets, cycle_length=2)) == [0, 0, 1, 1, 2, 0, 1, 2, 3]

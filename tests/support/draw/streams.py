@@ -310,16 +310,16 @@ def _in_turn(parts: list[list[Any]]) -> Iterator[Any]:
 
 
 def _interleaved(parts: list[list[Any]], cycle_length: int) -> Iterator[Any]:
-    """Yields one element of each of those that are open in turn; where one has no more, the next part is opened."""
+    """Yields one element of each open part, one after another; one that has ended is replaced for its next turn."""
     waiting = collections.deque(map(iter, parts))
-    slots = [waiting.popleft() for _ in range(min(cycle_length, len(parts)))]
-    while slots:
-        for slot in list(slots):
-            current = slot
-            while (element := next(current, None)) is None and waiting:
-                slots[slots.index(current)] = following = waiting.popleft()
-                current = following
-            if element is None:
-                slots.remove(current)
-            else:
-                yield element
+    slots: list[Iterator[Any] | None] = [waiting.popleft() for _ in range(min(cycle_length, len(parts)))]
+    for turn in itertools.cycle(range(len(slots))):
+        if not any(slots):
+            return
+        if (current := slots[turn]) is None:
+            continue
+        for element in itertools.islice(current, 1):
+            yield element
+            break
+        else:
+            slots[turn] = waiting.popleft() if waiting else None
