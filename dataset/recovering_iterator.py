@@ -6,6 +6,8 @@ again: a stream is a function, so the same elements come.
 """
 
 import abc
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -60,11 +62,15 @@ class RecoveringIterator(DatasetIterator[T_co]):
             CheckpointError: it is not a state of such a dataset. The iterator is as it was.
             ValueError: the iterator is closed.
         """
+        self._go(functools.partial(self._move, state))
+
+    def _go(self, move: Callable[[], None]) -> None:
+        """Moves the parents and this iterator. An interruption leaves it where it was."""
         self._check_open()
         if not self._is_torn:
             self._keep()
         self._is_torn = True
-        self._move(state)
+        move()
         self._kept_state, self._num_since, self._is_torn = None, 0, False
 
     @abc.abstractmethod

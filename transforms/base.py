@@ -253,14 +253,15 @@ class Filter(_Operation[Callable[[In], object]], Generic[In]):
 class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
     """Splits each element into zero or more elements, its children.
 
-    Subclass it, set `max_fan_out` and override `flat_map`, or write `FlatMap(function, max_fan_out)`. Child j of the
-    element with index i gets the index i * max_fan_out + j, however the other elements are split.
+    Subclass it and override `flat_map`, or write `FlatMap(function, max_fan_out)`. Child j of the element with index i
+    gets the index i * max_fan_out + j, however the other elements are split.
 
     Args:
         function: the function to call with each element. A subclass has a method `flat_map(element)` instead.
 
     Attributes:
-        max_fan_out: the maximum number of children per element, at least 1. The loader raises ValueError for more.
+        max_fan_out: the maximum number of children per element, at least 1; more are a ValueError. A subclass may omit
+            it unless it splits a `MapDataset`, whose positions depend on it. The limit is then 2**20.
 
     Raises:
         TypeError, ValueError: the function is not callable, or max_fan_out is not an integer of at least 1.

@@ -51,9 +51,11 @@ class ConcatThenSplit(GroupingOperation):
     positions.
 
     Args:
-        length_struct: the number of tokens per row, for each feature. All features are cut at the same token, so these
-            lengths must be equal, and so must the lengths of the features of each document.
-        meta_features: features without segment ids and positions of their own.
+        length_struct: the number of tokens per row, for each feature. Features are cut at the same token, so these
+            lengths must be equal, and so must the lengths of the features of each document, except meta features.
+        meta_features: features without segment ids and positions of their own. In a document, a meta feature has one
+            value per token and is cut with the tokens, or a single value, which each segment of the document gets. Its
+            length in length_struct may differ, and must suffice for all values of a row.
         split_full_length_features: True to cut a document of exactly a row's length like any other; False to return it
             as a row, after the row that is being filled, or immediately if there is none.
         padding_struct: the padding value of the last row, per feature; 0 for the other features.
@@ -64,7 +66,7 @@ class ConcatThenSplit(GroupingOperation):
     Raises:
         TypeError, ValueError: an argument has the wrong type, or two arguments conflict. While reading, a ValueError if
             a document lacks a feature, has features of different lengths, or differs in dtype or shape from the others
-            of its row.
+            of its row, or if the values of a meta feature do not fit into a row.
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2)]
@@ -89,10 +91,10 @@ class ConcatThenSplit(GroupingOperation):
         bos_token_id: SupportsIndex | None = None,
     ) -> None:
         self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
-        if len(set(self.rows.lengths)) > 1:
+        if len({self.length_struct[name] for name in self._cut_features}) > 1:
             raise ValueError(
-                f"length_struct must give all features the same length, because they are cut at the same token, "
-                f"got {self.rows.length_struct}."
+                "length_struct must give all features but meta_features the same length, because they are cut at the "
+                f"same token, got {self.length_struct}."
             )
         if not isinstance(bos_handling, BOSHandling):
             raise TypeError(f"bos_handling must be one of {', '.join(map(str, BOSHandling))}, got {bos_handling!r}.")
@@ -111,9 +113,14 @@ class ConcatThenSplit(GroupingOperation):
         return self.rows.length_struct
 
     @property
+    def _cut_features(self) -> list[str]:
+        names = list(self.length_struct)
+        return [name for name in names if name not in self.rows.meta_features] or names
+
+    @property
     def output_size(self) -> int:
         """The number of tokens that a row consumes: its length."""
-        return self.rows.lengths[0]
+        return self.length_struct[self._cut_features[0]]
 
     def __repr__(self) -> str:
         option = "" if self.splits_full_length else ", split_full_length_features=False"
@@ -132,18 +139,22 @@ class ConcatThenSplit(GroupingOperation):
         """
         columns = self.rows.columns(values, takes_numbers=True)
         sizes = lengths_of(columns)
-        if (is_other := sizes != sizes[0]).any():
-            row = np.argmax(is_other.any(axis=0))
-            lengths = dict(zip(self.length_struct, sizes[:, row].tolist(), strict=True))
-            raise ValueError(
-                f"The features of a document must have the same length, because they are cut at the same "
-                f"token, got {lengths}."
-            )
+        names = list(self.length_struct)
+        tokens = sizes[[names.index(self._cut_features[0])]]
+        if (is_other := sizes != tokens).any():
+            is_other &= np.array([[name in self._cut_features] for name in names]) | (sizes != 1)
+            if is_other.any():
+                row = np.argmax(is_other.any(axis=0))
+                lengths = dict(zip(names, sizes[:, row].tolist(), strict=True))
+                raise ValueError(
+                    f"The features of a document must have the same length, because they are cut at the same "
+                    f"token, got {lengths}. A meta feature may have a single value instead."
+                )
         documents = list(zip(*columns, strict=True))
-        if sizes.all():
-            return Prepared(documents, sizes[:1])
-        kept = sizes[0] > 0
-        return Prepared(list(itertools.compress(documents, kept)), sizes[:1, kept], kept.astype(int).tolist())
+        if tokens.all():
+            return Prepared(documents, tokens)
+        kept = tokens[0] > 0
+        return Prepared(list(itertools.compress(documents, kept)), tokens[:, kept], kept.astype(int).tolist())
 
     def begin(self, skip: int = 0) -> SplitGroup | WholeRowGroup:
         """Returns an empty group of one or more rows."""

@@ -16,7 +16,7 @@ def as_transformation(operation: Any) -> Transformation:
 
     Raises:
         TypeError: a class instead of an instance, a subclass that overrides nothing or is of two kinds, a `FlatMap`
-            without an integer `max_fan_out`, or a value that is neither an operation nor a function.
+            whose `max_fan_out` is not an integer, or a value that is neither an operation nor a function.
         ValueError: `max_fan_out` is below 1.
     """
     if isinstance(operation, type):
@@ -53,5 +53,5 @@ def _check_subclass(operation: Transformation) -> None:
         raise TypeError(f"A subclass of {kind.__name__} must override {method}, but {name} does not.")
     if kind is not FlatMap:
         check_yields_nothing(name, getattr(operation, method))
-    if isinstance(operation, FlatMap):
-        valid_max_fan_out(name, getattr(operation, "max_fan_out", None))
+    if isinstance(operation, FlatMap) and (limit := getattr(operation, "max_fan_out", None)) is not None:
+        valid_max_fan_out(name, limit)

@@ -1,6 +1,6 @@
 """Packing and batching of whole documents in one operation, in the form of Grain's older API."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, SupportsIndex, final
 
 import numpy as np
@@ -22,7 +22,8 @@ class PackAndBatchOperation(GroupingOperation):
     without a document are all zeros. New code should use `FirstFitPack` and `Batch`, which return dicts.
 
     Args:
-        length_struct: the number of tokens per row, for each feature; other features are dropped.
+        length_struct: the number of tokens per row, for each feature; other features are dropped. It may be nested like
+            the elements; then the three dicts are nested, too.
         batch_size: the number of rows per batch, at least 1.
         max_sequences_per_bin: the maximum number of documents per row; None for no limit.
 
@@ -39,13 +40,19 @@ class PackAndBatchOperation(GroupingOperation):
                [2, 2, 0, 0, 0, 0, 0, 0]])
     """
 
+    nested_struct: Mapping[str, Any] | None = None
+    """The length_struct as passed if it is nested. The packer then knows features by their paths."""
+
     @named_arguments()
     def __init__(
         self,
-        length_struct: Mapping[str, int],
+        length_struct: Mapping[str, Any],
         batch_size: SupportsIndex,
         max_sequences_per_bin: SupportsIndex | None = None,
     ) -> None:
+        if isinstance(length_struct, Mapping) and any(isinstance(part, Mapping) for part in length_struct.values()):
+            self.nested_struct = length_struct
+            length_struct = dict(_leaves(length_struct, length_struct))
         self.packing = FirstFitPack(
             length_struct,
             num_packing_bins=batch_size,
@@ -62,6 +69,8 @@ class PackAndBatchOperation(GroupingOperation):
         Raises:
             ValueError: a document lacks a feature, or is too long.
         """
+        if self.nested_struct is not None:
+            values = [dict(_leaves(self.nested_struct, value)) for value in values]
         return self.packing.prepare(values)
 
     def begin(self, skip: int = 0) -> Bins:
@@ -79,10 +88,11 @@ class PackAndBatchOperation(GroupingOperation):
         rows = self.packing.begin()
         rows.take(lengths_of(zip(*documents, strict=True)))
         packed = list(self.packing.make(documents, Segments.by_output(rows.decisions()[0]), allocate))
-        names = ({name: name + ending for name in self.packing.length_struct} for ending in _ENDINGS)
-        return [
-            tuple({name: self._stacked([row[key] for row in packed]) for name, key in keys.items()} for keys in names)
-        ]
+        names = self.packing.length_struct
+        parts = [{name: self._stacked([row[name + ending] for row in packed]) for name in names} for ending in _ENDINGS]
+        if self.nested_struct is not None:
+            parts = [_nested(self.nested_struct, part) for part in parts]
+        return [tuple(parts)]
 
     def _stacked(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         batch = np.zeros((self.packing.num_packing_bins, *rows[0].shape), rows[0].dtype)
@@ -91,3 +101,24 @@ class PackAndBatchOperation(GroupingOperation):
 
 
 _ENDINGS = ("", "_segment_ids", "_positions")
+
+
+def _leaves(structure: Mapping[str, Any], element: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the path and the value of each feature of an element that a nested length_struct has."""
+    for name, part in structure.items():
+        below = f"{path}[{name!r}]"
+        if not isinstance(element, Mapping) or name not in element:
+            raise ValueError(f"The feature {below} is missing.")
+        if isinstance(part, Mapping):
+            yield from _leaves(part, element[name], below)
+        else:
+            yield below, element[name]
+
+
+def _nested(structure: Mapping[str, Any], arrays: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Returns arrays by path in the form of a nested length_struct."""
+    below = {name: f"{path}[{name!r}]" for name in structure}
+    return {
+        name: _nested(part, arrays, below[name]) if isinstance(part, Mapping) else arrays[below[name]]
+        for name, part in structure.items()
+    }

@@ -184,6 +184,10 @@ class RowFormat:
             slices, sizes = list(arrays), np.array(list(map(len, arrays)))
             if segments.starts is not None and segments.stops is not None:
                 lengths, sizes = sizes, segments.stops - segments.starts
+                if name in self.meta_features:
+                    # A single value belongs to the document, and each of its segments gets it.
+                    sizes[lengths == 1] = 1
+                    _refuse_too_many(name, length, sizes, segments)
                 for cut in np.flatnonzero(sizes != lengths).tolist():
                     slices[cut] = slices[cut][segments.starts[cut] : segments.stops[cut]]
             layout = Layout(sizes, segments.offsets, length, self.alignments.get(name, 1), allocate)
@@ -279,6 +283,18 @@ def _feature(document: Mapping[str, Any], name: str) -> Any:
     if name not in document:
         raise ValueError(f"The feature {name!r} is missing: got {', '.join(map(repr, document)) or 'none'}.")
     return document[name]
+
+
+def _refuse_too_many(name: str, length: int, sizes: NDArray[np.int64], segments: Segments) -> None:
+    """Raises for the first row without room for all values of a meta feature."""
+    totals = np.add.reduceat(sizes, segments.offsets[:-1])
+    if (totals > length).any():
+        row = int(np.argmax(totals > length))
+        count = int(segments.offsets[row + 1] - segments.offsets[row])
+        raise ValueError(
+            f"length_struct[{name!r}] must be at least {totals[row]} for a row of {count} segments, got {length}. Use "
+            "the length of the tokens, which always suffices."
+        )
 
 
 def _refuse_unlike(name: str, slices: Sequence[Array], segments: Segments) -> None:

@@ -4,7 +4,7 @@
     None                                         None
     bool, int, float, complex                    array of bool, int64 (or uint64), float64, complex128
     numpy scalar                                 array of its dtype
-    numpy array, of any dtype and shape          array of its dtype
+    numpy array, of any dtype and shape          array of its dtype; single strings as wide as the widest
     Arrow table                                  Arrow table of the rows of all elements
     object with `__array__` (JAX, PyTorch, …)    array that `np.asarray` returns for it
     str                                          array of dtype `<U` as long as the longest, or of objects
@@ -12,8 +12,7 @@
     dict or other mapping                        dict
     list, tuple, named tuple, dataclass          the same; subclasses of list and tuple become list and tuple
 
-Structures are those of `millstream.tree`, but this module traverses all elements together, because one by one takes 2
-to 10 times as long.
+Structures are those of `millstream.tree`. All elements are traversed together, which is 2 to 10 times as fast.
 
 Nothing is converted silently. A leaf has the same type, shape and dtype in all elements, a mapping the same keys, a
 list the same length. NumPy strips NUL characters from the ends of strings, so if any string ends in one, all become
@@ -119,6 +118,8 @@ def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
         if same_length:
             np.concatenate(rows, axis=0, out=batch.reshape(count * length, *shape[1:]), casting="no")
     except (TypeError, ValueError):
+        if {(array.shape, array.dtype.kind) for array in column} in ({((), "S")}, {((), "U")}):
+            return _placed(np.stack(column), allocate)
         # NumPy detects every other difference, but does not say which element differs.
         _refuse_unlike_arrays(column, path)
         raise

@@ -8,7 +8,6 @@ import numpy as np
 
 from millstream import tree
 from millstream.checks import as_integer, as_integer_or_none
-from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
@@ -24,7 +23,7 @@ def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
     """Returns the index of the element that comes next: how many have come.
 
     Args:
-        ds_iter: the iterator of a chain that begins with a MapDataset.
+        ds_iter: the iterator of a chain that begins with a MapDataset, also below a `LimitIterDataset`.
 
     Raises:
         NotImplementedError: the iterator does not read a MapDataset alone, or positions need not become one element
@@ -36,7 +35,7 @@ def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
         >>> millstream.experimental.get_next_index(iterator)
         1
     """
-    index = ds_iter.next_index if isinstance(ds_iter, ReadIterator) else None
+    index: int | None = getattr(ds_iter, "next_index", None)
     if index is None:
         raise NotImplementedError(
             f"This {type(ds_iter).__name__} has no index: that needs a MapDataset of which each position, or each "

@@ -158,6 +158,20 @@ class _LimitIterator(RecoveringIterator[Any]):
         move_to(self._parent, checked["parent"])
         self._count = checked["count"]
 
+    @property
+    def next_index(self) -> int | None:
+        """The number of elements that have come, if `seek` costs nothing; otherwise None."""
+        return None if getattr(self._parent, "next_index", None) is None else self._count
+
+    def seek(self, step: int) -> None:
+        if not 0 <= as_integer(step, "step") <= self._limit:
+            raise IndexError(f"step must be between 0 and {self._limit}, the limit of LimitIterDataset, got {step}.")
+        self._go(lambda: self._seek(step))
+
+    def _seek(self, step: int) -> None:
+        self._parent.seek(step)
+        self._count = step
+
 
 @final
 class RepeatIterDataset(Combined):

@@ -17,6 +17,7 @@ from millstream.randomness import generators
 from millstream.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
 from millstream.transforms.batched import WholeCallError, results_of
+from millstream.transforms.function_checks import valid_max_fan_out
 
 
 def collected(results: Iterable[Any], expected: int, positions: Positions, node: Node) -> list[Any]:
@@ -185,6 +186,10 @@ class Split(UnaryNode):
     """
 
     operation: FlatMap
+
+    def __post_init__(self) -> None:
+        name = type(self.operation).__name__
+        valid_max_fan_out(name, getattr(self.operation, "max_fan_out", None))
 
     @functools.cached_property
     def length(self) -> int:

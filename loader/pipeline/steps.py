@@ -22,6 +22,7 @@ from millstream.signal_exceptions import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.absence_check import AbsentElement, Present
 from millstream.transforms.batched import WholeCallError, results_of
+from millstream.transforms.grouping import MAX_FAN_OUT
 from millstream.transforms.only_for import leaves
 from millstream.transforms.pad import pad
 from millstream.transforms.seeded_random_map import SeededRandomMap
@@ -170,7 +171,7 @@ def _filter_step(operation: Filter, where: str, maker: str | None, component: in
 
 
 def _flat_map_step(operation: FlatMap, where: str, maker: str | None, component: int | None) -> Step:
-    limit = operation.max_fan_out
+    limit: int = getattr(operation, "max_fan_out", None) or MAX_FAN_OUT
 
     def split(element: Any) -> list[Any]:
         # No more than it takes to see that they are too many: a generator may have no end.

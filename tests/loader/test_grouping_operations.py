@@ -275,7 +275,7 @@ def test_bad_arguments_of_bins_are_errors(
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"length_struct": {"a": 3, "b": 4}}, ValueError, "must give all features the same length"),
+        ({"length_struct": {"a": 3, "b": 4}}, ValueError, "must give all features but meta_features the same length"),
         ({"bos_handling": 2}, TypeError, "bos_handling must be one of BOSHandling.DO_NOTHING"),
         ({"bos_token_id": 1}, ValueError, "got DO_NOTHING"),
         ({"bos_features": ["a"]}, ValueError, "got DO_NOTHING"),
@@ -365,6 +365,7 @@ def test_a_bos_that_replaces_nothing_is_a_warning() -> None:
     ("operation", "element", "message"),
     [
         (ConcatThenSplit({"a": 3, "b": 3}), {"a": np.ones(2), "b": np.ones(1)}, "the same length.*{'a': 2, 'b': 1}"),
+        (ConcatThenSplit({"a": 3, "b": 3}, meta_features=["b"]), {"a": np.ones(3), "b": np.ones(2)}, "single value"),
         (Rebatch(3), {"a": np.ones(2), "b": np.ones(1)}, "the same number of rows, got"),
         (Rebatch(3), {"a": np.ones(2), "b": np.int64(1)}, r"got none at \['b'\]"),
         (Rebatch(3), {}, "got none"),
@@ -379,6 +380,19 @@ def test_an_element_that_cannot_be_cut_is_named(operation: Transformation, eleme
     with pytest.raises(ValueError, match=message) as caught:
         next(iterator)
     assert any("operation 0" in note and "record key 1" in note for note in caught.value.__notes__)
+
+
+def test_meta_features_come_with_each_segment() -> None:
+    """A single value is repeated in each row that its document is in; too many for a row are an error at its turn."""
+    documents = [{"tokens": np.full(length, length), "id": length} for length in (2, 5, 1)]
+    packed = ConcatThenSplit({"tokens": 3, "id": 2}, meta_features=["id"])
+    loader = DataLoader(data_source=documents, sampler=IndexSampler(3, num_epochs=1), operations=[packed])
+    assert [row["id"].tolist() for row in loader] == [[2, 5], [5, 0], [5, 1]]
+    assert all(row.keys() == {"tokens", "tokens_segment_ids", "tokens_positions", "id"} for row in loader)
+
+    loader = DataLoader(data_source=documents[2:] * 6, sampler=IndexSampler(6, num_epochs=1), operations=[packed])
+    with pytest.raises(ValueError, match=r"length_struct\['id'\] must be at least 3 for a row of 3 segments, got 2"):
+        next(iter(loader))
 
 
 def test_batches_that_differ_do_not_become_one() -> None:

@@ -327,14 +327,6 @@ class NoSplit(FlatMap):
     max_fan_out = 2
 
 
-class NoLimit(FlatMap):
-    """Does not say its limit."""
-
-    def flat_map(self, element: Any) -> Sequence[Any]:
-        """Returns the element."""
-        return [element]
-
-
 class TwoKinds(Map, Filter):
     """Is of two kinds."""
 
@@ -363,7 +355,6 @@ class LooksLikeMap:
         (int, TypeError, r"got the class int: write int\(...\), or Map\(int\)"),
         (Nothing(), TypeError, "Map must override map, but Nothing does not"),
         (NoSplit(), TypeError, "FlatMap must override flat_map, but NoSplit does not"),
-        (NoLimit(), TypeError, "NoLimit needs max_fan_out, an integer: the maximum"),
         (Repeat(True), TypeError, "Repeat's max_fan_out must be an integer, got True"),
         (Repeat(2.0), TypeError, r"Repeat's max_fan_out must be an integer, got 2\.0"),  # type: ignore[arg-type]
         (Repeat(0), ValueError, "Repeat's max_fan_out must be at least 1, got 0"),

@@ -43,6 +43,26 @@ def test_batches_are_the_rows_of_first_fit(worker_count: int, most: int | None) 
         assert not whole[len(rows) :].any()
 
 
+def test_features_may_be_nested() -> None:
+    """The three dicts have the form of length_struct, and the arrays of features that are not nested."""
+    nested = [{"x": {"y": {"a": document["a"]}, "b": document["a"] + 1}, "z": 0} for document in documents(31)]
+    flat = [{"a": document["a"], "b": document["a"] + 1} for document in documents(31)]
+    operations = [PackAndBatchOperation({"x": {"y": {"a": 6}, "b": 7}}, 4), PackAndBatchOperation({"a": 6, "b": 7}, 4)]
+    loaded = [
+        list(grain.load(source, num_epochs=1, transformations=[operation]))
+        for source, operation in zip((nested, flat), operations, strict=True)
+    ]
+
+    for nested_batch, flat_batch in zip(*loaded, strict=True):
+        for part, expected in zip(nested_batch, flat_batch, strict=True):
+            assert part.keys() == {"x"}
+            assert part["x"].keys() == {"y", "b"}
+            np.testing.assert_array_equal(part["x"]["y"]["a"], expected["a"])
+            np.testing.assert_array_equal(part["x"]["b"], expected["b"])
+    with pytest.raises(ValueError, match=r"The feature \['x'\]\['y'\] is missing"):
+        list(grain.load([{"x": {"b": np.ones(2)}}], num_epochs=1, transformations=operations[:1]))
+
+
 def test_it_resumes_and_refuses() -> None:
     """From any batch on, the same batches follow; a document longer than a row is an error."""
     loader = grain.load(

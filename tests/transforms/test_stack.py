@@ -211,6 +211,18 @@ def test_text_and_bytes_are_exact(elements: list[Any], dtype: str) -> None:
     assert batch.tolist() == elements
 
 
+@pytest.mark.parametrize(
+    "elements", [[np.array(text) for text in ("ab", "", "abcd", "a")], [np.array(text) for text in (b"", b"abc", b"a")]]
+)
+def test_single_strings_of_several_widths_stack(elements: list[Array]) -> None:
+    """The batch is as wide as the widest, which has the dtype of all; other arrays must agree."""
+    assert_same(np.stack(elements), stack(elements))
+    with pytest.raises(StackError, match="agree in dtype"):
+        stack([*elements, np.array(1)])
+    with pytest.raises(StackError, match="agree in shape"):
+        stack([*elements, elements[0][np.newaxis]])
+
+
 def test_bytes_are_the_elements_own() -> None:
     """An array of objects refers to the elements' objects and copies none."""
     elements = [b"abc" * 100, b"\0" * 100]

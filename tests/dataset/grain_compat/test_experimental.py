@@ -188,11 +188,13 @@ def test_the_others_yield_what_they_say(tmp_path: Path) -> None:
     assert list(STREAMS["options"](tmp_path)) == list(range(5))
 
 
-@pytest.mark.parametrize("sizes", [[4], [3, 5, 2], [1, 1, 1, 7], [2] * 20 + [5], [9] + [1] * 17])
+@pytest.mark.parametrize(
+    "sizes", [[4], [3, 5, 2], [1, 1, 1, 7], [2] * 20 + [5], [9] + [1] * 17, [2, 0] + [1] * 17 + [0, 3]]
+)
 def test_parquet_files_are_read_in_turn(sizes: list[int], tmp_path: Path) -> None:
-    """The order is that of interleaving the files, 16 at a time."""
+    """The order is that of interleaving the files, 16 at a time; files without rows take no turns."""
     paths = write_parquet(tmp_path, sizes)
-    apart = [grain.experimental.ParquetIterDataset(path) for path in paths]
+    apart = [grain.experimental.ParquetIterDataset(path) for path, size in zip(paths, sizes, strict=True) if size]
     in_turn = list(grain.experimental.ParquetIterDataset(paths))
 
     assert in_turn == list(grain.experimental.InterleaveIterDataset(apart, cycle_length=16))
@@ -254,6 +256,70 @@ def test_indices_of_iterators() -> None:
         assert next(iterator).tolist() == [15, 16, 17]
         with pytest.raises(NotImplementedError, match="no index"):
             grain.experimental.set_next_index(filtered, 1)
+
+
+class Unlimited(grain.FlatMapTransform):
+    """Splits a number into as many as it says, without a limit."""
+
+    def flat_map(self, element: int) -> list[int]:
+        """Returns the children."""
+        return [element] * element
+
+
+@pytest.mark.parametrize("worker_count", [0, 1])
+def test_a_flat_map_needs_no_limit_in_a_stream(worker_count: int) -> None:
+    """Its children draw as those of one with a limit of 2**20; a MapDataset, whose positions need it, refuses it."""
+    limited = Unlimited()
+    limited.max_fan_out = 2**20
+    drawn = []
+    for operation in (Unlimited(), limited):
+        draw: Any = grain.transforms.RandomMap(lambda element, rng: (element, int(rng.integers(1000))))
+        dataset = grain.experimental.FlatMapIterDataset(grain.MapDataset.range(5), operation).seed(1).apply(draw)
+        loaded = grain.load(
+            range(5), num_epochs=1, seed=1, transformations=[operation, draw], worker_count=worker_count
+        )
+        drawn += [
+            list(dataset),
+            list(grain.MapDataset.range(5).to_iter_dataset().apply([operation]).seed(1).apply(draw)),
+        ]
+        assert [element for element, _ in loaded] == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+    assert [element for element, _ in drawn[0]] == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+    assert drawn == [drawn[0]] * 4
+    for make in (grain.MapDataset.range(5).flat_map, grain.MapDataset.range(5).apply):
+        with pytest.raises(TypeError, match="Unlimited needs max_fan_out, an integer"):
+            make(Unlimited())
+
+
+def test_an_element_has_at_most_a_million_children() -> None:
+    """A flat_map without a limit that never ends is an error, at its turn."""
+    endless = grain.transforms.FlatMap(itertools.count, 2**20)
+    del endless.max_fan_out
+    with pytest.raises(ValueError, match="gave more than 1048576 elements for one"):
+        next(iter(grain.load(range(5), transformations=[endless], read_options=grain.ReadOptions(0, 0))))
+
+
+def test_indices_of_limited_datasets() -> None:
+    """A limit has the index of what it limits, and can be sought up to its end; after a filter it has none."""
+    dataset = grain.MapDataset.range(20).to_iter_dataset().batch(3)
+    limit = grain.experimental.LimitIterDataset
+    with iter(limit(dataset, 4)) as iterator, iter(limit(dataset.filter(len), 4)) as filtered:
+        expected = [batch.tolist() for batch in iterator]
+        assert grain.experimental.get_next_index(iterator) == 4
+        for index in (1, 3, 0, 4):
+            grain.experimental.set_next_index(iterator, index)
+            state = iterator.get_state()
+            assert grain.experimental.get_next_index(iterator) == index
+            assert [batch.tolist() for batch in iterator] == expected[index:]
+            iterator.set_state(state)
+            assert [batch.tolist() for batch in iterator] == expected[index:]
+        with pytest.raises(IndexError, match="step must be between 0 and 4"):
+            grain.experimental.set_next_index(iterator, 5)
+        with pytest.raises(NotImplementedError, match="no index"):
+            grain.experimental.get_next_index(filtered)
+    with iter(limit(dataset, 100)) as iterator:
+        with pytest.raises(IndexError):
+            grain.experimental.set_next_index(iterator, 50)
+        assert next(iterator).tolist() == [0, 1, 2]
 
 
 def test_random_numbers_of_datasets() -> None:
@@ -335,7 +401,7 @@ def cut(**options: Any) -> Any:
         (
             lambda: packed(shuffle_bins_group_by_feature="tokens", shuffle_bins=False),
             ValueError,
-            "shuffle_bins is False",
+            "needs shuffle_bins=True",
         ),
         (lambda: packed(num_packing_bins=0), ValueError, "num_packing_bins must be at least 1"),
         (lambda: packed(meta_features=["tokens_positions"]), ValueError, "'tokens_positions'"),

@@ -123,10 +123,24 @@ def bin_packed(operation: FirstFitPack | BestFitPack, elements: Iterable[Element
     yield from given_out(bins)
 
 
+def cut(operation: ConcatThenSplit, document: dict[str, Any], part: slice) -> dict[str, Any]:
+    """Returns the tokens of a part of a document, and all of its meta features that have one value."""
+    whole = {name for name in operation.rows.meta_features if len(document[name]) == 1}
+    return {name: tokens if name in whole else tokens[part] for name, tokens in document.items()}
+
+
+def filled(operation: ConcatThenSplit, documents: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns a row, without segments and positions of meta features."""
+    companions = {name + ending for name in operation.rows.meta_features for ending in ("_segment_ids", "_positions")}
+    row = laid_out(operation.length_struct, documents)
+    return {name: array for name, array in row.items() if name not in companions}
+
+
 def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Iterator[Element]:
     """Yields rows of all tokens laid end to end, but for documents that may be rows by themselves."""
     lengths = operation.length_struct
-    (length,) = set(lengths.values())
+    first = next(name for name in lengths if name not in operation.rows.meta_features)
+    length = lengths[first]
     row: list[dict[str, Any]] = []
     waiting: list[Element] = []
     position = index = room = 0
@@ -138,27 +152,28 @@ def concatenated(operation: ConcatThenSplit, elements: Iterable[Element]) -> Ite
         return replaced
 
     for document_position, document_index, document in elements:
-        rest, used = {name: np.asarray(document[name]) for name in lengths}, 0
-        if not operation.splits_full_length and len(rest[next(iter(lengths))]) == length:
-            whole = document_position, part_index(document_index, MAX_FAN_OUT, 0), laid_out(lengths, [begun(rest)])
+        rest, used = {name: np.atleast_1d(document[name]) for name in lengths}, 0
+        if not operation.splits_full_length and len(rest[first]) == length:
+            whole = document_position, part_index(document_index, MAX_FAN_OUT, 0), filled(operation, [begun(rest)])
             if row:
                 waiting.append(whole)
             else:
                 yield whole
             continue
-        while len(rest[next(iter(lengths))]):
+        while len(rest[first]):
             if not row:
                 position, room = document_position, length
                 index = part_index(document_index, MAX_FAN_OUT, used // length)
-            row.append(begun({name: tokens[:room] for name, tokens in rest.items()}))
-            taken = len(row[-1][next(iter(lengths))])
-            rest, used, room = {name: tokens[room:] for name, tokens in rest.items()}, used + taken, room - taken
+            row.append(begun(cut(operation, rest, slice(room))))
+            taken = len(row[-1][first])
+            rest = cut(operation, rest, slice(room, None))
+            used, room = used + taken, room - taken
             if not room:
-                yield position, index, laid_out(lengths, row)
+                yield position, index, filled(operation, row)
                 yield from waiting
                 row, waiting = [], []
     if row:
-        yield position, index, laid_out(lengths, row)
+        yield position, index, filled(operation, row)
     yield from waiting
 
 
