@@ -119,7 +119,7 @@ class Execution:
             self.pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
-        from millstream.loader.processes.interpreter import surroundings  # noqa: PLC0415  (these take long to import)
+        from millstream.loader.processes.interpreter import launch_context  # noqa: PLC0415  (these take long to import)
         from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
         if self._ray_workers is None:
@@ -128,13 +128,13 @@ class Execution:
 
             # Those that are drawn from are all there: each iterator is made after what it draws from.
             pipelines = [pipeline] if self._shared_workers is None else self._shared_workers.pipelines
-            return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, surroundings()))
+            return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, launch_context()))
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.connection import check_installed  # noqa: PLC0415
 
         check_installed()
         return WarmPools(
-            functools.partial(ActorPool, pipeline, self._ray_workers, self._workers, reading, surroundings().path)
+            functools.partial(ActorPool, pipeline, self._ray_workers, self._workers, reading, launch_context().path)
         )
 
     def _make_executor(self, position: Position) -> Executor:

@@ -103,7 +103,6 @@ LONG_MODULES = {
     "millstream.samplers.mixture": "the methods of one class, each with all that a user has to know of it",
     "millstream.loader.device_iterator": "what one thread and the consumer share, to be read together",
     "millstream.loader.iterator": "what an interruption at any line may meet, to be read together",
-    "millstream.loader.processes.pool": "the life of worker processes, whose races are explained in place",
 }
 VAGUE_NAMES = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 

@@ -1,1 +1,1 @@
-"""Who makes the elements in other processes: a fork server, the workers, and the pool of them that a trainer has."""
+"""Worker processes: the fork server, the workers, and the trainer's pool of them."""

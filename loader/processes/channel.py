@@ -1,11 +1,11 @@
-"""Framed messages over one socket: how the parent, the fork server and a worker talk.
+"""Framed messages over a socket, between the parent, the fork server and the workers.
 
-A frame is the length of a pickled message, the number of descriptors that travel with it, and the pickle. Both ends
-come from one `socketpair` that only they hold, so what arrives is what this library wrote. A process that dies in the
-middle of a frame leaves an incomplete one, which is dropped: it can harm no channel but its own.
+A frame is the length of a pickled message, the number of descriptors passed with it, and the pickle. Both ends come
+from one `socketpair` that only these processes hold, so every message was written by this library. A process that dies
+within a frame leaves it incomplete. It is dropped, and affects no other channel.
 """
 
-import array  # noqa: F401  (`socket` needs it: since Python 3.14 it looks for it late, perhaps in another folder)
+import array  # noqa: F401  (`socket` needs it: since Python 3.14 it imports it late, possibly in another folder)
 import contextlib
 import errno
 import os
@@ -20,20 +20,20 @@ from millstream.loader.processes.messages import Message, from_wire, to_wire
 
 _HEADER = struct.Struct("<QB")
 _RECEIVE_BYTES = 1 << 16
-"""Memory for this many bytes is taken for each read: the C library gets and returns pages for more than 128 KB."""
+"""The size of each read: the C library returns memory above 128 KB to the system after each use."""
 
-_MOST_DESCRIPTORS = 8
+_MAX_DESCRIPTORS = 8
 
-# Not the enum's members, whose operators are Python.
+# Not the enum member, whose operators are slow.
 _DESCRIPTORS_LOST = int(socket.MSG_CTRUNC)
 
 
 @final
 class Channel:
-    """One end of a conversation.
+    """One end of a connection.
 
-    The parent's ends do not block: what cannot be sent at once waits in an outbox until the socket takes it, so that a
-    worker that does not listen, because it waits to be heard, can always be heard first.
+    The parent's ends do not block. Data that a socket does not take immediately waits in an outbox. So the parent can
+    always receive from a worker, even if the worker does not receive because it is sending.
     """
 
     def __init__(self, end: socket.socket, *, blocking: bool) -> None:
@@ -51,22 +51,22 @@ class Channel:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether something waits to be sent."""
+        """True if data waits to be sent."""
         return bool(self._outbox)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Sends a message, and with it copies of file descriptors.
+        """Sends a message, with copies of file descriptors.
 
-        A broken connection is not an error here: whoever waits for the other side to answer learns of its end.
+        A broken connection is not an error here. It is noticed by the caller that waits for an answer.
         """
         body = pickle.dumps(to_wire(message), protocol=5)
         frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
-        # Copies of the descriptors: the caller may close its own before the frame's turn comes.
-        self._outbox.append((frame, copies_of(descriptors) if descriptors else []))
+        # Copies, because the caller may close its descriptors before the frame is sent.
+        self._outbox.append((frame, duplicate_all(descriptors) if descriptors else []))
         self.flush()
 
     def flush(self) -> None:
-        """Sends what waits, as far as the socket takes it."""
+        """Sends as much of the outbox as the socket takes."""
         while self._outbox:
             frame, descriptors = self._outbox[0]
             try:
@@ -83,19 +83,19 @@ class Channel:
                 self._outbox.popleft()
 
     def receive(self) -> Iterator[Any]:
-        """Yields the messages that are complete, after one read; at the other side's end, `is_open` becomes False.
+        """Reads once, and yields the messages that are complete. At the end of the connection, `is_open` becomes False.
 
         Raises:
-            OSError: descriptors that came along were lost, because this process may not open more.
+            OSError: descriptors were lost because this process may not open more.
         """
         try:
-            data, descriptors, flags, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MOST_DESCRIPTORS)
+            data, descriptors, flags, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
         except BlockingIOError:
             return
         except ConnectionResetError:
             data, descriptors, flags = b"", [], 0
         for descriptor in descriptors:
-            # Programs that user code starts must not hold on to what a worker has.
+            # Programs that user code starts must not inherit a worker's descriptors.
             os.set_inheritable(descriptor, False)
         self._received.extend(descriptors)
         if flags & _DESCRIPTORS_LOST:
@@ -115,7 +115,7 @@ class Channel:
             yield from_wire(pickle.loads(body))  # noqa: S301  (written by the other end of our own socket pair)
 
     def receive_rest(self) -> Iterator[Any]:
-        """Yields all that the other side, which is dead, has sent."""
+        """Yields all remaining messages of the other side, which is dead."""
         self._socket.setblocking(False)
         while self.is_open:
             before = len(self._inbox)
@@ -125,18 +125,18 @@ class Channel:
                 return
 
     def take_descriptors(self) -> list[int]:
-        """Returns the descriptors that came with the messages since last asked; the caller closes them."""
+        """Returns the descriptors received since the last call. The caller closes them."""
         taken, self._arrived = self._arrived, []
         return taken
 
-    def hang_up(self) -> None:
-        """Closes this end for good: the other side hears of it even if a forked process has a copy of this end."""
+    def shut_down(self) -> None:
+        """Closes the connection, which the other side notices even if a forked process has a copy of this end."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self.close()
 
     def close(self) -> None:
-        """Closes this process's copy of this end, and the descriptors that nobody took. Idempotent."""
+        """Closes this process's copy of this end, and the descriptors that were not taken. Idempotent."""
         self.is_open = False
         self._socket.close()
         self._empty_outbox()
@@ -149,11 +149,11 @@ class Channel:
             self._outbox.popleft()
 
 
-def copies_of(descriptors: Iterable[int]) -> list[int]:
-    """Returns duplicates of all the descriptors, or makes none.
+def duplicate_all(descriptors: Iterable[int]) -> list[int]:
+    """Duplicates all descriptors, or none.
 
     Raises:
-        OSError: this process may not open that many.
+        OSError: this process may not open more.
     """
     with contextlib.ExitStack() as undo:
         copies = []
@@ -165,10 +165,10 @@ def copies_of(descriptors: Iterable[int]) -> list[int]:
 
 
 def close_all(descriptors: list[int]) -> None:
-    """Closes descriptors, and takes them off the list.
+    """Closes descriptors, and removes them from the list.
 
-    An interrupt neither leaks one nor closes it twice, which might be to close somebody else's: Python looks for
-    signals after a call and at the end of a loop, and there is neither between taking one off and closing it.
+    An interrupt neither leaks a descriptor nor closes it twice, which could close another one of the same number:
+    Python checks for signals after calls and at the end of loops, and there is neither between removing and closing.
     """
     while descriptors:
         descriptor = descriptors[-1]

@@ -1,13 +1,13 @@
-"""The fork server: a small process, warm and without JAX, that forks the workers and watches over them.
+"""The fork server: a small process without JAX that forks the workers and reports their exits.
 
 Guarantees:
-    * It runs no user code: nothing but this loop. So it notices at once when the parent is gone, whatever the workers
-      are doing, and kills them and all that they have started.
+    * It runs no user code. It therefore notices the end of the parent immediately, whatever the workers do, and kills
+      them and all processes that they have started.
     * It has one thread, so its forks are safe.
-    * A worker's process group is killed before the worker is reaped: as long as it is not reaped, its number means
-      nobody else. What it had started in other groups and sessions is killed then, too, where orphans can be adopted.
-    * Workers do not outlive it: the kernel kills a worker whose fork server has died (on Linux; elsewhere the
-      parent does).
+    * A worker's process group is killed before the worker is reaped. Until then, no other process can get its ID. The
+      processes that it has started in other groups and sessions are killed next, if the system lets it adopt orphans.
+    * Workers do not outlive it. On Linux, the kernel kills a worker whose fork server has died. On other systems, the
+      parent does.
 """
 
 import contextlib
@@ -27,29 +27,29 @@ from millstream.loader.processes.process_control import (
     children,
     die_with_parent,
     kill_group,
-    looks,
     name_process,
     open_handle,
+    wait_slices,
 )
 from millstream.loader.processes.worker import work
 
 GRACE_SECONDS = 0.5
-"""How long workers may take to leave when the parent says so, or is gone."""
+"""The time that workers get to exit when the parent has closed the connection or died."""
 
 REAP_SECONDS = 0.25
-"""How long the end of workers that were killed may take: one inside a device's driver cannot be waited for."""
+"""The time to wait for killed workers to exit. A worker blocked in a device driver may not exit."""
 
 PARENT_SECONDS = 0.25
-"""How often to look for the parent where it has no handle: its end of the channel may live on in a forked process."""
+"""The interval of checks for the parent if it has no handle: a forked process may keep its end of the channel open."""
 
 
 def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
     """Runs the fork server.
 
     Args:
-        parent_pid: the parent's number.
-        control: the descriptor of its channel.
-        tracker: that of the parent's resource tracker, where it has one.
+        parent_pid: the parent's process ID.
+        control: the descriptor of the channel to the parent.
+        tracker: the descriptor of the parent's resource tracker, if it has one.
     """
     os.set_inheritable(control, False)
     if tracker is not None:
@@ -58,18 +58,18 @@ def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     name_process("millstream")
-    # What was imported stays, so no collection need ever look at it, in no worker: to look would copy its pages.
+    # Imported modules stay. Excluding them from garbage collection keeps workers from copying their pages.
     gc.freeze()
     gc.enable()
     fork_server = ForkServer(Channel(socket.socket(fileno=control), blocking=True), parent_pid, tracker)
     fork_server.run()
-    # With the fork server still alive: the end of a worker just killed must find the socket that it is written to.
+    # Exit directly, while the fork server object exists: the signal of a killed worker is still written to its socket.
     os._exit(0)
 
 
 @final
 class ForkServer:
-    """The loop: fork, kill, report, until the parent is gone."""
+    """Forks, kills and reports until the parent has ended."""
 
     def __init__(self, control: Channel, parent_pid: int, tracker: int | None = None) -> None:
         self._control = control
@@ -81,7 +81,7 @@ class ForkServer:
         self._parent = open_handle(parent_pid)
         if self._parent is not None:
             self._poll.register(self._parent, select.POLLIN)
-        # A signal's arrival makes this socket readable, so that the loop can wait for children and for the parent.
+        # A signal makes this socket readable, so the loop can wait for children and for the parent.
         self._wakeup, wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
         wakeup_end.setblocking(False)
@@ -126,13 +126,13 @@ class ForkServer:
             os.close(handle)
 
     def _become_worker(self, request: Fork, descriptors: list[int]) -> NoReturn:
-        """Lives as a worker in the forked process, and never returns into the fork server's loop."""
+        """Runs a worker in the forked process. Never returns to the fork server's loop."""
         status = 1
         try:
             fork_server_pid = os.getppid()
             os.setpgid(0, 0)
             name_process(f"millstream-w{request.number}")
-            # While the worker lives, what its children leave behind is its own, not an orphan.
+            # The worker adopts the orphans of its children while it lives.
             adopt_orphans()
             die_with_parent(fork_server_pid)
             signal.set_wakeup_fd(-1)
@@ -155,11 +155,11 @@ class ForkServer:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            # The byte that the system keeps of it: a larger number would raise here.
+            # Only the low byte of a status is kept. A larger number would raise here.
             os._exit(status & 0xFF)
 
     def _reap(self) -> None:
-        """Takes note of the workers that have died, having killed what they have started."""
+        """Reports the workers that have exited, after killing the processes that they have started."""
         with contextlib.suppress(BlockingIOError):
             self._wakeup.recv(4096)
         while (ended := self._next_ended()) is not None:
@@ -168,11 +168,11 @@ class ForkServer:
                 self._workers.discard(pid)
                 peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
                 self._control.send(Exited(pid, os.waitstatus_to_exitcode(status), peak_bytes))
-            # What it has started, and what that has, now has this process for a parent.
+            # The orphans of the worker have become children of this process.
             self._kill_orphans()
 
     def _next_ended(self) -> tuple[int, int, Any] | None:
-        """Returns number, status and usage of a child that has ended and is reaped now, None if there is none."""
+        """Reaps a child that has exited. Returns its ID, status and resource usage, or None if there is none."""
         if hasattr(os, "waitid"):
             with contextlib.suppress(ChildProcessError):
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -180,7 +180,7 @@ class ForkServer:
                     kill_group(found.si_pid)
                     return os.wait4(found.si_pid, 0)
             return None
-        # Python has no waitid on macOS before 3.13. The number of a group is not given away while it has members.
+        # Python has no waitid on macOS before 3.13. The ID of a group is not reused while it has members.
         for pid in self._workers:
             ended = os.wait4(pid, os.WNOHANG)
             if ended[0]:
@@ -190,15 +190,15 @@ class ForkServer:
         return None
 
     def _kill_orphans(self) -> None:
-        """Kills what workers that are gone have left: all children that are not workers, whatever their sessions."""
+        """Kills the orphans of exited workers: all children that are not workers, whatever their session."""
         for pid in children():
             if pid not in self._workers:
                 kill_group(pid)
 
     def _end_workers(self) -> None:
-        """Lets idle workers leave, then kills what is left.
+        """Lets idle workers exit, then kills all others.
 
-        Those killed are reaped as well: else they would be left to process 1, which in a container is the trainer.
+        Killed processes are reaped as well. Otherwise process 1 would have to, which in a container is the trainer.
         """
         self._reap_for(GRACE_SECONDS)
         for pid in self._workers:
@@ -207,11 +207,11 @@ class ForkServer:
         self._reap_for(REAP_SECONDS)
 
     def _reap_for(self, seconds: float) -> None:
-        """Takes note of workers that die, until all have, for at most so long."""
+        """Reaps workers until all have exited, for up to `seconds`."""
         waiter = select.poll()
         waiter.register(self._wakeup.fileno(), select.POLLIN)
-        for look in looks(seconds):
+        for current in wait_slices(seconds):
             if not self._workers and not children():
                 break
-            waiter.poll(look * 1000)
+            waiter.poll(current * 1000)
             self._reap()

@@ -1,7 +1,7 @@
-"""What a worker's interpreter has in common with the trainer's: flags, path, arguments, folder, resource tracker.
+"""The launch context that workers share with the trainer: flags, import path, arguments, folder, resource tracker.
 
-The import path and the folder are those of the moment at which the loader was built: a relative entry of `sys.path`
-means the folder that it meant then, wherever the trainer has gone since.
+Import path and folder are those at the construction of the loader. A relative entry of `sys.path` keeps the meaning
+that it had then, even if the trainer changes its folder later.
 """
 
 import marshal
@@ -21,19 +21,19 @@ numbers, sys.argv = [int(number) for number in sys.argv[2:]], arguments
 from millstream.loader.processes.fork_server import main
 main(*numbers)
 """
-"""What a fork server runs. Until the path is set it imports only what is built in, and no file of any folder.
+"""The program of a fork server. Until the path is set, it imports only built-in modules, and no file of any folder.
 
-Nothing is garbage while modules are imported, so collections are off until that is done.
+Garbage collection is off while modules are imported, because nothing is garbage then.
 """
 
 
-class Surroundings(NamedTuple):
-    """Where the trainer was when it built a loader.
+class LaunchContext(NamedTuple):
+    """The environment of the trainer when it built a loader.
 
     Attributes:
-        path: the import path, all of it absolute.
+        path: the import path. All entries are absolute.
         arguments: the command-line arguments.
-        folder: the working directory; None if it was gone.
+        folder: the working directory; None if it did not exist.
     """
 
     path: tuple[str, ...]
@@ -41,24 +41,24 @@ class Surroundings(NamedTuple):
     folder: str | None
 
 
-def surroundings() -> Surroundings:
-    """Returns where this process is."""
+def launch_context() -> LaunchContext:
+    """Returns the launch context of this process."""
     folder = _current_folder()
-    # Not every entry need be a string: imports pass over the others.
+    # An entry need not be a string. Imports ignore the others.
     entries = [entry for entry in sys.path if isinstance(entry, str)]
     if folder is not None:
-        # Not pathlib, which makes "" of nothing and takes its time.
+        # Not pathlib, which would turn "" into "." and is slow.
         entries = [os.path.join(folder, entry) if entry else folder for entry in entries]  # noqa: PTH118
     record_import_path(entries)
     arguments = tuple(argument for argument in getattr(sys, "argv", ()) if isinstance(argument, str))
-    return Surroundings(tuple(entries), arguments, folder)
+    return LaunchContext(tuple(entries), arguments, folder)
 
 
-def write_surroundings(here: Surroundings) -> int:
-    """Returns the descriptor of an anonymous file for `_START`: a command line has no room for a long import path."""
-    written = marshal.dumps((list(here.path), list(here.arguments)))
-    descriptor = create_arena_file(len(written))
-    os.pwrite(descriptor, written, 0)
+def write_launch_context(context: LaunchContext) -> int:
+    """Returns the descriptor of an anonymous file for `_START`. A long import path may not fit on a command line."""
+    content = marshal.dumps((list(context.path), list(context.arguments)))
+    descriptor = create_arena_file(len(content))
+    os.pwrite(descriptor, content, 0)
     return descriptor
 
 
@@ -66,46 +66,46 @@ def command(*numbers: int) -> list[str]:
     """Returns the command line that starts a fork server with the flags of this interpreter.
 
     Args:
-        numbers: the descriptor from `write_surroundings`, and what `fork_server.main` takes.
+        numbers: the descriptor from `write_launch_context`, and the arguments of `fork_server.main`.
 
     Raises:
-        RuntimeError: the interpreter is not known, as where Python is embedded in another program.
+        RuntimeError: the interpreter is unknown, for instance because Python is embedded in another program.
     """
     if not sys.executable:
         raise RuntimeError(
             f"Worker processes are started with sys.executable, which is {sys.executable!r}. "
             "Set it to the path of a Python interpreter, or use no worker processes."
         )
-    import subprocess  # noqa: PLC0415  (a fork server imports this module, too, and does without)
+    import subprocess  # noqa: PLC0415  (lazy: a fork server imports this module, but not subprocess)
 
-    # The function that multiprocessing uses. -P: the folder is on the import path only if the trainer has it there.
+    # multiprocessing uses the same function. -P: the script's folder is on the import path only if the trainer has it.
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # noqa: SLF001
     return [sys.executable, *flags, "-P", "-c", _START, *map(str, numbers)]
 
 
-def folder_to_enter(here: Surroundings) -> str | None:
-    """Returns the folder in which to start a process, None for the one where this process is."""
-    return None if here.folder == _current_folder() else here.folder
+def folder_to_enter(context: LaunchContext) -> str | None:
+    """Returns the folder in which to start a process, or None for the current one."""
+    return None if context.folder == _current_folder() else context.folder
 
 
 def tracker_descriptor() -> int | None:
-    """Returns the descriptor of the resource tracker of `multiprocessing`, None where nobody needs one.
+    """Returns the descriptor of `multiprocessing`'s resource tracker, or None if none is needed.
 
-    Workers share it, as the children of `multiprocessing` do. If they had their own, the end of a worker would unlink
+    Workers share it, like children of `multiprocessing`. With a tracker of its own, the end of a worker would unlink
     the user's shared memory that it had attached.
     """
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     if tracker is None:
         return None
-    # Where the user's code has to do with shared memory, it is started if need be.
+    # If user code may use shared memory, this starts the tracker.
     is_needed = "multiprocessing.shared_memory" in sys.modules
     descriptor = tracker.getfd() if is_needed else tracker._resource_tracker._fd  # noqa: SLF001
     return None if descriptor is None else int(descriptor)
 
 
 def keep_tracker(descriptor: int) -> None:
-    """Has at hand what the processes that this one forks need for `share_tracker`."""
-    from multiprocessing import resource_tracker  # noqa: F401, PLC0415  (takes its time, and few need it)
+    """Imports the module that `share_tracker` needs, before any fork."""
+    from multiprocessing import resource_tracker  # noqa: F401, PLC0415  (lazy: slow to import, and rarely needed)
 
     os.set_inheritable(descriptor, False)
 
@@ -113,16 +113,16 @@ def keep_tracker(descriptor: int) -> None:
 def share_tracker(descriptor: int) -> None:
     """Makes this process use the resource tracker of another one.
 
-    After the fork, and not before it: Python 3.14 closes the descriptor of what it knows as the tracker in a forked
-    process, which would then start its own.
+    Called after the fork: Python 3.14 closes the descriptor of its known tracker in a forked process, which would then
+    start its own.
     """
-    from multiprocessing import resource_tracker  # noqa: PLC0415  (as above)
+    from multiprocessing import resource_tracker  # noqa: PLC0415  (lazy, as above)
 
     resource_tracker._resource_tracker._fd = descriptor  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _current_folder() -> str | None:
     try:
-        return os.getcwd()  # noqa: PTH109  (a name is wanted)
+        return os.getcwd()  # noqa: PTH109  (a string is needed)
     except OSError:
         return None

@@ -1,6 +1,6 @@
-"""The limits of this process (`ulimit`) that worker processes meet: which of them it was, and what can be done.
+"""Explanations of errors caused by the limits of this process (`ulimit`).
 
-Workers have the limits of the process that starts them, so what one of them met is explained here as well.
+Workers inherit the limits of the process that starts them, so their errors are explained here as well.
 """
 
 import contextlib
@@ -11,15 +11,15 @@ import resource
 from collections.abc import Iterator
 
 DESCRIPTORS_PER_WORKER = 3
-"""What a worker costs the parent: its channel, process handle and last words."""
+"""The parent's descriptors per worker: channel, process handle and crash log."""
 
-SMALLEST_ARENA_BYTES = 1 << 20
-"""In less memory than that, hardly any batch could cross."""
+MIN_ARENA_BYTES = 1 << 20
+"""With less memory, hardly any batch could be transferred."""
 
 
 @contextlib.contextmanager
 def explained_limits(num_workers: int) -> Iterator[None]:
-    """Adds to an error that comes from a limit its name, what this many workers need, and what can be done."""
+    """Explains errors in its block that come from a limit: the limit, the need of this many workers, and a remedy."""
     try:
         yield
     except (OSError, MemoryError) as error:
@@ -28,31 +28,31 @@ def explained_limits(num_workers: int) -> Iterator[None]:
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:
-    """Adds to an error that comes from a limit its name, what this many workers need, and what can be done."""
+    """Adds a note to an error that comes from a limit: the limit, the need of this many workers, and a remedy."""
     code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     needs = "a worker process needs" if num_workers == 1 else f"{num_workers} worker processes need"
     text = None
     if code in (errno.EMFILE, errno.ENFILE):
         text = (
-            f"{needs} some {DESCRIPTORS_PER_WORKER * num_workers} open files of the "
+            f"{needs} {DESCRIPTORS_PER_WORKER * num_workers} open files of the "
             f"{_limit(resource.RLIMIT_NOFILE)} that this process may have. "
             "Raise the limit (`ulimit -n`) or use fewer workers."
         )
     elif code == errno.EFBIG:
         text = (
             f"{needs} files in memory, for the pipeline and for batches, larger than the "
-            f"{_limit(resource.RLIMIT_FSIZE)} bytes that a file of this process may have. "
+            f"{_limit(resource.RLIMIT_FSIZE)} bytes that this process may write to a file. "
             "Raise the limit (`ulimit -f`) or use no worker processes."
         )
     elif code == errno.EAGAIN:
         text = (
-            f"{needs} {num_workers + 1} more processes. Of all processes and threads of this user, there may be "
-            f"{_limit(resource.RLIMIT_NPROC)}; a container may have a limit of its own (pids.max). "
+            f"{needs} {num_workers + 1} more processes. All processes and threads of this user are limited to "
+            f"{_limit(resource.RLIMIT_NPROC)}; a container may have its own limit (pids.max). "
             "Raise the limit (`ulimit -u`) or use fewer workers."
         )
     elif code == errno.ENOMEM and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         text = (
-            f"{needs} address space: {_limit(resource.RLIMIT_AS)} bytes are all that a process may have. "
+            f"{needs} address space, and a process is limited to {_limit(resource.RLIMIT_AS)} bytes. "
             "Raise the limit (`ulimit -v`), or use fewer workers and fewer threads (ReadOptions.num_threads)."
         )
     if text is not None:
@@ -60,19 +60,19 @@ def explain_limit(error: BaseException, num_workers: int) -> None:
 
 
 def arena_size(budget: int, num_workers: int) -> int:
-    """Returns how many bytes the arena of each worker may have, whole pages.
+    """Returns the size of each worker's arena in bytes, in whole pages.
 
     Args:
-        budget: what all of them may have together.
-        num_workers: how many there are.
+        budget: the total size of all arenas.
+        num_workers: the number of workers.
 
     Raises:
-        OSError: a file may not be large enough for an arena to be of use.
+        OSError: the limit of file sizes is below MIN_ARENA_BYTES.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     wanted = budget // num_workers
     if limit != resource.RLIM_INFINITY:
-        if limit < SMALLEST_ARENA_BYTES:
+        if limit < MIN_ARENA_BYTES:
             error = OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             explain_limit(error, num_workers)
             raise error
@@ -81,7 +81,7 @@ def arena_size(budget: int, num_workers: int) -> int:
 
 
 def describe_limits() -> str:
-    """Returns a sentence about the limits that may keep processes from starting, empty if none is set."""
+    """Returns a sentence about limits that may keep processes from starting, or "" if none is set."""
     names = {"-v": resource.RLIMIT_AS, "-d": resource.RLIMIT_DATA, "-f": resource.RLIMIT_FSIZE}
     found = [f"`ulimit {name}` is {_limit(kind)} bytes" for name, kind in names.items() if _limit(kind) != "unlimited"]
     return f" It may be a limit of this process: {', '.join(found)}." if found else ""

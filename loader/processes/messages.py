@@ -1,10 +1,10 @@
-"""What the parent, the fork server and the workers say to each other.
+"""The messages between the parent, the fork server and the workers.
 
     parent → fork server   Fork, Kill            fork server → parent   Forked, NotForked, Exited
     parent → worker        Task                  worker → parent        Ready, PipelineFailed, Result
 
-A conversation ends with the end of the socket: the parent's end closing means "stop", a worker's end closing without
-that means it died.
+A connection ends with its socket. If the parent closes its end, the other side stops. If a worker's end closes first,
+the worker has died.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -15,13 +15,13 @@ from millstream.loader.transport.pipeline_file import PipelineFile
 
 
 class Fork(NamedTuple):
-    """Make a worker. Its channel, arena, last words and pipeline file come along as descriptors.
+    """Requests a worker. Its channel, arena, crash log and pipeline file are passed as descriptors.
 
     Attributes:
-        number: which worker, for its name and for the answer.
+        number: the worker's number, for its name and for the answer.
         arena_bytes: the size of its arena.
-        num_threads: how many threads it may read with.
-        pipeline: where the pipeline lies in its file.
+        num_threads: the maximum number of reader threads.
+        pipeline: the layout of the pipeline file.
     """
 
     number: int
@@ -31,24 +31,24 @@ class Fork(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """Kill a worker and all that it started."""
+    """Requests that a worker and all processes that it has started are killed."""
 
     pid: int
 
 
 class Forked(NamedTuple):
-    """A worker was made; where the system has handles of processes, one comes along as a descriptor."""
+    """Reports a new worker. Its process handle is passed as a descriptor if the system has handles."""
 
     number: int
     pid: int
 
 
 class NotForked(NamedTuple):
-    """A worker could not be made.
+    """Reports that a worker could not be forked.
 
     Attributes:
-        number: which one.
-        errno: why, as the system says.
+        number: the worker's number.
+        errno: the system's error.
     """
 
     number: int
@@ -56,12 +56,12 @@ class NotForked(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """A worker is gone.
+    """Reports that a worker has exited.
 
     Attributes:
-        pid: its number.
-        status: as `os.waitstatus_to_exitcode` gives it, negative for a signal.
-        peak_bytes: the most memory it ever had.
+        pid: its process ID.
+        status: its exit status as from `os.waitstatus_to_exitcode`, negative for a signal.
+        peak_bytes: its peak memory.
     """
 
     pid: int
@@ -70,16 +70,15 @@ class Exited(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Make the outputs of a call.
+    """Requests the outputs of a call.
 
     Attributes:
         call: the number of the call, for the answer.
         released: chunks of the worker's arena that the parent no longer holds.
-        request: the first of its blocks, the one after the last, and of which logical shard; or a pickled `Group` or
-            `Fed`.
-        pipeline: the number of the pipeline that is to make them.
-        num_reads: the maximum number of reads in flight at a time, this call's included. With 1, no call is begun
-            before this one has ended.
+        request: the first block, the block after the last, and the logical shard; or a pickled `Group` or `Fed`.
+        pipeline: the number of the pipeline.
+        num_reads: the maximum number of reads in flight, including this call's. With 1, no other call begins before
+            this one has ended.
     """
 
     call: int
@@ -90,34 +89,34 @@ class Task(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """The pipelines are there: the worker waits for calls.
+    """Reports that the worker has unpickled the pipelines and waits for calls.
 
     Attributes:
-        pid: its number, for a parent that has not heard it from the fork server yet.
+        pid: its process ID, because the fork server's report may arrive later.
     """
 
     pid: int
 
 
 class PipelineFailed(NamedTuple):
-    """The pipelines cannot be made from their pickle in a worker."""
+    """Reports that the pipelines could not be unpickled in a worker."""
 
     failure: Failure
 
 
 class Result(NamedTuple):
-    """The outputs of a call, and what was raised instead of the next one, if anything.
+    """Reports the outputs of a call, and the error in place of the next output, if any.
 
     Attributes:
-        call: the call's number.
-        payload: the values and origins.
+        call: the number of the call.
+        payload: the serialized values and origins.
         failure: the error at the end of the outputs.
-        seconds: how long it took, without a read that was made in advance.
-        idle_seconds: of these, how long no thread of the process computed.
-        read_seconds: how long the read took that was made in advance; 0 without one.
-        stages: of these, how long each part of the pipeline took, in the order of the profiler.
-        begun: when it began, on the clock of `time.perf_counter`, which all processes of a machine share.
-        failures: the records that failed, and were left out or replaced, with packed errors.
+        seconds: the duration of the call, without a read in advance.
+        idle_seconds: the part of it in which no thread of the process computed.
+        read_seconds: the duration of the read in advance; 0 without one.
+        stages: the part of `seconds` that each stage took, in the order of the profiler.
+        begun: the start of the call on the clock of `time.perf_counter`, which all processes of a machine share.
+        failures: the records that failed and were skipped or replaced, with serialized errors.
     """
 
     call: int
@@ -138,10 +137,10 @@ _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
 def to_wire(message: Message) -> tuple[Any, ...]:
-    """Returns a message as a plain tuple, its kind as a number: to look up a class takes longer than all the rest."""
+    """Returns a message as a plain tuple with its kind as a number, because looking up a class would take longest."""
     return _NUMBERS[type(message)], *message
 
 
 def from_wire(wire: tuple[Any, ...]) -> Any:
-    """Returns the message that `to_wire` was called on."""
+    """Inverts `to_wire`."""
     return _KINDS[wire[0]](*wire[1:])

@@ -1,4 +1,4 @@
-"""The executor that has worker processes make the calls: what it does when one of them ends, or stalls."""
+"""The executor with worker processes, and its reactions to their deaths and stalls."""
 
 import contextlib
 import logging
@@ -9,12 +9,12 @@ from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.processes.crash_log import read_call, read_stacks, wait_for_stacks
+from millstream.loader.processes.crash_log import clear_stacks, read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
-from millstream.loader.processes.pool import Event, ForkServerDied, Pool, Worker
-from millstream.loader.processes.pool_stacks import stacks_of
+from millstream.loader.processes.pool import ForkServerDied, Pool
 from millstream.loader.processes.process_report import describe_exit, describe_process
+from millstream.loader.processes.worker_handle import Event, Worker
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed
 
 MAX_DEATHS_OF_FORK_SERVER = 2
-"""A pool is given up when its fork server has died this often, with nothing made."""
+"""Limit for deaths of the fork server without a result in between. A pool that reaches it is given up."""
 
 logger = logging.getLogger("millstream")
 
 
 @final
 class PoolExecutor(WorkersExecutor[Worker]):
-    """Worker processes make the calls."""
+    """Dispatches calls to worker processes."""
 
     _pool: Pool
     _are_local = True
@@ -64,14 +64,24 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._deaths_of_fork_server = 0
 
     def stacks(self) -> dict[int, str]:
-        """Returns the stacks of the workers, by process. Any thread may ask; the workers keep working."""
-        return stacks_of(self._pool)
+        """Returns the stacks of the workers by process ID, without those still starting. Thread-safe.
+
+        A signal makes a worker write its stacks, even in C code. The interrupted call continues unnoticed.
+        """
+        stacks = {}
+        # All are requested before the first is waited for.
+        for pid, worker in self._pool.request_stacks().items():
+            # The worker may have exited, or the consumer may have closed the pool.
+            with contextlib.suppress(ValueError, OSError), self._pool.open_crash_log(worker) as crash_log:
+                stacks[pid] = wait_for_stacks(crash_log)
+                clear_stacks(crash_log)
+        return stacks
 
     def _current_call(self, worker: Worker) -> int | None:
         if self._reads.number > 1:
-            # Those after the first are only being read.
+            # Only reads of the later calls are in flight.
             return next(iter(worker.calls.copy()), None)
-        with contextlib.suppress(OSError, ValueError), self._pool.crash_log_of(worker) as crash_log:
+        with contextlib.suppress(OSError, ValueError), self._pool.open_crash_log(worker) as crash_log:
             return read_call(crash_log)
         return None
 
@@ -79,24 +89,24 @@ class PoolExecutor(WorkersExecutor[Worker]):
         if (message := self._message_of(number, call)) is not None:
             substream = self.substreams.find(call)
             pipeline = self._own.pipeline if substream is None else substream.pipeline
-            # A call that workers may have died of is made alone, so that it shows whether they did.
+            # A suspect runs alone, so that another death can be attributed to it.
             num_reads = 1 if self._assignments.is_suspect(number) else self._reads.number
-            worker.give(Task(number, worker.arena.take_released(), message, pipeline, num_reads))
+            worker.submit(Task(number, worker.arena.take_released(), message, pipeline, num_reads))
 
     def _receive(self, seconds: float) -> None:
-        """Takes what has happened, having waited for something for at most this many seconds."""
+        """Waits up to `seconds` for events, and processes all that have arrived."""
         try:
             for worker, event in self._pool.wait(seconds):
                 self._take(worker, event)
         except ForkServerDied:
-            # No worker is to blame: all their calls are simply made again.
+            # No call is to blame. All are dispatched again.
             self._deaths_of_fork_server += 1
             if self._deaths_of_fork_server >= MAX_DEATHS_OF_FORK_SERVER:
                 raise WorkerDiedError(
-                    f"The fork server died {self._deaths_of_fork_server} times before any worker produced a result; "
-                    f"what it printed is above.{describe_limits()}"
+                    f"The fork server died {self._deaths_of_fork_server} times before any worker produced a result. "
+                    f"Its output is printed above.{describe_limits()}"
                 ) from None
-            logger.warning("millstream: the fork server is gone. It is started again, and all workers with it.")
+            logger.warning("millstream: the fork server died. Restarting it and all workers.")
             lost = [number for worker in self._pool.workers for number in worker.calls]
             self._pool.restart()
             self._assignments.lose(lost)
@@ -136,9 +146,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._complete(result.call, call, result.seconds + result.read_seconds, outputs)
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
-        """Has the calls of a dead worker made by others; the one it died in only if it is for the first time.
+        """Dispatches the calls of a dead worker again, except for the one that killed it if this is not the first time.
 
-        Where several reads were in flight, it may have died in any of them: each is made again alone.
+        If several reads were in flight, any of them may have killed it. Each of these calls runs alone.
         """
         lost, begun = list(worker.calls), read_call(worker.crash_log)
         suspects = lost[: lost.index(begun) + 1] if begun in lost else []
@@ -146,19 +156,19 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._profiler.died(f"Worker process {worker.pid} {cause}")
         if begun is None and (lost or not worker.is_ready):
             self._record_death_at_start(
-                worker, f"Worker processes die while they start: the last one {cause}{describe_limits()}"
+                worker, f"Worker processes die while they start. The last one {cause}{describe_limits()}"
             )
         self._assignments.lose(lost[len(suspects) :])
         for suspect in reversed(suspects):
             self._assignments.blame(
                 suspect,
                 lambda deaths, records: WorkerDiedError(
-                    f"{deaths} worker processes died while making the same outputs, from {records}. "
+                    f"{deaths} worker processes died while computing the same outputs, from {records}. "
                     f"The last one {cause}"
                 ),
                 guilt=float(len(suspects) == 1),
             )
-        logger.warning("millstream: worker process %s %s It is replaced.", worker.pid, cause)
+        logger.warning("millstream: worker process %s %s Starting a replacement.", worker.pid, cause)
         self._pool.replace(worker)
         self._dispatch_lost()
 
@@ -188,8 +198,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._dispatch_lost()
 
     def _stacks_of(self, worker: Worker) -> str:
-        """Returns the stacks of a living worker: it writes them when signalled, even from inside C code."""
         if worker.pid is None or not worker.is_ready:
-            return "(not there yet: it is still starting)"
-        worker.ask_for_stacks()
-        return wait_for_stacks(worker.crash_log) or "(it does not answer: it is stopped, or waits for a device)"
+            return "(none: the process is still starting)"
+        worker.request_stacks()
+        return wait_for_stacks(worker.crash_log)

@@ -1,4 +1,4 @@
-"""What the system offers to hold on to processes, and to end them with all that they have started."""
+"""System calls that control processes: handles, groups, sessions, and the processes that they leave behind."""
 
 import contextlib
 import ctypes
@@ -8,29 +8,29 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-LOOK_SECONDS = 0.05
-"""How long one look takes at most, where the end of a process is waited for."""
+SLICE_SECONDS = 0.05
+"""The longest slice of a wait for the end of a process."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def looks(seconds: float) -> Iterator[float]:
-    """Yields how long to wait, a look at a time, until this many seconds have been waited for.
+def wait_slices(seconds: float) -> Iterator[float]:
+    """Yields the slices of a wait of up to `seconds`. The caller waits for each slice.
 
-    A look that takes longer than that counts for no more: this process was suspended meanwhile, and others with it.
+    A slice that takes longer than asked does not count for more: the machine was suspended meanwhile.
     """
     while seconds > 0:
-        look, begin = min(seconds, LOOK_SECONDS), time.monotonic()
-        yield look
-        seconds -= min(look, time.monotonic() - begin)
+        current, begin = min(seconds, SLICE_SECONDS), time.monotonic()
+        yield current
+        seconds -= min(current, time.monotonic() - begin)
 
 
 def open_handle(pid: int) -> int | None:
-    """Returns the descriptor of a process's handle (pidfd), to be polled for its end; None where there are none.
+    """Returns the descriptor of a process handle (pidfd) that can be polled for the process's end, or None.
 
-    macOS has none, nor has Linux before 5.3, and some sandboxes forbid them.
+    macOS has no handles, Linux has them since 5.3, and some sandboxes forbid them.
     """
     if not hasattr(os, "pidfd_open"):
         return None
@@ -41,7 +41,7 @@ def open_handle(pid: int) -> int | None:
 
 
 def kill_group(pid: int) -> None:
-    """Kills a worker and what it has started; before it has a group of its own, just the worker."""
+    """Kills a worker and its process group, or just the worker if it has no group yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):
@@ -49,15 +49,15 @@ def kill_group(pid: int) -> None:
 
 
 def kill_session(leader: int, members: Iterable[int]) -> None:
-    """Kills the processes of a session, while its leader's number is still its own.
+    """Kills the processes of a session. The leader must not have been reaped long ago: its ID could be reused.
 
     Args:
-        leader: the process that began the session, dead perhaps, but only just taken note of.
-        members: processes that may be in it, where the system does not list all that there are.
+        leader: the process that created the session.
+        members: candidates to use if the system does not list its processes.
     """
-    # To list them takes a descriptor, and there may be none left.
+    # Listing takes a descriptor, and none may be left.
     with contextlib.suppress(OSError):
-        # Not pathlib: it takes long to import, and workers start with this module.
+        # Not pathlib, which is slow to import, and workers start with this module.
         members = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
     for pid in members:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -66,7 +66,7 @@ def kill_session(leader: int, members: Iterable[int]) -> None:
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Asks the kernel to kill this process when its parent, a process of one thread, dies."""
+    """Asks the kernel to kill this process when its parent, which has one thread, dies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
@@ -74,15 +74,15 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of what its descendants leave behind, where the system can: on Linux."""
+    """Makes this process the parent of its descendants' orphans. Has an effect on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> list[int]:
-    """Returns the children of this process, which has one thread; none where the system does not list them."""
+    """Returns the children of this process, which has one thread, or none if the system does not list them."""
     try:
-        # Not pathlib: it takes long to import, and workers start with this module.
+        # Not pathlib, as above.
         with open("/proc/thread-self/children", encoding="ascii") as file:  # noqa: PTH123
             return [int(pid) for pid in file.read().split()]
     except OSError:
@@ -90,6 +90,6 @@ def children() -> list[int]:
 
 
 def name_process(name: str) -> None:
-    """Sets the name that `ps` and `top` show."""
+    """Sets the name that `ps` and `top` display."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])

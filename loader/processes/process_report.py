@@ -1,4 +1,4 @@
-"""What can be said of a process that is not ours to look into: how it ended, or what it is waiting for."""
+"""The state of another process, and the way it ended, in words for users."""
 
 import contextlib
 import os
@@ -21,47 +21,41 @@ _STATES = {
 
 
 def describe_exit(exited: Exited | None, stacks: str) -> str:
-    """Returns how a process ended, with the likely cause, as the end of a sentence about it."""
+    """Returns a description of a process's end, with the likely cause. It completes a sentence."""
     if exited is None:
-        text = "died; how is not known."
+        text = "died; its exit status is unknown."
     elif exited.status == -signal.SIGKILL:
         text = (
-            f"was killed by SIGKILL: by the system, if memory ran out, or by another process. It had used up to "
+            "was killed by SIGKILL: by the system, if memory ran out, or by another process. It had used up to "
             f"{exited.peak_bytes >> 20} MiB; {memory_available() >> 20} MiB are available."
         )
     elif exited.status < 0:
         text = f"was killed by {_signal_name(-exited.status)}."
     else:
         text = (
-            f"exited with status {exited.status}: an operation or the source called exit(), or something it loaded did."
+            f"exited with status {exited.status}: an operation or the source called exit(), or a library of theirs did."
         )
     return f"{text}\n{stacks}" if stacks else text
 
 
 def describe_process(pid: int | None) -> str:
-    """Returns what a process is doing, as far as the system tells; None is one that is still being forked."""
+    """Returns a description of a process's state. The ID is None while the process is being forked."""
     if pid is None:
-        return "not there yet"
-    try:
-        status = _read(f"/proc/{pid}/status")
-    except OSError:
+        return "still starting"
+    report = process_report(pid)
+    if report is None:
         return "in an unknown state"
-    fields = _fields(status)
-    state = fields.get("State", "?")
-    if state[:1] == "S" and any(_fields(task).get("State", "?")[:1] == "R" for task in _statuses_of_threads(pid)):
-        state = "R"
-    memory = fields.get("VmRSS", "? kB").strip()
-    return f"{_STATES.get(state[:1], state)}, with {memory} of memory"
+    return f"{report.state}, with {report.memory_bytes >> 10} kB of memory"
 
 
 class ProcessReport(NamedTuple):
-    """A process.
+    """A snapshot of a process.
 
     Attributes:
-        state: what it is doing, in a word or a few.
-        memory_bytes: how much of its memory is in use, what it shares with others included.
-        processor_seconds: for how long it has kept a core busy.
-        seconds: how long it has been there.
+        state: a short description of its state.
+        memory_bytes: its resident memory, shared memory included.
+        processor_seconds: the processor time that it has used.
+        seconds: its age.
     """
 
     state: str
@@ -71,16 +65,16 @@ class ProcessReport(NamedTuple):
 
 
 def process_report(pid: int) -> ProcessReport | None:
-    """Returns what the system tells of a process; None where it does not, or the process is gone."""
+    """Returns a snapshot of a process, or None if it has ended or the system has no information."""
     try:
-        # After the name, which may be anything, in brackets: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+        # The fields follow the name in brackets: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         uptime = float(_read("/proc/uptime").split()[0])
     except (OSError, IndexError):
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     state = fields[0]
-    if state == "S" and any(_fields(task).get("State", "?")[:1] == "R" for task in _statuses_of_threads(pid)):
+    if state == "S" and any(_state_of(thread) == "R" for thread in _statuses_of_threads(pid)):
         state = "R"
     return ProcessReport(
         state=_STATES.get(state, state),
@@ -91,20 +85,20 @@ def process_report(pid: int) -> ProcessReport | None:
 
 
 def _statuses_of_threads(pid: int) -> Iterator[str]:
-    """Yields what the system tells of each thread of a process; that of the process is its main thread's."""
+    """Yields the status of each thread. The status of the process is that of its main thread."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
             yield _read(f"/proc/{pid}/task/{task}/status")
 
 
 def _read(path: str) -> str:
-    # Not pathlib: it takes long to import, and the first batch waits for that.
+    # Not pathlib, which is slow to import, and the first batch waits for that.
     with open(path, errors="replace") as file:  # noqa: PTH123
         return file.read()
 
 
-def _fields(status: str) -> dict[str, str]:
-    return dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+def _state_of(status: str) -> str:
+    return status.partition("\nState:\t")[2][:1]
 
 
 def _signal_name(number: int) -> str:

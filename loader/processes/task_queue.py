@@ -1,14 +1,14 @@
-"""The tasks of a worker, in the order they come, with their reads in flight at the same time.
+"""The tasks of a worker in order, with several of their reads in flight.
 
-A worker makes one call at a time. While a read waits for storage, though, the next ones can wait, too: threads read the
-records of the tasks that are here, as many at a time as the parent says, and the worker takes the tasks in order, each
+A worker runs one call at a time. While a read waits for storage, later ones can wait as well. Threads therefore read
+the records of the tasks received, as many at a time as the parent allows. The worker takes the tasks in order, each
 when its records are there.
 
 Guarantees:
-    * Tasks leave in the order they came.
-    * A task that allows one read is alone: it leaves unread, after all before it have ended, and none after it begins
-      before it has left.
-    * The worker's thread alone uses the channel. Reading threads write a byte into a pipe to wake it.
+    * Tasks leave in the order received.
+    * A task that allows one read is alone. It leaves unread, after all tasks before it have ended, and no later task
+      begins before it has left.
+    * Only the worker's thread uses the channel. Reading threads write a byte to a pipe to wake it.
 """
 
 import contextlib
@@ -23,25 +23,27 @@ from millstream.loader.processes.messages import Task
 from millstream.loader.workers.call_runner import AdvanceRead, CallRunner
 
 Ready: TypeAlias = tuple[Task, AdvanceRead | None]
-"""A task to be made now, and its records if they were read in advance."""
+"""A task to run now, and its records if they were read in advance."""
 
 _WAKE_BYTES = 4096
 
 
 @final
 class TaskQueue:
-    """Receives tasks, has their records read in advance, and hands the tasks out in order.
+    """Receives tasks, has their records read in advance, and returns the tasks in order.
 
     Args:
-        channel: the worker's end of its conversation with the parent.
-        makers: one for each pipeline.
-        note_begun: records the number of a call that begins.
+        channel: the worker's end of the channel to the parent.
+        runners: the call runners, one per pipeline.
+        record_begun: records the number of a call that begins.
     """
 
-    def __init__(self, channel: Channel, makers: Sequence[CallRunner[Any]], note_begun: Callable[[int], None]) -> None:
+    def __init__(
+        self, channel: Channel, runners: Sequence[CallRunner[Any]], record_begun: Callable[[int], None]
+    ) -> None:
         self._channel = channel
-        self._makers = makers
-        self._note_begun = note_begun
+        self._runners = runners
+        self._record_begun = record_begun
         self._unread: deque[Task] = deque()
         self._reading: deque[tuple[Task, AdvanceRead]] = deque()
         self._woken, self._wake = os.pipe()
@@ -52,10 +54,10 @@ class TaskQueue:
         self._poll.register(self._woken, select.POLLIN)
 
     def next(self, release: Callable[[int], None]) -> Ready | None:
-        """Returns the next task when its records are there; None when the parent has hung up.
+        """Returns the next task when its records are there, or None when the parent has closed the channel.
 
         Args:
-            release: takes the chunks of the arena back that the parent no longer holds.
+            release: takes back chunks of the arena that the parent no longer holds.
         """
         while True:
             self._receive(release)
@@ -67,16 +69,16 @@ class TaskQueue:
                     return self._reading.popleft()
             elif self._unread:
                 task = self._unread.popleft()
-                self._note_begun(task.call)
+                self._record_begun(task.call)
                 return task, None
 
     def close(self) -> None:
-        """Closes the pipe. A thread that reads may still write to it, which then fails."""
+        """Closes the pipe. Threads that still read then fail to write to it."""
         os.close(self._wake)
         os.close(self._woken)
 
     def _receive(self, release: Callable[[int], None]) -> None:
-        """Receives what has come; waits for something to come, or for a read to end, if there is nothing to do."""
+        """Receives tasks. If there is nothing to do, waits for a task or for the end of a read."""
         is_ready = self._reading[0][1].is_done if self._reading else bool(self._unread)
         for descriptor, _ in self._poll.poll(0 if is_ready else None):
             if descriptor == self._woken:
@@ -94,10 +96,10 @@ class TaskQueue:
             if isinstance(task.request, bytes) or task.num_reads == 1 or len(self._reading) >= task.num_reads:
                 return
             self._unread.popleft()
-            self._note_begun(task.call)
-            self._reading.append((task, self._makers[task.pipeline].read(task.request, self._wake_up)))
+            self._record_begun(task.call)
+            self._reading.append((task, self._runners[task.pipeline].read(task.request, self._wake_up)))
 
     def _wake_up(self) -> None:
-        # Full, it wakes already; closed, there is nothing to wake.
+        # If the pipe is full, it wakes the worker already. If it is closed, the worker has ended.
         with contextlib.suppress(OSError):
             os.write(self._wake, b"\0")

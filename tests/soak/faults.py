@@ -18,7 +18,7 @@ from typing import ClassVar, Self
 import psutil
 
 import millstream
-from millstream.loader.processes.pool import Worker
+from millstream.loader.processes.worker_handle import Worker
 from support.faults.memory_limits import memory_limit
 from support.processes.worker_pools import executor_of, fork_server_of, pool_of
 

@@ -220,7 +220,7 @@ def test_hanging_up_reaches_the_other_side_past_a_copy() -> None:
     """A copy of an end in another process does not keep the conversation open."""
     with channels() as (near, far):
         copy = os.dup(near.fileno())
-        near.hang_up()
+        near.shut_down()
         assert list(far.receive()) == []
         assert not far.is_open
         os.close(copy)

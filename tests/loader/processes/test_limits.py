@@ -63,7 +63,7 @@ def test_a_limit_of_processes_is_named(processes: int) -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 worker processes need 3 more processes" in done.stdout
-    assert f"there may be {processes};" in done.stdout
+    assert f"limited to {processes};" in done.stdout
     assert "Raise the limit (`ulimit -u`) or use fewer workers." in done.stdout
 
 
@@ -105,14 +105,14 @@ from millstream.loader.processes import pool
 
 pool.arena_size = lambda budget, num_workers: 1 << 38
 iterator = iter(worker_pools.loader_of())
-start = pool._Resources.start_fork_server
+start = pool.PoolProcesses.start_fork_server
 
 def start_limited(processes):
     start(processes)
     resource.prlimit(processes.fork_server.pid, resource.RLIMIT_AS, (1 << 36, 1 << 36))
     resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
 
-pool._Resources.start_fork_server = start_limited
+pool.PoolProcesses.start_fork_server = start_limited
 try:
     next(iterator)
 except OSError as error:

@@ -306,5 +306,5 @@ assert [batch.tolist() for batch in iterator] == worker_pools.EXPECTED[step:]
     done = python("-c", code)
 
     assert done.returncode == 0, done.stderr
-    assert "2 worker processes need some 6 open files of the 5 that this process may have" in done.stdout
+    assert "2 worker processes need 6 open files of the 5 that this process may have" in done.stdout
     assert "Raise the limit (`ulimit -n`) or use fewer workers." in done.stdout

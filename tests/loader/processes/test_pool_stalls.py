@@ -50,7 +50,7 @@ STALL_SECONDS = 0.4
         (user_faults.hang, 16, ("waiting, with ", "in hang")),
         (user_faults.hang_in_c, 16, ("waiting, with ", "in hang_in_c")),
         (user_faults.work_for_ever, 0, ("running, with ", "in work_for_ever")),
-        (user_faults.stop, 0, ("stopped by a signal (SIGSTOP), with ", "(it does not answer: it is stopped")),
+        (user_faults.stop, 0, ("stopped by a signal (SIGSTOP), with ", "(no response: the process is stopped")),
     ],
 )
 def test_a_stall_is_a_warning_and_then_an_error(
@@ -64,7 +64,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
 ) -> None:
     """Log and error say which process, in which state, with which records; the error has its stack."""
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is user_faults.stop else user_faults.WAIT_SECONDS)
-    monkeypatch.setattr(crash_log, "STEADY_LOOKS", 8)
+    monkeypatch.setattr(crash_log, "STEADY_SLICES", 8)
     reading = millstream.ReadOptions(threads)
     with (
         Pipe(tmp_path / "there") as there,
@@ -97,7 +97,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
     ("limit", "told"),
     [
         (600, "After 600 s this becomes an error (stall_timeout)."),
-        (float("inf"), "It is waited for, however long that takes."),
+        (float("inf"), "No timeout is set: waiting indefinitely."),
     ],
 )
 def test_a_stall_that_ends_is_a_warning_only(
@@ -133,7 +133,7 @@ def test_a_stall_that_ends_is_a_warning_only(
 def test_a_stalled_start_is_an_error() -> None:
     """A source that hangs when it is unpickled, which no call is to blame for."""
     loader = loader_of(data_source=Numbers(SIZE, on_arrival=user_faults.hang), stall_timeout=STALL_SECONDS)
-    with iter(loader) as iterator, pytest.raises(WorkerStalledError, match="it is still starting"), at_most(2.0):
+    with iter(loader) as iterator, pytest.raises(WorkerStalledError, match="still starting"), at_most(2.0):
         next(iterator)
 
 

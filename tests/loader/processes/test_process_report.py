@@ -46,4 +46,4 @@ def test_a_process_that_is_gone_or_not_there_yet_is_said_to_be() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert describe_process(process.pid) == "in an unknown state"
-    assert describe_process(None) == "not there yet"
+    assert describe_process(None) == "still starting"

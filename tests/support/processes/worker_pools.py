@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import millstream
-from millstream.loader.processes.pool import Pool, Worker
+from millstream.loader.processes.pool import Pool
 from millstream.loader.processes.pool_executor import PoolExecutor
-from millstream.loader.processes.process_control import looks
+from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.process_report import describe_process
+from millstream.loader.processes.worker_handle import Worker
 from support.clocks.awake_time import stopwatch
 from support.faults.user_faults import WAIT_SECONDS
 
@@ -121,10 +122,10 @@ def still_there(pids: Iterable[int], seconds: float = 2.0) -> list[int]:
 
     They have more time where the machine is busy with other things.
     """
-    waits = looks(seconds + LATE_SECONDS if seconds else 0.0)
+    waits = wait_slices(seconds + LATE_SECONDS if seconds else 0.0)
     left = [pid for pid in pids if not has_ended(pid, waits)]
     if left and (factor := slowness()) > 1:
-        waits = looks(seconds * factor)
+        waits = wait_slices(seconds * factor)
         left = [pid for pid in left if not has_ended(pid, waits)]
     return left
 

@@ -1,0 +1,163 @@
+"""The processes and descriptors of a pool: started once, and ended by any thread.
+
+Guarantees:
+    * `stop()` and the pool's finalizer take at most CLOSE_SECONDS, and leave no process and no descriptor. Any thread
+      may call `stop()`: one lock guards the list of workers and every transfer of descriptors, so each descriptor is
+      closed exactly once.
+    * Processes are started and reaped, and descriptors opened, in fresh threads, where Ctrl-C and other signal handlers
+      cannot interrupt. Every process and descriptor therefore has an owner, and no zombie remains.
+"""
+
+import contextlib
+import functools
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Sequence
+from typing import final
+
+from millstream.loader.processes.channel import Channel, close_all
+from millstream.loader.processes.interpreter import (
+    LaunchContext,
+    command,
+    folder_to_enter,
+    tracker_descriptor,
+    write_launch_context,
+)
+from millstream.loader.processes.process_control import kill_session, wait_slices
+from millstream.loader.processes.worker_handle import Worker
+from millstream.loader.threads.thread_settings import in_fresh_thread
+from millstream.loader.transport.pipeline_file import write_chunks
+from millstream.signal_safe_lock import SignalSafeLock
+
+CLOSE_SECONDS = 2.0
+"""Upper bound for stopping a pool. Workers get a quarter of it to exit, then the fork server kills them."""
+
+_SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+@final
+class PoolProcesses:
+    """The processes and descriptors of a pool. The pool's finalizer holds this object, but not the pool."""
+
+    def __init__(self, context: LaunchContext) -> None:
+        self._context = context
+        self.fork_server: subprocess.Popen[bytes] | None = None
+        self.control: Channel | None = None
+        self.workers: list[Worker] = []
+        self.owner = os.getpid()
+        self._unclosed: list[int] = []
+        # One thread may close the iterator while another one, waiting for a batch, restarts the pool.
+        self.lock = SignalSafeLock(threading.RLock())
+        self._is_shut_down = False
+
+    @property
+    def pipelines(self) -> int:
+        """The descriptor of the pipeline file."""
+        return self._unclosed[0]
+
+    def store_pipelines(self, chunks: Sequence[memoryview]) -> None:
+        """Creates the pipeline file."""
+        with self.lock:
+            if not self._is_shut_down:
+                self._unclosed.append(write_chunks(chunks))
+
+    def start_fork_server(self) -> None:
+        """Starts a fork server, unless the pool was stopped."""
+        with self.lock:
+            if self._is_shut_down:
+                return
+            environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **os.environ, "JAX_PLATFORMS": "cpu"}
+            ours, theirs = socket.socketpair()
+            # Stored before the process can exist: closing this channel ends it, whatever fails below.
+            self.control = Channel(ours, blocking=False)
+            with theirs, os.fdopen(write_launch_context(self._context)) as written:
+                tracker = tracker_descriptor()
+                inherited = [written.fileno(), theirs.fileno(), *([] if tracker is None else [tracker])]
+                self.fork_server = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
+                    command(inherited[0], self.owner, *inherited[1:]),
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=inherited,
+                    env=environment,
+                    cwd=folder_to_enter(self._context),
+                    start_new_session=True,
+                )
+
+    def release(self, worker: Worker) -> None:
+        """Closes the parent's descriptors of a worker, and removes it from the pool."""
+        with self.lock:
+            worker.close()
+            # Another thread may have released it.
+            if worker in self.workers:
+                self.workers.remove(worker)
+                worker.arena.retire()
+
+    def stop(self) -> None:
+        """Ends the processes. Does nothing in a forked process, which only has copies of the descriptors."""
+        if self.owner != os.getpid():
+            return
+        # An interrupt may end any step, and the next call repeats it. So state is cleared after a step is complete.
+        with self.lock:
+            if self.control is not None:
+                self.control.shut_down()
+                self.control = None
+            # All channels close before the first wait, so that workers exit together.
+            for worker in self.workers:
+                worker.channel.shut_down()
+        if (fork_server := self.fork_server) is not None:
+            # A list instead of an Event: `append` is atomic, but a signal handler may interrupt `Event.set` halfway.
+            interrupted: list[bool] = []
+            try:
+                pids = [worker.pid for worker in self.workers if worker.pid is not None]
+                # In a fresh thread: an interrupt inside Popen.wait may leave its lock locked, and the process unreaped.
+                in_fresh_thread(functools.partial(_reap_fork_server, fork_server, pids, interrupted))
+            except BaseException:
+                # A second Ctrl-C.
+                interrupted.append(True)
+                raise
+            finally:
+                # Kept until it is reaped. Afterwards, its process ID may be reused.
+                self.fork_server = None if fork_server.returncode is not None else fork_server
+        with self.lock:
+            while self.workers:
+                self.workers[-1].close()
+                # After the process has exited: a running worker would allocate the pages again.
+                self.workers[-1].arena.retire()
+                self.workers.pop()
+
+    def shut_down(self) -> None:
+        """Ends the processes permanently."""
+        try:
+            # Not in a forked process: the thread that holds the lock may not exist there.
+            if self.owner == os.getpid():
+                with self.lock:
+                    self._is_shut_down = True
+                self.stop()
+        finally:
+            close_all(self._unclosed)
+
+
+def _reap_fork_server(fork_server: subprocess.Popen[bytes], workers: list[int], interrupted: list[bool]) -> None:
+    """Waits for the fork server to exit after its channel was closed, and kills any processes that it leaves.
+
+    Stops waiting for a clean exit once `interrupted` has an item.
+    """
+    status = _wait_for_status(fork_server, interrupted)
+    if status is None:
+        # It may be stopped, for instance by SIGSTOP.
+        fork_server.kill()
+    if status != 0:
+        # On Linux, the kernel kills the workers with it, but not the processes that they have started.
+        kill_session(fork_server.pid, workers)
+    _wait_for_status(fork_server, [])
+
+
+def _wait_for_status(fork_server: subprocess.Popen[bytes], interrupted: list[bool]) -> int | None:
+    """Returns the exit status of the fork server, or None if it has not exited in time."""
+    for seconds in wait_slices(CLOSE_SECONDS / 2):
+        if interrupted:
+            break
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return fork_server.wait(seconds)
+    return None
