@@ -1,1 +1,1 @@
-"""Who makes the elements in an existing distributed engine: Ray."""
+"""Actors of a Ray cluster as workers."""

@@ -1,11 +1,11 @@
-"""What runs in an actor: the pipeline, and who makes its outputs. Ray makes the object and calls its methods.
+"""The code of an actor. Ray creates the object and calls its methods.
 
 Guarantees:
-    * Calls are made one after the other, in the order they come, in the actor's main thread.
-    * What a call makes is pickled by the same rules as in a worker process: classes that came with the pipeline go back
-      as what they are, and arrays as their memory, which Ray copies into its object store once.
-    * The pipeline's arrays are one copy for all actors of a node, and read-only; the smaller ones, PRIVATE_BYTES in
-      all, are the actor's own: user code may use them as scratch memory.
+    * Calls run one after another, in the order received, in the actor's main thread.
+    * Outputs are pickled by the same rules as in a worker process: classes of the pipeline come back as the same
+      classes, and arrays as memory, which Ray copies into its object store once.
+    * The actors of a node share one read-only copy of the pipeline's arrays. The smallest arrays, up to PRIVATE_BYTES,
+      are private copies of each actor, because user code may use them as scratch memory.
 """
 
 import faulthandler
@@ -32,27 +32,27 @@ from millstream.loader.transport.pipeline_file import unpickle_pipelines
 from millstream.loader.workers.call_runner import CallResult, CallRunner
 
 PRIVATE_BYTES = 1 << 26
-"""How much of the pipeline's arrays an actor copies, the smallest ones first."""
+"""The total size of the pipeline's arrays that an actor copies, smallest first."""
 
 Packed: TypeAlias = tuple[Any, list[Any]]
-"""Outputs on their way: a pickle, and the memory that it left out."""
+"""Serialized outputs: the pickle, and its out-of-band buffers."""
 
 _STANDARD_ERROR = 2
 
 
 @final
 class PipelineActor:
-    """Makes the outputs of calls.
+    """Runs calls.
 
     Args:
-        pipeline: its pickle, and the memory of its large arrays.
-        import_path: that of the trainer; what is there on this node, too, can be imported.
-        num_threads: how many threads may read.
-        stack_seconds: a call that takes this long writes its stacks into the actor's log.
+        pipeline: the pickle of the pipeline, and the memory of its large arrays.
+        import_path: the import path of the trainer. Entries that exist on this node are used.
+        num_threads: the maximum number of reader threads.
+        stack_seconds: a call that takes this long writes its stacks to the actor's log.
     """
 
     def __init__(self, pipeline: Packed, import_path: Sequence[str], num_threads: int, stack_seconds: float) -> None:
-        # An accelerator is the trainer's, which may run on this node.
+        # Accelerators belong to the trainer, which may run on this node.
         os.environ["JAX_PLATFORMS"] = "cpu"
         sys.path.extend(entry for entry in import_path if entry not in sys.path and os.path.isdir(entry))  # noqa: PTH112
         self._stack_seconds = min(stack_seconds, threading.TIMEOUT_MAX)
@@ -60,10 +60,10 @@ class PipelineActor:
         self._memory = RecycledMemory()
         try:
             pickled, buffers = pipeline
-            (read,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
-            profiler = Profiler(read.labels)
-            plan = Plan(read, profiler.timed)
-            self._maker = CallRunner(
+            (unpickled,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
+            profiler = Profiler(unpickled.labels)
+            plan = Plan(unpickled, profiler.timed)
+            self._runner = CallRunner(
                 plan,
                 profiler,
                 self._classes,
@@ -73,23 +73,22 @@ class PipelineActor:
             )
         except SystemExit:
             raise
-        except BaseException as error:  # noqa: BLE001  (user classes do anything when unpickled)
+        except BaseException as error:  # noqa: BLE001  (unpickling user classes may raise anything)
             self._failure = pack_failure(error, ClassTable())
 
     def ready(self) -> tuple[int, Failure | None]:
-        """Returns the process number, and why the pipeline cannot be made here, if it cannot."""
+        """Returns the process ID, and the error of unpickling the pipeline, if any."""
         return os.getpid(), self._failure
 
     def make(self, message: tuple[int, int, int] | bytes) -> CallResult[Packed]:
-        """Returns what comes of a call.
+        """Computes the outputs of a call.
 
         Args:
-            message: the first of its blocks, the one after the last, and of which logical shard; or a pickled
-                `Group`.
+            message: the first block, the block after the last, and the logical shard; or a pickled `Group`.
         """
         faulthandler.dump_traceback_later(self._stack_seconds, file=_STANDARD_ERROR)
         try:
-            return self._maker.make(message)
+            return self._runner.make(message)
         finally:
             faulthandler.cancel_dump_traceback_later()
 
@@ -109,7 +108,7 @@ class PipelineActor:
 
 
 def _with_private_copies(buffers: Sequence[Any]) -> list[Any]:
-    """Returns the memory of arrays, of which the smallest have become this process's own."""
+    """Replaces the smallest buffers by private copies."""
     own, left = list(buffers), PRIVATE_BYTES
     for number, buffer in sorted(enumerate(buffers), key=lambda numbered: memoryview(numbered[1]).nbytes):
         left -= memoryview(buffer).nbytes

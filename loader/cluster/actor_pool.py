@@ -1,14 +1,14 @@
-"""The actors of one loader, as the trainer sees them: with `connection`, what speaks to Ray.
+"""The actors of one loader, seen from the trainer. Only this module and `connection` call Ray.
 
 Guarantees:
-    * The pipeline goes into the object store once, and from there to each node once.
-    * Calls go to actors that are ready; others, which the cluster has no room for yet, keep nobody waiting.
-    * Every answer counts that was there before its actor's end was noticed. The pool reports ends and starts
-      replacements; what is done about lost calls is the executor's.
+    * The pipeline is stored in the object store once, and transferred to each node once.
+    * Calls go to ready actors. Actors that the cluster has no room for yet delay nothing.
+    * An answer that arrived before its actor's death was noticed counts. The pool reports deaths and starts
+      replacements. The executor decides what happens to the lost calls.
     * A cluster that cannot be reached for LOST_SECONDS, or that has lost the trainer's node, is an error.
-    * `stop()` takes at most CLOSE_SECONDS, and no actor is left then. Any thread may call it. Ray itself ends actors
-      that nobody refers to any more, and those of a trainer that is gone.
-    * A stall is time that the consumer has waited, a look at a time, as in a pool of worker processes.
+    * `stop()` takes at most CLOSE_SECONDS, and leaves no actor. Any thread may call it. Ray itself ends actors without
+      references, and those of a trainer that has ended.
+    * Only time that the consumer spends waiting counts as a stall, as in a pool of worker processes.
 """
 
 import contextlib
@@ -34,29 +34,29 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.loader.transport.pipeline_file import pickle_pipelines
 
 CLOSE_SECONDS = 2.0
-"""How long stopping waits for the cluster to say that the actors have ended."""
+"""The time to wait for the cluster to confirm that the actors have ended."""
 
 LOST_SECONDS = 30.0
-"""A cluster that cannot be reached for this long is lost, though its actors may still answer: after 60 s, Ray ends the
-trainer's process, and nobody could save a state."""
+"""A cluster that cannot be reached for this long is lost, although its actors may still answer. After 60 s, Ray ends
+the trainer's process, and no state could be saved."""
 
-LOOK_SECONDS = 1.0
-"""How long to wait between two looks for whether the cluster is there."""
+CHECK_SECONDS = 1.0
+"""The interval between two checks of the cluster."""
 
 CONNECT_SECONDS = 1.0
-"""How long to wait for the cluster to accept a connection, in a look for whether it is there."""
+"""The time to wait for a connection to the cluster during a check."""
 
-NODE_LOOKS = 5
-"""Each time after this many looks without an answer, the cluster is asked whether the trainer's node is still in it."""
+NODE_CHECKS = 5
+"""After each such number of consecutive checks without an answer, the state of the trainer's node is requested."""
 
 GET_SECONDS = 30.0
-"""How long to wait for what Ray says is here."""
+"""The timeout for fetching an object that Ray reports as ready."""
 
 STORE_SHARE = 0.5
-"""The part of its node's object store that the consumer's arrays may hold."""
+"""The share of the node's object store that the consumer's arrays may hold."""
 
 STACK_SHARE = 0.9
-"""A call that takes this part of the stall timeout writes its stacks into the actor's log."""
+"""A call that takes this share of the stall timeout writes its stacks to the actor's log."""
 
 logger = logging.getLogger("millstream")
 
@@ -66,18 +66,18 @@ class ActorPool:
     """Actors that have one pipeline.
 
     Args:
-        pipeline: what they get.
-        ray_workers: how many, and where.
-        workers: when a call stalls.
-        reading: how many threads each may read with.
-        import_path: the trainer's.
+        pipeline: the pipeline of all actors.
+        ray_workers: the number of actors, their resources, and the address of the cluster.
+        workers: the stall timeout.
+        reading: the number of reader threads per actor.
+        import_path: the import path of the trainer.
 
     Attributes:
-        call_numbers: gives each call a number.
-        classes: those that crossed by value with the pipeline.
-        memory: where outputs arrive.
-        seconds_without_actors: how long the consumer has waited while no actor was ready.
-        cluster: its address.
+        call_numbers: an iterator of new call numbers.
+        classes: the classes that crossed by value with the pipeline.
+        memory: unpacks outputs.
+        seconds_without_actors: seconds that the consumer has waited while no actor was ready.
+        cluster: the address of the cluster.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class ActorPool:
         context = ray.get_runtime_context()
         self.cluster = context.gcs_address
         self._job, self._node = context.get_job_id(), context.get_node_id()
-        # Ray hands an actor its calls one after another.
+        # Ray sends an actor its calls one after another.
         self.max_reads = 1
         self.max_bytes = buffer_budget(reading.max_buffer_bytes)
         self._settings = tuple(import_path), reading.num_threads, STACK_SHARE * workers.stall_timeout
@@ -109,40 +109,40 @@ class ActorPool:
         self._raylet = (here["NodeManagerAddress"], here["NodeManagerPort"]) if here else None
         self._numbers = itertools.count()
         self.call_numbers: Iterator[int] = itertools.count()
-        # What is waited for: the call that it is the answer to, or None where an actor says that it is ready.
+        # The reference of each answer that is awaited, with its call; None for the report that an actor is ready.
         self._awaited: dict[Any, tuple[Actor, int | None]] = {}
         self._actors: list[Actor] = []
         self._unreachable_since: float | None = None
-        self._last_look = 0.0
-        self._looks = 0
+        self._last_check = 0.0
+        self._silent_checks = 0
         self.seconds_without_actors = 0.0
         for _ in range(workers.num_workers):
             self._start()
 
     @property
     def workers(self) -> list[Actor]:
-        """The actors, dead ones not counted."""
+        """The actors that are not known to be dead."""
         return self._actors
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has made it: a forked one has only a copy, which it must not use."""
+        """True in the process that created the pool. Forked processes hold a copy, which they must not use."""
         return self._owner == os.getpid()
 
     @property
     def is_usable(self) -> bool:
-        """Whether another iterator may use it: it is this process's, has not been stopped, and has its cluster."""
+        """True if another iterator may use the pool: it is this process's, not stopped, and connected."""
         return self.is_ours and not self._stopped and self._is_connected
 
-    def give(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes) -> None:
-        """Sends a call."""
+    def submit(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes) -> None:
+        """Sends a call to an actor."""
         if not actor.calls:
             actor.waited = 0.0
         actor.calls.append(call)
         self._awaited[actor.handle.make.remote(message)] = actor, call
 
     def replace(self, actor: Actor) -> None:
-        """Starts an actor to replace a dead one, or one to be killed."""
+        """Kills an actor if it is alive, and starts a replacement."""
         self._kill(actor)
         if actor in self._actors:
             self._actors.remove(actor)
@@ -151,10 +151,10 @@ class ActorPool:
         self._start()
 
     def wait(self, seconds: float) -> Iterator[tuple[Actor, Event]]:
-        """Yields what has happened, having waited for something to happen for at most this many seconds.
+        """Waits up to `seconds` for an event, then yields all events that have arrived.
 
         Raises:
-            ValueError: the pool is stopped.
+            ValueError: the pool was stopped.
             WorkerDiedError: the cluster is lost.
         """
         import ray  # noqa: PLC0415
@@ -169,13 +169,13 @@ class ActorPool:
         is_waiting_for_actors = all(actor.pid is None for actor in self._actors)
         self.seconds_without_actors = self.seconds_without_actors + waited if is_waiting_for_actors else 0.0
         self._check_running()
-        if time.monotonic() - self._last_look >= LOOK_SECONDS:
-            self._look_for_cluster(has_answers=bool(ready))
-            self._last_look = time.monotonic()
+        if time.monotonic() - self._last_check >= CHECK_SECONDS:
+            self._check_cluster(has_answers=bool(ready))
+            self._last_check = time.monotonic()
         yield from self._events(ready)
 
     def stop(self) -> None:
-        """Ends all actors. Idempotent: what an interrupt leaves is done by the next call, or by the pool's end."""
+        """Ends all actors. Idempotent: after an interrupt, the next call or the end of the pool does the rest."""
         self._stopped = True
         if not self.is_ours or not self._is_connected:
             return
@@ -184,7 +184,7 @@ class ActorPool:
         ends = []
         for actor in list(self._actors):
             self._kill(actor)
-            # Answered by an error when the cluster has taken note of the actor's end.
+            # Fails once the cluster has recorded the end of the actor.
             ends.append(actor.handle.ready.remote())
         if ends and self._unreachable_since is None:
             ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS, fetch_local=False)
@@ -193,13 +193,13 @@ class ActorPool:
 
     @property
     def _is_connected(self) -> bool:
-        """Whether this process still has the connection with which the actors were made."""
+        """True if this process still has the connection with which the actors were started."""
         ray = sys.modules["ray"]
         return bool(ray.is_initialized()) and ray.get_runtime_context().get_job_id() == self._job
 
     def _check_running(self) -> None:
         if self._stopped:
-            raise ValueError("The actors are stopped: the iterator was closed, perhaps by another thread.")
+            raise ValueError("The actors have stopped because the iterator was closed, possibly by another thread.")
         if not self._is_connected:
             raise WorkerDiedError(
                 f"This process is no longer connected to the Ray cluster {self.cluster}: ray.shutdown() was called. "
@@ -211,22 +211,22 @@ class ActorPool:
         self._actors.append(actor)
         self._awaited[actor.handle.ready.remote()] = actor, None
         if self._stopped:
-            # By another thread, which did not see this actor.
+            # Stopped by another thread, which did not see this actor.
             self._kill(actor)
 
     def _kill(self, actor: Actor) -> None:
         import ray  # noqa: PLC0415
 
-        # What is dead already need not be killed.
+        # It may be dead already.
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
             ray.kill(actor.handle, no_restart=True)
 
     def _events(self, ready: Sequence[Any]) -> Iterator[tuple[Actor, Event]]:
-        """Yields what references bring that are ready, ends of actors last."""
+        """Yields the events of ready references, deaths last."""
         dead: dict[Actor, Died] = {}
         for reference in ready:
             if reference not in self._awaited:
-                continue  # Of an actor that was replaced a moment ago.
+                continue  # Its actor has just been replaced.
             actor, call = self._awaited[reference]
             event = self._event(reference, call)
             if isinstance(event, Died):
@@ -236,7 +236,7 @@ class ActorPool:
             actor.waited, actor.warned = 0.0, False
             if call is not None:
                 actor.calls.remove(call)
-                actor.makes_suspect = False
+                actor.runs_suspect = False
             if isinstance(event, int):
                 actor.pid = event
             elif event is not None:
@@ -246,7 +246,7 @@ class ActorPool:
                 yield actor, event
 
     def _event(self, reference: Any, call: int | None) -> Event | int | None:
-        """Returns what a reference brings; the process number of an actor that has become ready."""
+        """Returns the event of a reference, or the process ID of an actor that has become ready."""
         import ray  # noqa: PLC0415
 
         errors = ray.exceptions
@@ -256,12 +256,12 @@ class ActorPool:
             if getattr(error, "_actor_init_failed", False):
                 raise WorkerDiedError(f"A Ray actor cannot be started: {error}") from error
             is_certain = isinstance(error, errors.ActorDiedError) and not getattr(error, "preempted", False)
-            # Ray says so in its text alone.
+            # Ray reports the death of a node only in the text.
             return Died(str(error), is_its_own=is_certain and "its node has died" not in str(error))
         except (errors.ObjectLostError, errors.GetTimeoutError, errors.RayTaskError, errors.RaySystemError) as error:
             if call is None:
                 raise
-            # The outputs may not fit into the object store, for instance.
+            # For instance, outputs that do not fit into the object store.
             cause = getattr(error, "cause", None)
             is_lost = isinstance(error, (errors.ObjectLostError, errors.GetTimeoutError))
             return CallFailed(call, cause if isinstance(cause, Exception) else error, is_lost=is_lost)
@@ -270,10 +270,10 @@ class ActorPool:
         pid, failure = value
         return int(pid) if failure is None else PipelineFailed(failure)
 
-    def _look_for_cluster(self, *, has_answers: bool) -> None:
+    def _check_cluster(self, *, has_answers: bool) -> None:
         """Raises a WorkerDiedError if the cluster is lost."""
         host, _, port = self.cluster.rpartition(":")
-        self._looks = 0 if has_answers else self._looks + 1
+        self._silent_checks = 0 if has_answers else self._silent_checks + 1
         try:
             socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
         except OSError as error:
@@ -284,13 +284,13 @@ class ActorPool:
             return
         self._unreachable_since = None
         if self._raylet is not None:
-            with contextlib.suppress(OSError):  # It is busy, or there is no descriptor.
+            with contextlib.suppress(OSError):  # It is busy, or no descriptor is left.
                 try:
                     socket.create_connection(self._raylet, CONNECT_SECONDS).close()
                 except ConnectionRefusedError:
-                    # Ray notices it some seconds later, and then ends this process without a word.
+                    # Ray would notice this some seconds later, and end this process silently.
                     self._lose_cluster("has lost its raylet, the process of Ray on this machine")
-        if self._looks and self._looks % NODE_LOOKS == 0:
+        if self._silent_checks and self._silent_checks % NODE_CHECKS == 0:
             import ray  # noqa: PLC0415
 
             if not any(node["NodeID"] == self._node and node["Alive"] for node in ray.nodes()):
@@ -303,7 +303,7 @@ class ActorPool:
             import ray  # noqa: PLC0415
 
             ray.shutdown()
-            advice = "The next call of next() looks for a cluster."
+            advice = "The next call of next() connects to a cluster again."
         raise WorkerDiedError(
             f"The Ray cluster {self.cluster} {what}, and with it the actors that make the batches. {advice} "
             "States of iterators can still be taken."

@@ -1,4 +1,4 @@
-"""An actor as the trainer sees it, and what can happen to it."""
+"""An actor, seen from the trainer, and the events about it."""
 
 import dataclasses
 from typing import Any, TypeAlias, final
@@ -10,16 +10,17 @@ from millstream.loader.workers.call_runner import CallResult
 
 @final
 class Actor:
-    """One actor.
+    """The trainer's side of an actor.
 
     Attributes:
-        number: which one.
-        handle: Ray's.
-        pid: its process on its node; None until it is ready.
-        calls: the numbers of the calls it was given and has not answered, in order.
-        waited: seconds that the consumer has waited since the actor began with the first of them, or was last heard.
-        warned: whether it has been reported in the log since then.
-        makes_suspect: whether its one call is one with which an actor has died before.
+        number: the actor's number. It is unique in the pool.
+        handle: Ray's handle.
+        pid: the process ID on its node; None until it is ready.
+        calls: the numbers of the unanswered calls, in the order sent.
+        waited: seconds that the consumer has waited since the actor began its first unanswered call, or since its
+            last sign of life.
+        warned: True if a warning about the current stall has been logged.
+        runs_suspect: True if its only call is one with which another actor has died.
     """
 
     def __init__(self, number: int, handle: Any) -> None:
@@ -29,37 +30,37 @@ class Actor:
         self.calls: list[int] = []
         self.waited = 0.0
         self.warned = False
-        self.makes_suspect = False
+        self.runs_suspect = False
 
     @property
     def accepts_calls(self) -> bool:
-        """Whether calls may be given to it: it is ready, and should it die, it is clear of what."""
-        return self.pid is not None and not self.makes_suspect
+        """True if it is ready, and does not run a suspect call, to which its death must be attributable."""
+        return self.pid is not None and not self.runs_suspect
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of a call."""
+    """The result of a call."""
 
     call: int
-    made: CallResult[Packed]
+    result: CallResult[Packed]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PipelineFailed:
-    """The pipeline cannot be made from its pickle in an actor."""
+    """The pipeline could not be unpickled in an actor."""
 
     failure: Failure
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallFailed:
-    """Ray has not brought the outputs of a call.
+    """Ray did not deliver the outputs of a call.
 
     Attributes:
-        call: which one.
-        error: what it says.
-        is_lost: whether they were made and are gone, with a node perhaps; else they cannot be had.
+        call: the number of the call.
+        error: Ray's error.
+        is_lost: True if the outputs were computed and lost, for instance with a node. False if Ray cannot send them.
     """
 
     call: int
@@ -69,11 +70,11 @@ class CallFailed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Died:
-    """An actor is gone.
+    """An actor has died.
 
     Attributes:
-        cause: why, as Ray says it.
-        is_its_own: whether its process has ended, and not its node, or the way to it.
+        cause: Ray's explanation.
+        is_its_own: True if its own process ended, and not its node or the connection to it.
     """
 
     cause: str

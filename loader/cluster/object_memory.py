@@ -1,13 +1,13 @@
-"""The consumer's arrays in Ray's object store: the very memory that Ray has them in, and they can be written to.
+"""Writable views of Ray's object store for the consumer's arrays.
 
-Ray shows objects read-only, since any number of processes may read one. These are read by one alone, the trainer,
-which has the only reference to each, and drops it when it has the memory. Then nobody else can come by the object: what
-Ray may move to a disk is what nobody has mapped, and it forgets an object whose last reference is gone.
+Ray maps objects read-only, because any number of processes may read one. The objects here have one reader, the trainer.
+It holds the only reference to each, and drops it once it has the memory. Afterwards no other process can reach the
+object: Ray spills only objects that are not mapped, and forgets an object whose last reference has ended.
 
 Guarantees:
-    * Memory is written to only where the system says that it is mapped for writing. Elsewhere arrays are copies.
-    * An object's memory goes back to Ray with the last array on it.
-    * Arrays that the consumer keeps never fill the store: beyond a part of it, they are copies.
+    * Memory is written to only if the system reports that it is mapped for writing. Otherwise arrays are copies.
+    * The memory of an object is returned to Ray with the last array on it.
+    * Arrays that the consumer keeps never fill the store. Beyond a share of it, arrays are copies.
 """
 
 import bisect
@@ -28,38 +28,38 @@ from millstream.loader.transport.element_columns import to_elements
 from millstream.loader.transport.payload import COPIED_BYTES, copied
 
 INLINE_BYTES = 100 << 10
-"""Ray sends what is smaller beside the answer, and not through the object store."""
+"""Ray sends smaller results with the answer, and not through the object store."""
 
 _WRITABLE_MAP = re.compile(rb"([0-9a-f]+)-([0-9a-f]+) rw.s")
 
 
 @final
 class ObjectMemory:
-    """What one process has mapped of the object store.
+    """The memory of the object store that this process's arrays hold.
 
     Args:
-        most_bytes: how much of it arrays may hold.
+        max_bytes: the maximum number of bytes that arrays may hold.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._held = 0
-        # Finalizers run at any moment: they only leave a note.
+        # Finalizers may run at any moment, so they only append to this queue.
         self._ended: deque[int] = deque()
         self._writable: list[tuple[int, int]] = []
 
     @property
     def held(self) -> int:
-        """How many bytes of the store arrays hold."""
+        """The number of bytes of the store that arrays hold."""
         while self._ended:
             self._held -= self._ended.popleft()
         return self._held
 
     def unpack(self, packed: tuple[Any, list[Any]], classes: ClassTable) -> Elements:
-        """Returns outputs as an actor has packed them; large arrays are views of the object store.
+        """Returns outputs that an actor has packed. Large arrays are views of the object store.
 
         Raises:
-            Exception: whatever the user's classes raise when unpickled.
+            Exception: a class of the user raises when unpickled.
         """
         body, buffers = packed
         columns, origins = classes.loads(body, self._arrays(buffers))
@@ -69,23 +69,24 @@ class ObjectMemory:
     def _arrays(self, buffers: Sequence[Any]) -> list[NDArray[np.uint8]]:
         """Returns the memory of a message's arrays, writable."""
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
-        whole = sum(array.nbytes for array in arrays)
-        if whole < INLINE_BYTES or self.held + whole > self._most_bytes or not all(map(self._is_writable, arrays)):
+        num_bytes = sum(array.nbytes for array in arrays)
+        is_too_much = self.held + num_bytes > self._max_bytes
+        if num_bytes < INLINE_BYTES or is_too_much or not all(map(self._is_writable, arrays)):
             return [copied(array) for array in arrays]
-        few = sum(array.nbytes for array in arrays if array.nbytes < LARGE_LEAF_BYTES) <= COPIED_BYTES
+        copies = sum(array.nbytes for array in arrays if array.nbytes < LARGE_LEAF_BYTES) <= COPIED_BYTES
         hold = _Hold()
-        weakref.finalize(hold, self._ended.append, whole).atexit = False
-        self._held += whole
+        weakref.finalize(hold, self._ended.append, num_bytes).atexit = False
+        self._held += num_bytes
         return [
-            copied(array) if few and array.nbytes < LARGE_LEAF_BYTES else np.asarray(_Writable(array, hold))
+            copied(array) if copies and array.nbytes < LARGE_LEAF_BYTES else np.asarray(_Writable(array, hold))
             for array in arrays
         ]
 
     def _is_writable(self, array: NDArray[np.uint8]) -> bool:
-        """Returns whether an array's memory is mapped for writing, and shared: a part of the object store."""
+        """Returns True if an array's memory is shared and mapped for writing, as the object store is."""
         address = int(array.__array_interface__["data"][0])
         if not self._covers(address, array.nbytes):
-            # The store has grown, or this is the first look at it.
+            # The first check, or the store has grown.
             with contextlib.suppress(OSError), open("/proc/self/maps", "rb") as lines:  # noqa: PTH123
                 found = map(_WRITABLE_MAP.match, lines.read().splitlines())
                 self._writable = [(int(line[1], 16), int(line[2], 16)) for line in found if line]
@@ -98,13 +99,13 @@ class ObjectMemory:
 
 
 class _Hold:
-    """Is there as long as an array of a message is."""
+    """Lives as long as any array of a message."""
 
     __slots__ = ("__weakref__",)
 
 
 class _Writable:
-    """Shows NumPy some memory as writable, and keeps it, which is Ray's, from ending before the array does."""
+    """Presents memory of Ray to NumPy as writable, and keeps it alive as long as the array."""
 
     __slots__ = ("__array_interface__", "_array", "_hold")
 

@@ -1,4 +1,4 @@
-"""How a loader uses a Ray cluster: settings, none of which changes what it yields."""
+"""Options for Ray workers. None of them changes what a loader yields."""
 
 import dataclasses
 import math
@@ -8,23 +8,23 @@ from typing import Any
 from millstream.checks import as_integer, named_fields
 
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-"""Ray's own resources, and what they are called where an actor is made."""
+"""Ray's own resources, and their names as options of an actor."""
 
 
 @named_fields
 @dataclasses.dataclass(frozen=True)
 class RayWorkers:
-    """Actors of a Ray cluster that do what worker processes do: `DataLoader(..., workers=RayWorkers(16))`.
+    """Actors of a Ray cluster in place of worker processes: `DataLoader(..., workers=RayWorkers(16))`.
 
-    The trainer must run on a node of the cluster, and the loader's `worker_buffer_size`, `stall_timeout` and
-    `read_options` hold for each actor. `pip install 'millstream[ray]'` brings Ray.
+    The trainer must run on a node of the cluster. The loader's `worker_buffer_size`, `stall_timeout` and `read_options`
+    apply to each actor. `pip install 'millstream[ray]'` installs Ray.
 
     Attributes:
-        num_workers: how many actors, at least 1. Those that the cluster has no room for start when it has.
-        resources_per_worker: what the cluster sets aside for each, by Ray's names: "CPU", "GPU", "memory" (bytes), and
-            those that its nodes were given. One CPU by default.
-        address: the cluster's, as `ray.init` takes it. With None, the connection that this process has; where it has
-            none, what `ray.init()` finds, or starts.
+        num_workers: the number of actors, at least 1. Actors that the cluster has no room for start later.
+        resources_per_worker: the resources that the cluster reserves per actor, by Ray's names: "CPU", "GPU", "memory"
+            (bytes), and custom resources of its nodes. Default: one CPU.
+        address: the address of the cluster, as for `ray.init`. With None (default), the current connection of this
+            process, or without one, the cluster that `ray.init()` finds or starts.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -66,18 +66,18 @@ class RayWorkers:
             )
         if self.address is not None and self.address.startswith("ray://"):
             raise ValueError(
-                f"address must be that of a cluster of which this machine is a node, got {self.address!r}: Ray Client "
+                f"address must be that of a cluster of which this machine is a node, got {self.address!r}. Ray Client "
                 "would copy each batch through a proxy. Start the trainer on a node, with address='auto'."
             )
 
     @property
     def num_cores(self) -> int:
-        """How many cores the cluster sets aside for all of them, at least one for each."""
+        """The number of cores that the cluster reserves for all actors, at least one per actor."""
         return self.num_workers * max(1, math.ceil(self.resources_per_worker.get("CPU", 0)))
 
     @property
     def actor_options(self) -> dict[str, Any]:
-        """What to give `ray.remote`: an actor is never restarted by Ray, whose restarts would know no call."""
+        """The options for `ray.remote`. Ray must not restart an actor, because the restarted one would lose calls."""
         known = {_OPTIONS[name]: amount for name, amount in self.resources_per_worker.items() if name in _OPTIONS}
         custom = {name: amount for name, amount in self.resources_per_worker.items() if name not in _OPTIONS}
         return {"num_cpus": 0, **known, "resources": custom, "max_restarts": 0, "max_task_retries": 0}

@@ -1,9 +1,9 @@
-"""The executor that has actors of a Ray cluster make the calls: what it does when one of them ends, or stalls.
+"""The executor with Ray actors, and its reactions to their deaths and stalls.
 
-Guarantees, beside those of all workers:
-    * A call with which an actor has died is made again by an actor that has no other: should that die, too, it is clear
-      of what.
-    * What dies with its node is hardly to blame: only after several times is it given up.
+Guarantees, in addition to those of all workers:
+    * A call with which an actor has died runs next in an actor without other calls, so that another death can be
+      attributed to it.
+    * A call is hardly to blame for the death of a node. It is given up only after several.
 """
 
 import functools
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed
 
 GUILT_OF_LOST = 0.25
-"""How far a call is to blame for the end of its actor's node, or for the loss of its outputs."""
+"""The blame of a call for the death of its actor's node, or for the loss of its outputs."""
 
 FIRST_TRACK = 1
-"""The number that the first actor has in a recording."""
+"""The number of the first actor in a recording."""
 
-LONGEST_CAUSE = 600
-"""Ray's explanations are long: this many characters of one are told."""
+MAX_CAUSE_LENGTH = 600
+"""Ray's explanations are cut to this length."""
 
 logger = logging.getLogger("millstream")
 
 
 @final
 class RayExecutor(WorkersExecutor[Actor]):
-    """Actors make the calls."""
+    """Dispatches calls to Ray actors."""
 
     _pool: ActorPool
     _are_local = False
@@ -67,17 +67,17 @@ class RayExecutor(WorkersExecutor[Actor]):
         while (actor := self._free_worker()) is not None and (lost := self._assignments.next_lost()) is not None:
             number, call = lost
             if self._assignments.is_suspect(number):
-                # Those at work finish, and then one is free of other calls.
+                # The others finish first, until this actor has no other call.
                 if actor.calls:
                     self._assignments.lose([number])
                     return False
-                actor.makes_suspect = True
+                actor.runs_suspect = True
             self._submit(actor, number, call)
         return True
 
     def _submit(self, worker: Actor, number: int, call: Call) -> None:
         if (message := self._message_of(number, call)) is not None:
-            self._pool.give(worker, number, message)
+            self._pool.submit(worker, number, message)
 
     def _receive(self, seconds: float) -> None:
         for actor, event in self._pool.wait(seconds):
@@ -90,8 +90,8 @@ class RayExecutor(WorkersExecutor[Actor]):
         elif isinstance(event, PipelineFailed):
             error = unpack_failure(event.failure, self._pool.classes)
             error.add_note(
-                "millstream: a Ray actor raised this while it unpickled the pipeline. Modules must be there on "
-                "each node: installed, or brought by ray.init(runtime_env={'working_dir': ...})."
+                "millstream: a Ray actor raised this while it unpickled the pipeline. Modules must be available on "
+                "each node: installed, or provided by ray.init(runtime_env={'working_dir': ...})."
             )
             raise error
         elif isinstance(event, CallFailed):
@@ -100,10 +100,10 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._take_death(actor, event)
 
     def _take_answer(self, actor: Actor, answer: Answer) -> None:
-        packed, failure, seconds, _, _, stages, _, failures = answer.made
+        packed, failure, seconds, _, _, stages, _, failures = answer.result
         call = self._assignments.call(answer.call)
         blocks = call.request if isinstance(call, BlockCall) else None
-        # The clocks of other machines are others: it ended just now. And numbers of processes come there again.
+        # Clocks of other machines differ, so assume that it has just ended. Process IDs may occur on several machines.
         begun, name = time.perf_counter() - seconds, f"Ray actor {actor.pid}"
         self._profiler.called(FIRST_TRACK + actor.number, begun, seconds, blocks, stages, actor=name)
         if call is None:
@@ -119,7 +119,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         self._complete(answer.call, call, seconds, outputs)
 
     def _take_failure(self, event: CallFailed) -> None:
-        """Has outputs made again that are lost; what Ray cannot send is an error at its turn."""
+        """Dispatches calls with lost outputs again. For outputs that Ray cannot send, the consumer gets the error."""
         if event.is_lost:
             self._blame(event.call, GUILT_OF_LOST, "were lost on their way from a Ray actor", str(event.error))
         elif not self._assignments.split(event.call):
@@ -129,16 +129,16 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._assignments.complete(event.call, Elements.failed(event.error))
 
     def _take_death(self, actor: Actor, died: Died) -> None:
-        """Has the calls of a dead actor made by others."""
-        cause = " ".join(died.cause.split())[:LONGEST_CAUSE]
-        self._profiler.died(f"Ray actor {actor.pid or 'that was starting'} is gone. {cause}")
+        """Dispatches the calls of a dead actor again."""
+        cause = " ".join(died.cause.split())[:MAX_CAUSE_LENGTH]
+        self._profiler.died(f"Ray actor {actor.pid or 'that was starting'} died. {cause}")
         if actor.pid is None:
-            self._record_death_at_start(actor, f"Ray actors die while they start; the last one: {cause}")
+            self._record_death_at_start(actor, f"Ray actors die while they start. The last one: {cause}")
         self._assignments.lose(actor.calls[1:])
         if actor.calls:
             guilt = 1.0 if died.is_its_own else GUILT_OF_LOST
-            self._blame(actor.calls[0], guilt, "are what Ray actors died of", cause)
-        logger.warning("millstream: Ray actor %s is gone, and replaced. %s", actor.pid or "that was starting", cause)
+            self._blame(actor.calls[0], guilt, "killed Ray actors", cause)
+        logger.warning("millstream: Ray actor %s died. Starting a replacement. %s", actor.pid or "(starting)", cause)
         self._pool.replace(actor)
         self._dispatch()
 
@@ -152,7 +152,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         wanted = dict(self._ray_workers.resources_per_worker)
         if waited >= self._options.stall_timeout:
             raise WorkerStalledError(
-                f"No Ray actor has started in {waited:.1f} s (stall_timeout): each of {self._options.num_workers} asks "
+                f"No Ray actor has started in {waited:.1f} s (stall_timeout). Each of {self._options.num_workers} asks "
                 f"the cluster {self._pool.cluster} for {wanted}. `ray status` shows what it has."
             )
         if waited >= self._warning_seconds and not self._has_warned:
@@ -182,8 +182,8 @@ class RayExecutor(WorkersExecutor[Actor]):
         )
         error = WorkerStalledError(
             f"Ray actor {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
-            f"{self._assignments.describe(first)}. Its stacks are in its log, which Ray prints here, too, unless "
-            "it was told not to (log_to_driver=False)."
+            f"{self._assignments.describe(first)}. Its stacks are in its log, which Ray also prints here, unless "
+            "log_to_driver=False."
         )
         self._pool.replace(worker)
         self._assignments.complete(first, Elements.failed(error))

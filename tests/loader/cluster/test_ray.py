@@ -332,7 +332,7 @@ def test_an_actor_that_dies_once_is_replaced(tmp_path: Path, caplog: pytest.LogC
     """Its calls are made again, by others; the log says so."""
     with iter(loader_of(At(BAD, user_faults.be_killed, tmp_path / "once"), **on_ray())) as iterator:
         assert [batch.tolist() for batch in iterator] == EXPECTED
-    assert any("is gone, and replaced" in record.getMessage() for record in caplog.records)
+    assert any("died. Starting a replacement" in record.getMessage() for record in caplog.records)
 
 
 def test_a_call_that_kills_twice_is_an_error_that_names_its_records() -> None:
@@ -406,7 +406,7 @@ import psutil, ray
 import millstream
 from millstream.loader.cluster import actor_pool
 
-actor_pool.LOST_SECONDS, actor_pool.LOOK_SECONDS = 1.0, 0.01
+actor_pool.LOST_SECONDS, actor_pool.CHECK_SECONDS = 1.0, 0.01
 offset, victims = 3, sys.argv[1:]
 
 class Shifted(millstream.RandomMapTransform):
