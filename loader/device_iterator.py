@@ -30,7 +30,7 @@ from millstream.loader.inspectable import Inspectable
 from millstream.loader.placement import Device, Placement
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
-from millstream.loader.threads.waiting import LOOK_SECONDS, Wait
+from millstream.loader.threads.waiting import SLICE_SECONDS, Wait
 
 
 def device_put(
@@ -265,7 +265,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     def _taken_from(self, current: DeviceStaging) -> StagedBatch:
         # Longer than the iterator itself waits, because its error says more.
-        return current.take(Wait(self._stall_timeout + LOOK_SECONDS), self._readers)
+        return current.take(Wait(self._stall_timeout + SLICE_SECONDS), self._readers)
 
     def _begin(self) -> None:
         try:

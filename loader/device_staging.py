@@ -90,7 +90,7 @@ class DeviceStaging:
             except queue.Empty:
                 describe = getattr(self._iterator, "describe_next", None)
                 text = "a batch in flight to the device" if describe is None else describe()
-                outcome = wait.was_in_vain(text, readers.busy_threads)
+                outcome = wait.timed_out(text, readers.busy_threads)
         self.is_awaited = isinstance(outcome, WorkerStalledError)
         if isinstance(outcome, BaseException):
             raise outcome

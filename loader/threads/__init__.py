@@ -1,1 +1,1 @@
-"""Who makes the elements in this process: the consumer's thread, or threads that read ahead."""
+"""Executors in the trainer's process: in the consumer's thread, or in threads that read ahead."""

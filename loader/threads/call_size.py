@@ -1,4 +1,4 @@
-"""The number of blocks per call: enough to share the cost of a call, few enough to wait for and to hold in memory."""
+"""The number of blocks per call: large enough to share the cost of a call, small enough to wait for and to hold."""
 
 import sys
 import time
@@ -9,36 +9,35 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.schedules import AnySchedule
 
 CALL_SECONDS = 0.01
-"""A call of several small blocks grows until it takes this long: worth its overhead, and short enough to wait for."""
+"""A call of several small blocks grows up to this duration: worth its overhead, and short enough to wait for."""
 
 MAX_CALL_SECONDS = 0.5
 """A call that takes longer than half of this does not grow, however much cheaper a larger one would be."""
 
 MAX_CALL_BYTES = 8 << 20
-"""A call of several blocks makes at most this many bytes, as far as earlier ones tell: beyond that, copying the bytes
-dominates the cost."""
+"""Upper bound on the estimated output of a call of several blocks, in bytes. Beyond it, copying dominates the cost."""
 
 CHEAPER = 0.8
-"""A larger call is worth its wait if a block of it takes at most this share of the time in a call of half the size."""
+"""A larger call is worth its wait if its time per block is at most this share of that of a call of half the size."""
 
 NOT_CHEAPER = 0.95
-"""A call shrinks if a block of it takes more than this share: above CHEAPER, so that noise does not move the size."""
+"""A call shrinks if its time per block exceeds this share. It is above CHEAPER, so noise does not move the size."""
 
 RETRY_CALLS = 64
-"""The number of calls after which a size that was not cheaper is tried again: storage and records change."""
+"""The number of calls after which a size that was not cheaper is tried again, because storage and records change."""
 
 RECORDS_PER_CALL = 256
-"""The maximum number of records in such a call by default."""
+"""The default for the maximum number of records per call of several blocks."""
 
-LEAST_RECORDS = 64
-"""With many logical shards such a call may have this many records all the same: enough to pay for itself."""
+MIN_RECORDS = 64
+"""The number of records that such a call may have even with many logical shards, so that it is worth its overhead."""
 
 _WEIGHT = 0.25
-"""The weight of the latest call in the estimate for its size."""
+"""The weight of the latest call in the running estimates."""
 
 
 def taken_call(schedule: AnySchedule, stage: int, max_blocks: int) -> Call | None:
-    """Returns the next call of a stage, if any, with the seconds that it took to draw its elements."""
+    """Takes the next call of a stage, if any, and records the seconds that drawing its elements took."""
     begin = time.perf_counter()
     call = schedule.take(stage, max_blocks)
     if call is not None:
@@ -55,45 +54,45 @@ class CallSize:
     their number, so their calls stay short.
 
     Args:
-        plan: whose calls these are.
-        max_records: the maximum number of records in a call of several blocks.
-        max_bytes: the maximum number of bytes in all calls.
+        plan: the plan of the calls.
+        max_records: the maximum number of records per call of several blocks.
+        max_bytes: the maximum total size of all calls.
 
     Attributes:
-        blocks: how many blocks the next call should make.
-        block_bytes: how many bytes a block takes; 0 before that is known.
+        blocks: the number of blocks for the next call.
+        block_bytes: the estimated size of a block; 0 before it is known.
     """
 
     def __init__(self, plan: Plan, max_records: int = RECORDS_PER_CALL, max_bytes: int = sys.maxsize) -> None:
         self._plan = plan
         self._max_bytes = max_bytes
         self.blocks = 1
-        # Each logical shard has records of its own ahead of the batches, and those of all together add up.
-        records = max(max_records // len(plan.shards), LEAST_RECORDS)
+        # Each logical shard buffers its own records, and the buffers of all shards add up.
+        records = max(max_records // len(plan.shards), MIN_RECORDS)
         limit = max(1, records // plan.partition.block)
         self._max_blocks = limit if plan.most_blocks is None else min(limit, plan.most_blocks)
-        # The seconds that a block takes in a call of each size.
+        # The time per block in a call of each size.
         self._seconds: dict[int, float] = {}
         self.block_bytes = 0.0
         self._calls_to_retry = 0
 
-    def note(self, call: Call, seconds: float) -> None:
-        """Records the cost of a call that is complete, in seconds.
+    def record(self, call: Call, seconds: float) -> None:
+        """Records the duration of a complete call.
 
-        The time for drawing its elements counts, too: a consumer that has asked for one of them waits for all.
+        The time for drawing its elements counts as well, because a consumer that has asked for one waits for all.
         """
         size = call.num_blocks
         seconds += call.seconds_before
         if not size or call.outputs is None:
             return
         block_bytes = call.outputs.num_bytes / size
-        # The largest blocks count: memory has to hold them, too.
+        # Weighted towards the largest blocks, because memory has to hold them as well.
         self.block_bytes = max(block_bytes, self.block_bytes + _WEIGHT * (block_bytes - self.block_bytes))
         if self.block_bytes > self._max_bytes:
             self._plan.tell_once(
                 "budget",
                 f"a block takes about {self.block_bytes:,.0f} bytes, more than max_buffer_bytes={self._max_bytes:,}. "
-                "One is made at a time: give ReadOptions a max_buffer_bytes of several blocks.",
+                "One block is computed at a time. Increase ReadOptions.max_buffer_bytes to several blocks.",
             )
         if self._max_blocks == 1:
             return
@@ -106,14 +105,14 @@ class CallSize:
 
     @property
     def _affordable_blocks(self) -> int:
-        most = min(MAX_CALL_BYTES, self._max_bytes // 2)
-        fitting = most / self.block_bytes if self.block_bytes else self._max_blocks
+        limit_bytes = min(MAX_CALL_BYTES, self._max_bytes // 2)
+        fitting = limit_bytes / self.block_bytes if self.block_bytes else self._max_blocks
         limit = int(max(1, min(self._max_blocks, fitting)))
-        # A power of two, unless it is the limit that was asked for: sizes are compared with their halves.
+        # A power of two, unless it is the given limit, because sizes are compared with their halves.
         return limit if limit == self._max_blocks else 1 << (limit.bit_length() - 1)
 
     def _choose(self, seconds: float) -> None:
-        """Chooses the size of the next call, after one of the present size."""
+        """Chooses the size of the next call, after a call of the current size."""
         is_short = seconds * 2 < CALL_SECONDS
         ratio = self._ratio
         self._calls_to_retry -= 1
@@ -127,11 +126,11 @@ class CallSize:
 
     @property
     def _ratio(self) -> float:
-        """The time of a block in a call of the present size, relative to one of half the size."""
+        """The time per block in a call of the current size, relative to one of half the size."""
         half = self._seconds.get(self._half)
         return self._seconds[self.blocks] / half if half else 0.0
 
     @property
     def _half(self) -> int:
-        """The largest power of two below the present size."""
+        """The largest power of two below the current size."""
         return 1 << max(0, (self.blocks - 1).bit_length() - 1)

@@ -1,61 +1,61 @@
-"""How many threads should work at once: found by trying.
+"""A search for the best number of concurrent threads.
 
-Work that waits for a disk or a network wants many. Work that waits for others of its kind, for Python's lock or for one
-inside a library, is slower the more there are. One call's duration cannot tell these apart; the overall rate can.
+Work that waits for a disk or network benefits from many threads. Work that waits for the interpreter's lock, or for a
+lock of a library, slows down with each. The duration of one call cannot distinguish the two, but the overall rate can.
 
 No fixed number serves both. With one thread for each of 2 cores instead of up to 16, a source that waits 20 ms for
-each batched read of 32 records gave 95 batches/s instead of 700, and JPEGs read and cropped into batches of 64 gave 19,
-not 24.
+each batched read of 32 records reached 95 batches/s instead of 700, and JPEGs read and cropped into batches of 64
+reached 19 instead of 24.
 """
 
 from typing import final
 
 WINDOW_SECONDS = 0.05
-"""How long a rate is taken at least: longer than threads take turns."""
+"""The shortest time over which a rate is measured: longer than the interpreter's switch interval."""
 
 WINDOW_RUNS = 8
-"""From how many outputs a rate is taken at least, and from twice as many as there are threads."""
+"""The smallest number of outputs over which a rate is measured. It is also at least twice the number of threads."""
 
 STARVING = 0.1
-"""A consumer that waits for less than this share of its time has enough: nothing is tried."""
+"""No search takes place if the consumer waits for less than this share of its time."""
 
 WORTH = 0.8
-"""Fewer threads are enough if they reach this share of the best rate."""
+"""Fewer threads are sufficient if they reach this share of the best rate."""
 
 FIRST_SETTLED_WINDOWS = 4
-"""After this many windows a first refusal is put to the test: one burst of outputs may have made a rate look good."""
+"""The number of windows after which a first rejection is tested again: a burst of outputs may have raised the rate."""
 
 SETTLED_WINDOWS = 256
-"""After this many windows the search begins again: the consumer, the disk or the network may have changed."""
+"""The number of windows after which the search restarts, because the consumer, disk or network may have changed."""
 
 
 @final
 class Concurrency:
-    """Begins with as many threads as allowed, and halves them for as long as that costs next to nothing.
+    """Begins with the maximum number of threads, and halves it while the rate hardly falls.
 
     Args:
-        most: how many threads may work at once, at least 1.
+        limit: the maximum number of threads, at least 1.
 
     Attributes:
-        level: how many should now.
+        level: the current number of threads.
     """
 
-    def __init__(self, most: int) -> None:
-        self.level = most
-        self._most = most
-        self._level_above = most
+    def __init__(self, limit: int) -> None:
+        self.level = limit
+        self._limit = limit
+        self._level_above = limit
         self._best_rate = 0.0
         self._settled = 0
         self._patience = FIRST_SETTLED_WINDOWS
-        self._skip = most
+        self._skip = limit
         self._open_window(0.0)
 
     def delivered(self, now: float, waited: float) -> None:
-        """Takes note of an output.
+        """Records an output.
 
         Args:
-            now: when it was delivered, in seconds.
-            waited: for how many of them the consumer waited for it.
+            now: the time of delivery, in seconds.
+            waited: the seconds that the consumer waited for it.
         """
         if self._skip > 0:
             self._skip -= 1
@@ -71,12 +71,12 @@ class Concurrency:
         self._open_window(now)
 
     def _decide(self, rate: float) -> None:
-        """Continues the search, at the end of a window in which the consumer was starving."""
+        """Continues the search after a window in which the consumer was starving."""
         if self._settled > 0:
             self._settled -= 1
             if self._settled == 0:
                 self._best_rate = 0.0
-                self._go_to(self._most)
+                self._go_to(self._limit)
         elif rate < WORTH * self._best_rate:
             self._go_to(self._level_above)
             self._settled = self._patience
@@ -90,8 +90,8 @@ class Concurrency:
 
     def _go_to(self, level: int) -> None:
         self.level = level
-        # What comes next was begun by as many threads as before.
-        self._skip = self._most
+        # The next outputs were begun by the previous number of threads.
+        self._skip = self._limit
 
     def _open_window(self, now: float) -> None:
         self._begin, self._runs, self._waited = now, 0, 0.0

@@ -1,6 +1,6 @@
-"""The limits that control groups set to this process: a container's, or a batch system's job's.
+"""The limits of this process's control groups, such as those of a container or a batch job.
 
-Without pathlib, which takes long to import: the first batch of a loader with workers waits for this module.
+Without pathlib, which is slow to import, and the first batch of a loader with workers waits for this module.
 """
 
 import contextlib
@@ -17,17 +17,16 @@ ROOT = "/"
 
 
 def memory_left(root: "str | Path" = ROOT) -> int:
-    """Returns how many more bytes this process's groups may use, `sys.maxsize` where there is no limit.
+    """Returns the number of bytes that this process's groups may still use, or `sys.maxsize` without a limit.
 
-    What the kernel can take back at once, the pages of files, does not count as used. Each group counts, and each
-    that it is in.
+    File pages that the kernel can reclaim immediately do not count as used. The limits of all enclosing groups apply.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the folder that contains `proc` and `sys`.
     """
     left = sys.maxsize
     for group in _groups("memory", root):
-        # Above `high`, a process is slowed down until it hardly moves.
+        # Above `high`, the kernel throttles a process until it hardly runs.
         for limit_name, usage_name in (
             ("memory.max", "memory.current"),
             ("memory.high", "memory.current"),
@@ -40,12 +39,12 @@ def memory_left(root: "str | Path" = ROOT) -> int:
 
 
 def cores(root: "str | Path" = ROOT) -> int:
-    """Returns how many cores this process's groups may keep busy, `sys.maxsize` where there is no limit.
+    """Returns the number of cores that this process's groups may use, or `sys.maxsize` without a limit.
 
-    A quota that is not a whole number of cores is rounded up. Each group counts, and each that it is in.
+    A fractional quota is rounded up. The quotas of all enclosing groups apply.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the folder that contains `proc` and `sys`.
     """
     fewest = sys.maxsize
     for group in _groups("cpu", root):
@@ -59,10 +58,10 @@ def cores(root: "str | Path" = ROOT) -> int:
 
 
 def _rounded_up(quota: str, period: str) -> int:
-    """Returns a number of cores.
+    """Returns a quota as a number of cores.
 
     Raises:
-        ValueError: there is no limit: the quota is "max", or negative.
+        ValueError: there is no limit, because the quota is "max" or negative.
     """
     if int(quota) <= 0 or int(period) <= 0:
         raise ValueError(f"no limit: {quota}")
@@ -70,19 +69,19 @@ def _rounded_up(quota: str, period: str) -> int:
 
 
 def _reclaimable(group: str) -> int:
-    """Returns the bytes of a group's usage that are pages of files."""
+    """Returns the number of bytes of a group's usage that are file pages."""
     with contextlib.suppress(OSError, ValueError):
         fields = dict(line.split() for line in text_of(group, "memory.stat").splitlines())
-        # The first version counts the groups within under names of their own.
+        # Version 1 counts nested groups under separate names.
         prefix = "total_" if "total_inactive_file" in fields else ""
         return int(fields[f"{prefix}inactive_file"]) + int(fields[f"{prefix}active_file"])
     return 0
 
 
 def _groups(controller: str, root: "str | Path") -> Iterator[str]:
-    """Yields the folders of this process's groups that may limit something, and of the groups that they are in.
+    """Yields the folders of this process's groups and of all enclosing groups.
 
-    A container may see the names that its groups have outside. Then only the outermost folder is there: its own.
+    A container may see the names that its groups have outside. Only the outermost folder, its own, then exists.
     """
     mount = os.path.join(root, "sys/fs/cgroup")  # noqa: PTH118
     try:
@@ -92,7 +91,7 @@ def _groups(controller: str, root: "str | Path") -> Iterator[str]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            # The second version, beside the first one or alone.
+            # Version 2, alone or next to version 1.
             mounts = [mount, f"{mount}/unified"]
         elif controller in controllers.split(","):
             mounts = [f"{mount}/{controller}", f"{mount}/{controllers}"]
@@ -107,6 +106,6 @@ def _groups(controller: str, root: "str | Path") -> Iterator[str]:
 
 
 def text_of(root: "str | Path", name: str) -> str:
-    """Returns what a file below a folder holds."""
+    """Returns the content of a file below a folder."""
     with open(os.path.join(root, name)) as file:  # noqa: PTH118, PTH123
         return file.read()

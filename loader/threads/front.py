@@ -1,19 +1,20 @@
-"""How a pipeline was said, which decides what people have to write to have it run otherwise."""
+"""The frontends of pipelines: the API with which a pipeline was built, so that advice names the same arguments."""
 
 from typing import NamedTuple
 
 
 class Front(NamedTuple):
-    """What advice tells people to write.
+    """The API with which a pipeline was built.
 
     Attributes:
-        worker: what a worker is called: `worker process`.
-        workers: asks for workers, with {} for how many.
-        buffers: asks for finished batches ahead, with {buffer} for how many, of {workers}.
-        reading: asks for threads, with {} for the `ReadOptions`.
-        is_fed: whether elements come from a stream, which nobody reads by number.
-        is_on_cluster: whether the workers are elsewhere, so that the cores of this machine say nothing about them.
-        is_debugging: whether none of this has an effect, because everything is made in one thread to find mistakes.
+        worker: the name of one worker, such as `worker process`.
+        workers: the argument that sets the number of workers, with {} for the number.
+        buffers: the argument that sets the finished batches per worker, with {buffer} for their number and {workers}
+            for that of workers.
+        reading: the argument that sets threads, with {} for the `ReadOptions`.
+        is_fed: True if elements come from a stream, which is not read by position.
+        is_on_cluster: True if the workers run on other machines, so that this machine's cores are irrelevant.
+        is_debugging: True if nothing of this has an effect, because everything runs in one thread.
     """
 
     worker: str = "worker process"
@@ -26,13 +27,13 @@ class Front(NamedTuple):
 
 
 LOADER = Front()
-"""A `DataLoader`, or what `load` returns."""
+"""A `DataLoader`, or the result of `load`."""
 
 ACTORS = Front(worker="Ray actor", workers="workers=RayWorkers(num_workers={})", is_on_cluster=True)
-"""The same, with actors."""
+"""A `DataLoader` with Ray actors."""
 
 DEBUGGED = Front(is_debugging=True)
-"""The same, with `debug=True`."""
+"""A `DataLoader` with `debug=True`."""
 
 _MORE_READY = "MultiprocessingOptions({workers}, per_worker_buffer_size={buffer})"
 

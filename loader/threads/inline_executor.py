@@ -1,9 +1,9 @@
-"""The executor that works when the consumer asks, in its thread.
+"""The executor that works on demand, in the consumer's thread.
 
 Guarantees:
-    * The user's code never sees settings that the consumer's thread alone has: where it has any, a thread of the
-      library makes the calls (see `thread_settings`).
-    * What a signal's handler raises in the consumer's thread leaves `next_outputs` at once, as it is.
+    * User code never sees settings that only the consumer's thread has. If it has any, a thread of the library runs the
+      calls (see `thread_settings`).
+    * An exception of a signal handler in the consumer's thread leaves `next_outputs` immediately and unchanged.
 """
 
 import math
@@ -31,8 +31,8 @@ def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) ->
     """Runs a call in this thread, completes it and returns the seconds it took.
 
     Raises:
-        Exception: what a signal's handler raised meanwhile. It is about this moment, not about a record, whose error
-            would come at its turn.
+        Exception: an exception of a signal handler. It concerns this moment, whereas a record's error is delivered in
+            order.
     """
     start = time.perf_counter()
     elements = plan.make(call.request, allocate)
@@ -45,7 +45,7 @@ def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) ->
 
 @final
 class InlineExecutor(Executor):
-    """Everything happens when the consumer asks: in its thread, or in one other where its settings would be seen."""
+    """Runs each call on demand: in the consumer's thread, or in another one if that has settings of its own."""
 
     def __init__(
         self, plan: Plan, position: Position, feed: "Feed | None" = None, *, stall_timeout: float = math.inf
@@ -60,7 +60,7 @@ class InlineExecutor(Executor):
         self._thread = ThreadedCalls(plan, self._readers, self._memory.allocate, self, stall_timeout)
 
     def close(self) -> None:
-        """Stops the thread, if there is one, waiting at most CLOSE_SECONDS for it if it is inside user code."""
+        """Stops the thread, if there is one. Waits at most CLOSE_SECONDS if it is inside user code."""
         self._readers.stop()
         self._thread.close()
         self._readers.join(CLOSE_SECONDS)
@@ -78,10 +78,10 @@ class InlineExecutor(Executor):
         if self._may_work_here:
             seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
         else:
-            self._thread.hand_out(call)
+            self._thread.submit(call)
             _, elements, seconds = self._thread.receive()
             self._schedule.complete(call, elements)
-        self._size.note(call, seconds)
+        self._size.record(call, seconds)
 
     def _end(self) -> None:
-        """Does nothing: nobody works ahead."""
+        """Does nothing: no call runs in advance."""

@@ -1,4 +1,4 @@
-"""How much memory there is for batches, and how many threads for reading them."""
+"""Budgets: memory for batches, and threads that read them."""
 
 import resource
 import sys
@@ -10,46 +10,45 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MEMORY_SHARE = 0.5
-"""The part of the memory available that batches in flight, and batches kept by the consumer, may take."""
+"""The share of the available memory for batches in flight and batches kept by the consumer."""
 
 BUFFER_SHARE = 0.25
-"""The part of the memory available that elements read in advance may take."""
+"""The share of the available memory for elements read in advance."""
 
 THREAD_BYTES = 160 << 20
-"""The address space that a thread may take: its stack, and an arena of the C library with room to align it."""
+"""Upper bound on the address space of a thread: its stack, and an arena of the C library with room to align it."""
 
 
 def memory_budget() -> int:
-    """Returns how many bytes of shared memory all arenas together may take: half of what is available now.
+    """Returns the total size of all arenas in bytes, a share of the memory that is available now.
 
-    So it is never more than there is. Where it is little, batches cross as private copies, which need memory only
-    while they are there.
+    If this is little, batches cross as private copies, which take memory only while they exist.
     """
     return int(MEMORY_SHARE * memory_available())
 
 
 def buffer_budget(max_bytes: int | None) -> int:
-    """Returns how many bytes elements read in advance may take: the given number, or a share of what is available."""
+    """Returns the budget for elements read in advance, in bytes. With None, it is a share of the available memory."""
     return int(BUFFER_SHARE * memory_available()) if max_bytes is None else max_bytes
 
 
 def memory_available(root: "str | Path" = control_groups.ROOT) -> int:
-    """Returns how many more bytes this process may use now, as far as the system tells.
+    """Returns the number of bytes that this process can still allocate, as far as the system reports it.
 
-    The least of: what the machine has left; what the limits of its control groups, a container's for example, leave
-    beyond what is in use (above them the system does not refuse memory, it kills); and the address space left.
+    It is the minimum of the machine's available memory, the memory left below the limits of its control groups (such as
+    a container's; above them the system kills instead of refusing), and the address space left.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the folder that contains `proc` and `sys`.
     """
     return min(_machine_memory(root), address_space_left(root), control_groups.memory_left(root))
 
 
 def address_space_left(root: "str | Path" = control_groups.ROOT) -> int:
-    """Returns how many more bytes this process may map, `sys.maxsize` without a limit: batch systems set one.
+    """Returns the number of bytes that this process can still map, or `sys.maxsize` without a limit.
 
     Args:
-        root: where `proc` is.
+        root: the folder that contains `proc`.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
@@ -62,9 +61,9 @@ def address_space_left(root: "str | Path" = control_groups.ROOT) -> int:
 
 
 def affordable_threads(num_threads: int) -> int:
-    """Returns how many of this many threads the limit of address space allows, at least one if any is wanted.
+    """Returns the number of threads, up to `num_threads`, that the limit of address space allows, but at least one.
 
-    They may take half of what is left. Beyond that, the next array would be a MemoryError, however small.
+    They may take half of the address space left. With more, the next array would raise MemoryError, however small.
     """
     return min(num_threads, max(1, address_space_left() // 2 // THREAD_BYTES))
 

@@ -1,4 +1,4 @@
-"""How a loader runs: settings for speed and memory, none of which changes what it yields."""
+"""Options for speed and memory. None of them changes what a loader yields."""
 
 import dataclasses
 import math
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 def available_cores(root: "str | Path" = control_groups.ROOT) -> int:
-    """Returns how many cores this process may use, at least 1.
+    """Returns the number of cores that this process may use, at least 1.
 
-    Its affinity counts (and from Python 3.13 on `PYTHON_CPU_COUNT`), and the quotas of its control groups: a container
-    that may use 2 cores of 64 has 2. A quota that is not a whole number is rounded up.
+    It is limited by the process's affinity (from Python 3.13 on also by `PYTHON_CPU_COUNT`) and by the quotas of its
+    control groups: a container that may use 2 cores of 64 has 2. A fractional quota is rounded up.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: the folder that contains `proc` and `sys`.
     """
     if hasattr(os, "process_cpu_count"):
         cores = os.process_cpu_count()
@@ -35,36 +35,36 @@ def available_cores(root: "str | Path" = control_groups.ROOT) -> int:
 class ReadOptions:
     """Read-ahead by threads, in this process or in each worker process.
 
-    The threads read records and run the operations of coming blocks while the consumer works. They help where a read
-    waits (disks, networks) or an operation leaves the interpreter's lock (decoding, NumPy on large arrays), and cost
-    memory for what is ready early. A block that takes less than a millisecond is not worth handing over: the
-    consumer's own thread makes it, so the default suits data in memory as well.
+    The threads read records and run the operations of coming blocks while the consumer works. They help if a read
+    waits (for a disk or network) or if an operation releases the interpreter's lock (decoding, NumPy on large arrays).
+    They cost memory for elements that are ready early. Blocks that take less than a millisecond run in the consumer's
+    own thread, so the default suits data in memory as well.
 
-    The default is that of Grain: enough threads for a remote disk. They read further ahead only while the consumer
-    has to wait, and only as many run at once as shorten its waits.
+    The defaults are those of Grain: enough threads for a remote disk. They read further ahead only while the consumer
+    has to wait, and only as many run concurrently as shorten its waits.
 
     Attributes:
-        num_threads: the maximum number of reads in flight in this process, or in each worker process, 0 for none in
-            advance: the consumer's or worker's thread then does everything. A read is one record, or all records of a
-            call if the source reads many together. Workers have several calls in flight only where reads wait for
+        num_threads: the maximum number of reads in flight in this process, or in each worker process. With 0, nothing
+            is read ahead, and the consumer's or worker's thread does everything. A read is one record, or all records
+            of a call if the source has batched reads. Workers have several calls in flight only if reads wait for
             storage, and run operations in one thread unless the source reads record by record.
-            Quick work is done a few blocks at a time, such as records before a Filter, and small batches of rows that
-            are packed ahead.
-        prefetch_buffer_size: how many records may be ready or in work ahead of the consumer, rounded up to whole
-            blocks (a block is one batch), and two blocks in any case, so that one is made while another waits. Example:
-            batches of 64 images of 200 KB, and the default of 500 records, need at most 8 x 64 x 200 KB = 100 MB. A
-            source that reads many records at once reads this many blocks at the same time: for one with a long way to
-            its data, make it as many batches as should be on their way. With 0, there are no threads.
-        max_buffer_bytes: the maximum number of bytes that elements read in advance may take, those of all workers
-            together: batches, the children of a FlatMap, groups that are being collected, and shared memory. None for a
-            quarter of the memory that is available to this process. Sizes are estimated from earlier elements. One
-            block is made at a time if the maximum is below two blocks: that is slow, and a warning if it is below one.
+            Quick work, such as records before a Filter or small batches of packed rows, is done several blocks per
+            call.
+        prefetch_buffer_size: the maximum number of records that are ready or in work ahead of the consumer, rounded up
+            to whole blocks (a block is one batch), and at least two blocks, so that one is computed while another
+            waits. Example: batches of 64 images of 200 KB, with the default of 500 records, need at most
+            8 x 64 x 200 KB = 100 MB. For high-latency storage with batched reads, set it to the number of batches that
+            should be in flight, in records. With 0, there are no threads.
+        max_buffer_bytes: the maximum total size of elements made in advance, in bytes, over all workers: batches, the
+            children of a FlatMap, groups that are being collected, and shared memory. Default: a quarter of the memory
+            that is available to this process. Sizes are estimated from earlier elements. If it is below two blocks,
+            one block is computed at a time, which is slow. If it is below one block, a warning is logged.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
 
     Examples:
-        >>> reading = millstream.ReadOptions(num_threads=64, prefetch_buffer_size=2048)  # a store far away
+        >>> reading = millstream.ReadOptions(num_threads=64, prefetch_buffer_size=2048)  # a remote store
         >>> loader = millstream.load(range(1000), batch_size=128, read_options=reading)
     """
 
@@ -81,7 +81,7 @@ class ReadOptions:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether threads work before the consumer asks."""
+        """True if threads work before the consumer asks."""
         return self.num_threads > 0 and self.prefetch_buffer_size > 0
 
 
@@ -91,13 +91,13 @@ class MultiprocessingOptions:
     """Worker processes.
 
     Attributes:
-        num_workers: how many processes, 0 for none.
-        per_worker_buffer_size: how many finished blocks each worker keeps ready ahead of the consumer, at least 1; a
-            block is one batch, or several small ones of rows that are packed ahead.
-        stall_timeout: how many seconds, above 0, the consumer waits for a worker that is busy with one block before
-            that is an error; `math.inf` for however long that takes.
-        enable_profiling: accepted for Grain's sake, and without effect: `iterator.profile()` always knows what the
-            workers do.
+        num_workers: the number of processes; 0 for none.
+        per_worker_buffer_size: the number of finished blocks that each worker keeps ready ahead of the consumer, at
+            least 1. A block is one batch, or several small batches of packed rows.
+        stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that makes no progress
+            before this is an error; `math.inf` to wait forever.
+        enable_profiling: accepted for compatibility with Grain, without effect: `iterator.profile()` always includes
+            workers.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -122,7 +122,7 @@ class MultiprocessingOptions:
 
     @property
     def stall_limit(self) -> str:
-        """How long a worker that is busy with one block is waited for, as a sentence."""
+        """A sentence about the time after which a stall becomes an error."""
         if math.isinf(self.stall_timeout):
-            return "It is waited for, however long that takes."
+            return "No timeout is set: waiting indefinitely."
         return f"After {self.stall_timeout:g} s this becomes an error (stall_timeout)."

@@ -1,11 +1,11 @@
-"""Where the time goes: the seconds that the stages of a pipeline take, added up a block at a time, and some counts.
+"""Measurements of a pipeline: the seconds of each stage, summed up per block, and several counters.
 
 Guarantees:
-    * Any thread may add, and a signal's handler may read, whatever it interrupted: there is no lock. To add is one
-      statement without a call, in which CPython does not change threads; one without the interpreter's lock may lose
-      an addition now and then, which is no more than the time that a lock would take.
-    * A worker process adds to a profiler of its own, and sends what it shows with each answer.
-    * It costs less than a microsecond for each stage of a block, and is always on.
+    * Any thread may add, and a signal handler may read whatever it has interrupted. There is no lock. An addition is
+      one statement without a call, during which CPython does not switch threads. Free-threaded Python may lose an
+      addition now and then, which is less than the time that a lock would take.
+    * A worker process has its own profiler, and sends the measurements with each result.
+    * A stage costs less than a microsecond per block, so the profiler is always on.
 """
 
 import functools
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Times: TypeAlias = Sequence[float]
-"""The seconds of all stages, in their order, and those in which the process had a core."""
+"""The seconds of all stages in order, followed by the processor time."""
 
 HAND_OVER = "hand-over"
 NEXT = "next"
 CONSUMER = "consumer"
 
 MAX_EVENTS = 200
-"""The number of deaths and stalls that are kept."""
+"""The number of deaths and stalls kept."""
 
 MAX_WAITS = 1_000
-"""The number of waits that are kept."""
+"""The number of waits kept."""
 
 
 class Event(NamedTuple):
-    """Something that went wrong: when, and what, as a sentence."""
+    """A failure, with its time and a sentence about it."""
 
     at: float
     text: str
@@ -48,21 +48,21 @@ class Event(NamedTuple):
 
 @final
 class Profiler:
-    """Adds up seconds by stage, and counts what the consumer got.
+    """Sums up seconds by stage, and counts the outputs of the consumer.
 
     Args:
-        operations: what the stages of the operations are called, in order.
-        recorder: who is told of each piece of work; None for nobody.
+        operations: the labels of the operations' stages, in order.
+        recorder: records each span of work; None for no recording.
 
     Attributes:
-        outputs: how many outputs the consumer got.
-        first_seconds: how long it waited for the first ones of each pass.
-        output_bytes: how large the arrays of the very first one were; None before.
-        core_seconds: the seconds in which worker processes had a core; less than they worked if they waited or slept.
-        deaths: how many worker processes died.
-        stalls: how often one made no progress for so long that it was reported.
-        events: the last of these.
-        waits: the seconds of the consumer's last waits, except those for first outputs.
+        outputs: the number of outputs that the consumer got.
+        first_seconds: the seconds that it waited for the first outputs of all passes.
+        output_bytes: the size of the arrays of the very first output; None before.
+        core_seconds: the processor time of worker processes. It is less than their working time if they waited.
+        deaths: the number of worker processes that died.
+        stalls: the number of reported stalls.
+        events: the most recent deaths and stalls.
+        waits: the seconds of the consumer's most recent waits, except those for first outputs.
     """
 
     def __init__(self, operations: Sequence[str], recorder: "Recorder | None" = None) -> None:
@@ -80,7 +80,7 @@ class Profiler:
         self.recorder = recorder
 
     def add(self, stage: str, seconds: float) -> None:
-        """Adds to one stage."""
+        """Adds seconds to a stage."""
         self._seconds[stage] += seconds
 
     def timed(self, stage: str, function: Callable[..., Result]) -> Callable[..., Result]:
@@ -105,30 +105,30 @@ class Profiler:
             try:
                 return call(*arguments)
             finally:
-                recorder.note_stage(stage, start, time.perf_counter(), arguments)
+                recorder.record_stage(stage, start, time.perf_counter(), arguments)
 
         return recorded_call
 
     def returned(self, left_at: float | None, now: float) -> None:
-        """Takes note that the consumer asks for outputs, having been away since it left."""
+        """Records that the consumer asks for outputs, after the time away since it left."""
         if left_at is not None:
             self._seconds[CONSUMER] += now - left_at
         if self.recorder is not None:
             self.recorder.will_work()
             if left_at is not None:
-                self.recorder.note_training(left_at, now)
+                self.recorder.record_training(left_at, now)
 
     def waited(self, start: float, stop: float, *, is_first: bool) -> None:
         """Records a wait of the consumer.
 
         Args:
-            start: since when.
-            stop: until when.
-            is_first: True if nothing was begun when it came.
+            start: the start of the wait.
+            stop: its end.
+            is_first: True if no work had begun before.
         """
         self._seconds[NEXT] += stop - start
         if self.recorder is not None:
-            self.recorder.note_wait(start, stop, is_first=is_first)
+            self.recorder.record_wait(start, stop, is_first=is_first)
         if is_first:
             self.first_seconds += stop - start
         else:
@@ -139,7 +139,7 @@ class Profiler:
         self.outputs += count
 
     def came(self, output: Any) -> None:
-        """Measures the first output of all."""
+        """Measures the very first output."""
         if self.output_bytes is None:
             self.output_bytes = _array_bytes(output)
 
@@ -153,33 +153,33 @@ class Profiler:
         *,
         actor: str | None = None,
     ) -> None:
-        """Takes note of a call that a worker has made.
+        """Records the call of a worker.
 
         Args:
-            process: its number.
-            begun: when it began, on the clock that all processes of a machine share.
-            seconds: how long it took.
-            blocks: which blocks it made; None for a group, or what is no longer wanted.
-            stages: what `take` returned there.
-            actor: what the worker is called, if it is not a process of this machine.
+            process: the worker's process ID.
+            begun: the start of the call, on the clock that all processes of a machine share.
+            seconds: its duration.
+            blocks: its blocks; None for a group, or if it is no longer wanted.
+            stages: the result of `take` in the worker.
+            actor: the worker's name, if it is not a process of this machine.
         """
         self.add_all(stages)
         if self.recorder is not None and process is not None:
             span = None if blocks is None else (blocks.start, blocks.stop - 1)
             spent = tuple(zip(self._names, stages, strict=False))
-            self.recorder.note_call(process, begun, seconds, span, spent, actor=actor)
+            self.recorder.record_call(process, begun, seconds, span, spent, actor=actor)
 
     def died(self, text: str) -> None:
-        """Counts a worker that died, and keeps what is said about it."""
+        """Counts the death of a worker, and keeps the description."""
         self.deaths += 1
-        self._note(text)
+        self._record(text)
 
     def stalled(self, text: str, *, is_known: bool = False) -> None:
-        """Counts a worker that makes no progress, unless it is known, and keeps what is said about it."""
+        """Counts a stall, unless it was reported before, and keeps the description."""
         self.stalls += not is_known
-        self._note(text)
+        self._record(text)
 
-    def _note(self, text: str) -> None:
+    def _record(self, text: str) -> None:
         self.events.append(Event(time.perf_counter(), text))
 
     def read(self) -> dict[str, float]:
@@ -187,14 +187,14 @@ class Profiler:
         return dict(self._seconds)
 
     def take(self) -> tuple[float, ...]:
-        """Returns the seconds of all stages in order, and those with a core, and begins at zero again."""
+        """Returns the seconds of all stages in order and the processor time, and resets them."""
         taken, self._seconds = self._seconds, dict.fromkeys(self._names, 0.0)
         now = time.process_time()
         since, self._cores_since = self._cores_since, now
         return *taken.values(), now - since
 
     def add_all(self, seconds: Sequence[float]) -> None:
-        """Adds what `take` has returned, in another process, of the same pipeline."""
+        """Adds the result of `take` in another process with the same pipeline."""
         *stages, with_core = seconds
         for stage, spent in zip(self._names, stages, strict=True):
             self.add(stage, spent)
@@ -202,11 +202,11 @@ class Profiler:
 
 
 def _array_bytes(value: Any) -> int:
-    """Returns how large the arrays in a value are."""
+    """Returns the total size of the arrays in a value."""
     try:
         return sum(leaf.nbytes for _, leaf in tree.leaves(value) if isinstance(leaf, np.ndarray | np.generic))
     except Exception as error:
-        # An object of the user's may refuse to be looked at.
+        # An object of the user may raise when it is inspected.
         if is_from_signal_handler(error):
             raise
         return 0

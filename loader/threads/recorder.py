@@ -1,9 +1,9 @@
-"""What happened in the last seconds, and who did it: for timelines. It is off unless asked for.
+"""A recording of the most recent work, for timelines. It is off unless requested.
 
 Guarantees:
-    * Memory is bounded: what is too old goes when something new comes.
-    * Any thread may note what it did: each note is one append to a deque, so there is no lock.
-    * Nothing here looks into an element.
+    * Memory is bounded: new entries replace the oldest ones.
+    * Any thread may record. Each record is one append to a deque, so there is no lock.
+    * Elements are never inspected.
 """
 
 import contextlib
@@ -14,39 +14,39 @@ from typing import Any, NamedTuple, final
 
 from millstream.loader.pipeline.elements import Elements, Origins
 
-MOST_SPANS = 20_000
-"""How many pieces of work are kept: some megabytes."""
+MAX_SPANS = 20_000
+"""The number of spans kept, a few megabytes."""
 
 SAMPLE_SECONDS = 0.25
-"""How often memory is looked at, at most."""
+"""The shortest interval between two samples of memory."""
 
-MOST_SAMPLES = 4_000
-"""How many looks at the memory of a process are kept."""
+MAX_SAMPLES = 4_000
+"""The number of samples of memory kept."""
 
 TRAINER = "trainer"
-"""Who calls `next`."""
+"""The name of the thread that calls `next`."""
 
 STARTS = "starts"
-"""The trainer's wait for the first batch of a pass: threads and workers start."""
+"""The trainer's wait for the first batch of a pass, while threads and workers start."""
 
 WAITS = "waits"
-"""Its wait inside `next` for any other batch, unless it works there."""
+"""The trainer's wait in `next` for any other batch, unless it works there itself."""
 
 TRAINS = "trains"
-"""What it does outside."""
+"""The trainer's time outside `next`."""
 
 
 class Span(NamedTuple):
-    """A piece of work.
+    """An interval of work.
 
     Attributes:
-        who: the trainer, a thread by its name, or a worker.
-        process: the number of a worker's process, or of an actor; None in the trainer's process.
-        what: a stage by its label; of a worker, all that it did for a call.
-        start: when it began, on the clock of `time.perf_counter`.
-        stop: when it ended.
-        blocks: the first of its blocks and the last one; None where there are none.
-        stages: of a worker's call, the seconds of each stage.
+        who: the trainer, the name of a thread, or a worker.
+        process: the process ID of a worker, or the number of an actor; None in the trainer's process.
+        what: the label of a stage; for a worker, its complete call.
+        start: the start, on the clock of `time.perf_counter`.
+        stop: the end, on the same clock.
+        blocks: the first and the last block; None without blocks.
+        stages: for a worker's call, the seconds of each stage.
     """
 
     who: str
@@ -59,7 +59,7 @@ class Span(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """The memory of a process at a moment, in bytes."""
+    """The memory of a process at one time, in bytes."""
 
     at: float
     who: str
@@ -68,29 +68,29 @@ class Sample(NamedTuple):
 
 @final
 class Recorder:
-    """Keeps what happened last."""
+    """Keeps the most recent spans and samples."""
 
     def __init__(self) -> None:
-        self.spans: deque[Span] = deque(maxlen=MOST_SPANS)
-        self.memory: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
+        self.memory: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._trainer: int | None = None
         self._workers: dict[int, float] = {}
         self._sampled_at = -SAMPLE_SECONDS
 
-    def note_stage(self, stage: str, start: float, stop: float, arguments: tuple[Any, ...]) -> None:
-        """Notes what a thread of this process did.
+    def record_stage(self, stage: str, start: float, stop: float, arguments: tuple[Any, ...]) -> None:
+        """Records work of a thread of this process.
 
         Args:
-            stage: which part of the work.
-            start: when it began.
-            stop: when it ended.
-            arguments: what it was given: elements or origins, or the first block and the one after the last.
+            stage: the label of the stage.
+            start: the start of the work.
+            stop: its end.
+            arguments: its arguments: elements or origins, or the first block and the block after the last.
         """
         is_trainer = threading.get_ident() == self._trainer
         who = TRAINER if is_trainer else threading.current_thread().name
         self.spans.append(Span(who, None, stage, start, stop, _blocks_of(arguments)))
 
-    def note_call(
+    def record_call(
         self,
         process: int,
         start: float,
@@ -100,23 +100,23 @@ class Recorder:
         *,
         actor: str | None = None,
     ) -> None:
-        """Notes what a worker did for a call; only of a process of this machine is the memory looked at."""
+        """Records the call of a worker. Memory is sampled only for processes of this machine."""
         if actor is None:
             self._workers[process] = start
         spent = tuple((stage, spent) for stage, spent in stages if spent)
         who = f"worker {process}" if actor is None else actor
         self.spans.append(Span(who, process, "call", start, start + seconds, blocks, spent))
 
-    def note_wait(self, start: float, stop: float, *, is_first: bool) -> None:
+    def record_wait(self, start: float, stop: float, *, is_first: bool) -> None:
         """Records a wait of the trainer, for the first batch of a pass or for another one."""
-        self._note_trainer(STARTS if is_first else WAITS, start, stop)
+        self._record_trainer(STARTS if is_first else WAITS, start, stop)
 
-    def note_training(self, start: float, stop: float) -> None:
-        """Notes that the trainer did something else."""
-        self._note_trainer(TRAINS, start, stop)
+    def record_training(self, start: float, stop: float) -> None:
+        """Records time that the trainer spent outside `next`."""
+        self._record_trainer(TRAINS, start, stop)
 
-    def _note_trainer(self, what: str, start: float, stop: float) -> None:
-        """Notes what the trainer did; a good moment to look at the memory."""
+    def _record_trainer(self, what: str, start: float, stop: float) -> None:
+        """Records a span of the trainer, and samples memory if it is time."""
         self._trainer = threading.get_ident()
         self.spans.append(Span(TRAINER, None, what, start, stop))
         if stop - self._sampled_at >= SAMPLE_SECONDS:
@@ -124,11 +124,11 @@ class Recorder:
             self._sample(stop)
 
     def will_work(self) -> None:
-        """Notes which thread is the trainer's, before it does anything."""
+        """Records that the calling thread is the trainer's."""
         self._trainer = threading.get_ident()
 
     def _sample(self, now: float) -> None:
-        """Looks at the memory of this process and of the workers, where the system tells."""
+        """Samples the memory of this process and of the workers, if the system reports it."""
         for who, process in [(TRAINER, os.getpid()), *((f"worker {number}", number) for number in list(self._workers))]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 # Without pathlib, which a worker would have to import before its first batch.

@@ -1,14 +1,14 @@
-"""The threads of one or several executors, and how far ahead each of them may read.
+"""Threads shared by several executors, and the share of the buffer that each of them gets.
 
-All chains below an interleave, a zip, a mixture and the like have one set of threads, so that many slow files are read
-at the same time. Each executor keeps its own schedule and hands out its own calls; what they share is here.
+All chains below an interleave, a zip, a mixture or a similar node share one set of threads, so that many slow files are
+read concurrently. Each executor keeps its own schedule and submits its own calls.
 
 Guarantees:
-    * Never more threads work than the options of one executor allow, however many executors there are.
-    * Records ready or in work, of all executors together, are as many as the buffer of one. An executor gets the share
-      of them that it reads, so that a source that is drawn from more often is read further ahead. Each may have one
-      call ready or in work.
-    * The bytes of these records, and of what was made of them, are shared in the same way.
+    * The number of threads never exceeds the options of one executor, however many executors there are.
+    * The executors together hold as many records, ready or in work, as the buffer of one. Each gets a share in
+      proportion to the records that it reads, so a source that is drawn from more often is read further ahead. Each may
+      have at least one call ready or in work.
+    * The size of these records, and of the elements made from them, is shared in the same way.
     * The threads end when the last executor leaves, and with their owner (see `reader_threads`).
 """
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
     from millstream.loader.threads.options import ReadOptions
 
 REMEMBERED_BUFFERS = 4
-"""Shares follow what was read last: about this many buffers of records."""
+"""Shares follow the most recent records: about this many buffers of them."""
 
-LEAST_AHEAD = 2
-"""The number of blocks of a single executor that may be ready or in work, however large: with one alone, no thread
-works while it waits to be taken."""
+MIN_AHEAD = 2
+"""The number of blocks of a single executor that may be ready or in work, whatever their size. With one block, no
+thread would work while it waits to be taken."""
 
 
 @final
 class SharedThreads:
-    """Threads for the executors that have entered.
+    """Threads for all executors that have entered.
 
     Attributes:
-        calls_ahead: the largest number of calls that an executor has had in work, because its consumer had to wait.
-        max_bytes: the maximum number of bytes that all executors may hold.
-        typical_seconds: the seconds that a block or group of each stage took last, by the kind of the source and the
-            stage: an estimate for executors that have made no call yet.
+        calls_ahead: the largest number of calls that an executor has had in flight because its consumer had to wait.
+        max_bytes: the maximum number of bytes that all executors together may hold.
+        typical_seconds: the latest duration of a block or group, by the kind of the source and the stage: an estimate
+            for executors that have made no call yet.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class SharedThreads:
         self.typical_seconds: dict[Hashable, float] = {}
         self._records_read: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._total = 0.0
-        self._most_threads = 0
+        self._max_threads = 0
         self._buffer = 0
         self.max_bytes = 0
         self._concurrency = Concurrency(1)
@@ -56,22 +56,22 @@ class SharedThreads:
 
     @property
     def level(self) -> int:
-        """The number of threads that may work at once."""
+        """The number of threads that may work concurrently."""
         return self._concurrency.level
 
     def enter(self, executor: Any, options: "ReadOptions") -> ReaderThreads:
         """Adds an executor and returns the threads.
 
         Args:
-            executor: who hands out calls.
-            options: the number of threads and the size of the buffer: the largest of all executors count.
+            executor: the executor that will submit calls.
+            options: the number of threads and the size of the buffer. The maximum over all executors applies.
         """
         num_threads = affordable_threads(options.num_threads)
         self._buffer = max(self._buffer, options.prefetch_buffer_size)
         if options.max_buffer_bytes is not None or not self.max_bytes:
             self.max_bytes = max(self.max_bytes, buffer_budget(options.max_buffer_bytes))
-        if num_threads > self._most_threads:
-            self._most_threads, self._concurrency = num_threads, Concurrency(num_threads)
+        if num_threads > self._max_threads:
+            self._max_threads, self._concurrency = num_threads, Concurrency(num_threads)
         self._records_read[executor] = 0.0
         readers = self._readers
         if readers is None or readers.is_stopped:
@@ -82,9 +82,9 @@ class SharedThreads:
         return readers
 
     def leave(self, executor: Any) -> None:
-        """Removes an executor; the last one ends the threads, waiting at most CLOSE_SECONDS for user code. Idempotent.
+        """Removes an executor. The last one stops the threads, and waits at most CLOSE_SECONDS for user code.
 
-        Any thread may call it.
+        Idempotent and thread-safe.
         """
         self._total -= self._records_read.pop(executor, 0.0)
         if not self._records_read and (readers := self._readers) is not None:
@@ -93,20 +93,20 @@ class SharedThreads:
 
     @property
     def is_single(self) -> bool:
-        """True if one executor alone has the threads."""
+        """True if a single executor has the threads."""
         return len(self._records_read) <= 1
 
     @property
-    def least_ahead(self) -> int:
-        """The number of blocks of each executor that may be ready or in work, however large."""
-        return LEAST_AHEAD if self.is_single else 1
+    def min_ahead(self) -> int:
+        """The number of blocks per executor that may be ready or in work, whatever their size."""
+        return MIN_AHEAD if self.is_single else 1
 
     def records_ahead(self, executor: Any) -> int:
-        """Returns how many records of an executor may be ready or in work."""
+        """Returns the number of records of an executor that may be ready or in work."""
         return int(self._buffer * self._share_of(executor))
 
     def bytes_ahead(self, executor: Any) -> int:
-        """Returns how many bytes an executor may hold, ready or in work."""
+        """Returns the number of bytes that an executor may hold, ready or in work."""
         return int(self.max_bytes * self._share_of(executor))
 
     def _share_of(self, executor: Any) -> float:
@@ -115,20 +115,20 @@ class SharedThreads:
             return 1.0
         return (self._records_read.get(executor, 0.0) + 1) / (self._total + len(self._records_read))
 
-    def note_read(self, executor: Any, num_records: int) -> None:
-        """Records that a call of an executor has read records."""
+    def record_read(self, executor: Any, num_records: int) -> None:
+        """Records the number of records that a call of an executor has read."""
         read = self._records_read
         if self.is_single or executor not in read:
             return
         read[executor] += num_records
         self._total += num_records
         if self._total > REMEMBERED_BUFFERS * (self._buffer + len(read)):
-            for one in list(read):
-                read[one] = read.get(one, 0.0) / 2
+            for other in list(read):
+                read[other] = read.get(other, 0.0) / 2
             self._total = sum(read.values())
 
     def delivered(self, now: float, waited: float) -> None:
-        """Records that outputs were delivered, and adjusts the number of threads (see `Concurrency`)."""
+        """Records the delivery of outputs, and adjusts the number of threads (see `Concurrency`)."""
         self._concurrency.delivered(now, waited)
         if self._readers is not None and self._readers.size != self.level:
             self._readers.resize(self.level)

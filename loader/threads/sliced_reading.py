@@ -1,9 +1,9 @@
 """The records of one call, read one by one, in slices that several threads share.
 
 Guarantees:
-    * A thread that makes a call waits only for slices that other threads are reading now: what nobody has begun it
-      reads itself. So threads that make calls never wait for each other in a circle.
-    * Slices are put together in order, up to and including the first error.
+    * A thread that runs a call waits only for slices that other threads are reading. It reads all others itself, so
+      threads never wait for each other in a circle.
+    * Slices are concatenated in order, up to and including the first error.
 """
 
 import functools
@@ -20,19 +20,19 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 
 SLICE_SECONDS = 0.002
-"""A slice should take at least this long: sharing less would cost more than it gains."""
+"""The minimum duration of a slice. Sharing a shorter one would cost more than it gains."""
 
 
 @final
 class SlicedReading:
-    """Prepares the blocks of one call, with the help of other threads.
+    """Prepares the blocks of one call with the help of other threads.
 
     Args:
-        plan: what prepares the records.
-        readers: who helps.
+        plan: the plan of the pipeline.
+        readers: the threads that help.
 
     Attributes:
-        seconds_of_others: how long the other threads have worked for this call.
+        seconds_of_others: the time that the other threads have spent on this call.
     """
 
     def __init__(self, plan: Plan, readers: ReaderThreads) -> None:
@@ -44,10 +44,10 @@ class SlicedReading:
         self._read: queue.SimpleQueue[tuple[int, Elements, float]] = queue.SimpleQueue()
 
     def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:
-        """Returns what `Plan.prepare_blocks` does. The first record tells what the rest will take."""
+        """Does the same as `Plan.prepare_blocks`. The duration of the first record predicts that of the others."""
         try:
             origins = self._plan.locate(start, stop, shard)
-        except BaseException:  # noqa: BLE001  (the plan finds out at which block, and makes it the outcome)
+        except BaseException:  # noqa: BLE001  (the plan reports the error at the right block)
             return self._plan.prepare_blocks(start, stop, shard)
         first, seconds = self._readers.timed(lambda: self._plan.prepare(origins.take(slice(1))))
         rest = 0 if first.error is not None else len(origins) - 1
@@ -68,15 +68,15 @@ class SlicedReading:
         return Elements.concatenate([first, *(prepared for prepared in outcomes if prepared is not None)])
 
     def _help(self) -> None:
-        # Whoever helps calls the next one, as long as there is work: where the first record took long because it was
-        # the first, no more threads are started than one.
+        # Each helper calls the next one while slices are left. If only the first record was slow, because it was the
+        # first, a single thread is started.
         if len(self._slices) > 1:
             self._readers.submit(self._help)
         for outcome in self._work_off():
             self._read.put(outcome)
 
     def _work_off(self) -> Iterator[tuple[int, Elements, float]]:
-        """Reads slices that nobody has begun, and yields the number of each, its elements and the seconds it took."""
+        """Reads the slices that are left, and yields the number, elements and duration of each."""
         while True:
             try:
                 number, origins = self._slices.popleft()
@@ -84,6 +84,6 @@ class SlicedReading:
                 return
             prepared, seconds = self._readers.timed(functools.partial(self._plan.prepare, origins))
             if os.getpid() != self._process:
-                # Forked by the user's code, and back from it: nobody here waits for the outcome.
+                # Forked by user code, and returned from it: no thread here waits for the outcome.
                 os._exit(0)
             yield number, prepared, seconds

@@ -1,11 +1,11 @@
 """The executor whose threads work ahead of the consumer.
 
 Guarantees:
-    * Outputs leave in the order of the schedule, whatever finishes first; an error leaves at its turn.
-    * The schedule and everything else of an executor is touched by the consumer's thread only (see `threaded_calls`).
-    * The user's code never sees settings that the consumer's thread alone has: where it has any, the threads make every
-      call (see `thread_settings`).
-    * What a signal's handler raises in the consumer's thread leaves `next_outputs` at once, as it is.
+    * Outputs leave in the order of the schedule, whichever call finishes first. An error is delivered in order.
+    * Only the consumer's thread uses the schedule and all other state of an executor (see `threaded_calls`).
+    * User code never sees settings that only the consumer's thread has. If it has any, the threads run every call (see
+      `thread_settings`).
+    * An exception of a signal handler in the consumer's thread leaves `next_outputs` immediately and unchanged.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.threads.call_size import RECORDS_PER_CALL, CallSize, taken_call
 from millstream.loader.threads.inline_executor import run_here
 from millstream.loader.threads.options import ReadOptions
-from millstream.loader.threads.shared_threads import LEAST_AHEAD, SharedThreads
+from millstream.loader.threads.shared_threads import MIN_AHEAD, SharedThreads
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
@@ -30,26 +30,26 @@ if TYPE_CHECKING:
     from millstream.loader.pipeline.load import Load
 
 HAND_OVER_SECONDS = 0.001
-"""A call that takes less is made by the consumer's thread: handing it over would cost a tenth of it or more."""
+"""Shorter calls run in the consumer's thread, because a transfer would cost at least a tenth of their time."""
 
 SOLO_CALLS = 3
-"""How many calls are made one at a time, to learn what one takes: side by side, threads wait for each other, too."""
+"""The number of initial calls that run one at a time, to measure them: concurrent threads also wait for each other."""
 
 SOLO_SECONDS = 0.004
-"""A call that takes longer is worth handing over for certain: no more has to be learned."""
+"""A call that takes longer certainly justifies a transfer. No more measurements are needed."""
 
 
 @final
 class ThreadExecutor(Executor):
-    """Threads run the calls to come while the consumer works.
+    """Runs calls in threads, ahead of the consumer.
 
     Args:
-        plan: what makes the outputs.
-        position: where the pass begins.
+        plan: the plan of the pipeline.
+        position: the position of the first output.
         options: the number of threads and the size of the buffer.
-        feed: where the elements of stage 0 come from; None where they are read.
-        stall_timeout: for how many seconds the consumer waits while no call finishes.
-        threads: the threads, if other executors have them, too; None for its own.
+        feed: the source of the elements of stage 0; None if they are read.
+        stall_timeout: the number of seconds that the consumer waits while no call finishes.
+        threads: the threads if they are shared with other executors; None for its own.
     """
 
     def __init__(
@@ -66,23 +66,23 @@ class ThreadExecutor(Executor):
         self._memory = RecycledMemory()
         self._shared = SharedThreads() if threads is None else threads
         readers = self._shared.enter(self, options)
-        max_records = min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // LEAST_AHEAD))
+        max_records = min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // MIN_AHEAD))
         self._size = CallSize(plan, max_records, self._shared.max_bytes)
         self._threads = ThreadedCalls(plan, readers, self._memory.allocate, self, stall_timeout)
         self._settings = ThreadSettings()
         self._may_work_here = True
         kind = type(plan.pipeline.source), len(plan.stages)
         self._kinds = [(kind, stage) for stage in range(len(plan.stages))]
-        # The first calls of a kind that the others know show nothing new.
+        # Other executors have measured calls of this kind.
         self._solo_calls = 0 if self._kinds[0] in self._shared.typical_seconds else SOLO_CALLS
-        self._most_calls = max(options.prefetch_buffer_size, self._shared.least_ahead)
-        # Where the consumer has had to wait for the others, it would have to wait for this one, too.
-        self._calls_ahead = min(self._shared.calls_ahead, self._most_calls)
+        self._max_calls = max(options.prefetch_buffer_size, self._shared.min_ahead)
+        # If consumers of the others have had to wait, this one's would have to as well.
+        self._calls_ahead = min(self._shared.calls_ahead, self._max_calls)
         self._seconds = [math.inf for _ in plan.stages]
         self._waited = 0.0
 
     def load(self) -> "Load":
-        """Returns what there is to do now, and how many threads are at it."""
+        """Returns a snapshot of the work in progress."""
         made = super().load()
         threads = self._threads
         return dataclasses.replace(
@@ -93,12 +93,12 @@ class ThreadExecutor(Executor):
         )
 
     def start(self) -> None:
-        """Hands out calls, as far ahead as the options and the consumer's waiting allow."""
+        """Submits calls, as far ahead as the options and the consumer's waits allow."""
         self._threads.check_process()
-        self._hand_out()
+        self._dispatch()
 
     def close(self) -> None:
-        """Drops the calls; the last executor of the threads stops them (see `SharedThreads.leave`)."""
+        """Drops the calls. The last executor of the threads stops them (see `SharedThreads.leave`)."""
         self._threads.close()
         self._shared.leave(self)
 
@@ -113,35 +113,35 @@ class ThreadExecutor(Executor):
         if stage is not None and self._may_begin(stage) and self._is_cheap(stage):
             self._run_one_here(stage)
             return
-        self._hand_out()
-        if not self._threads.in_work:
-            # There was nothing to hand out: what feeds the plan has just ended.
+        self._dispatch()
+        if not self._threads.in_flight:
+            # There is no call left, because the feed has just ended.
             return
         start = time.perf_counter()
         self._receive_next()
         self._waited += time.perf_counter() - start
-        # The consumer waited: more has to be in work at once.
+        # The consumer waited, so more calls have to be in flight.
         if self._solo_calls <= 0:
-            self._calls_ahead = min(4 * self._calls_ahead, self._most_calls)
+            self._calls_ahead = min(4 * self._calls_ahead, self._max_calls)
             self._shared.calls_ahead = max(self._shared.calls_ahead, self._calls_ahead)
         self._receive_finished()
 
     def _end(self) -> None:
-        if self._calls_ahead == self._most_calls and not self._plan.source_is_stream:
+        if self._calls_ahead == self._max_calls and not self._plan.source_is_stream:
             self._shared.delivered(time.perf_counter(), self._waited)
-        self._hand_out()
+        self._dispatch()
 
-    def _hand_out(self) -> None:
-        # A later stage may have a cheap call ready, for the consumer to make when its turn comes. What must be read
-        # for those after it does not wait for that.
+    def _dispatch(self) -> None:
+        # A later stage may have a cheap call, which the consumer runs when it is needed. The reads for the calls after
+        # it do not wait for that.
         for stage in reversed(range(len(self._plan.stages))):
             while not self._is_cheap(stage) and self._may_begin(stage):
-                if (call := taken_call(self._schedule, stage, self._most_blocks)) is None:
+                if (call := taken_call(self._schedule, stage, self._max_blocks)) is None:
                     break
-                self._threads.hand_out(call)
+                self._threads.submit(call)
 
     def _is_cheap(self, stage: int) -> bool:
-        """Whether the next call of this stage is one for the consumer's thread: too short to be worth handing over."""
+        """Returns True if the next call of a stage is too short for a transfer, and runs in the consumer's thread."""
         if not self._may_work_here or (stage == 0 and self._plan.source_knows_threads):
             return False
         size = self._schedule.next_blocks(self._size.blocks) if stage == 0 else 1
@@ -151,22 +151,22 @@ class ThreadExecutor(Executor):
         return seconds * size < HAND_OVER_SECONDS
 
     def _may_begin(self, stage: int) -> bool:
-        """Whether the next call of this stage may begin: later stages only use up what is there already."""
+        """Returns True if the next call of a stage may begin. Later stages only consume elements that exist."""
         if stage > 0:
             return True
         begun = self._schedule.backlog
         if begun >= self._calls_ahead:
             return False
-        if begun >= self._shared.least_ahead and self._schedule.records_ahead >= self._shared.records_ahead(self):
+        if begun >= self._shared.min_ahead and self._schedule.records_ahead >= self._shared.records_ahead(self):
             return False
-        # With nothing begun, the next call is made whatever the budget: the consumer waits for it.
+        # If nothing has begun, the next call runs whatever the budget, because the consumer waits for it.
         size = self._size
         held = self._schedule.bytes_ahead(size.block_bytes) if begun else 0.0
         return not begun or held + size.blocks * size.block_bytes <= self._shared.bytes_ahead(self)
 
     @property
-    def _most_blocks(self) -> int:
-        """The number of blocks that a call for a thread may make: several executors share the buffer."""
+    def _max_blocks(self) -> int:
+        """The maximum number of blocks of a call for a thread. Several executors share the buffer."""
         if self._shared.is_single:
             return self._size.blocks
         records = self._shared.records_ahead(self) - self._schedule.records_ahead
@@ -176,7 +176,7 @@ class ThreadExecutor(Executor):
         call = taken_call(self._schedule, stage, self._size.blocks)
         if call is not None:
             seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
-            self._note_seconds(call, seconds, made_here=True)
+            self._record_seconds(call, seconds, is_local=True)
 
     def _receive_finished(self) -> None:
         while self._threads.any_finished:
@@ -185,26 +185,26 @@ class ThreadExecutor(Executor):
     def _receive_next(self) -> None:
         call, elements, seconds = self._threads.receive()
         self._schedule.complete(call, elements)
-        self._note_seconds(call, seconds, made_here=False)
+        self._record_seconds(call, seconds, is_local=False)
 
-    def _note_seconds(self, call: Call, seconds: float, *, made_here: bool) -> None:
-        """Keeps an estimate of the seconds that a block or group of each stage takes.
+    def _record_seconds(self, call: Call, seconds: float, *, is_local: bool) -> None:
+        """Updates the estimated duration of a block or group of each stage.
 
-        It follows slowly, so that one late block does not change who works. What a thread measures can only be too
-        long, by its waits for the lock and for a core: there, short times count for more than long ones.
+        It changes slowly, so that one late block does not change who works. A measurement in a thread can only be too
+        long, because of waits for the interpreter's lock and for a core, so short times get more weight there.
         """
-        self._size.note(call, seconds)
+        self._size.record(call, seconds)
         if call.stage == 0:
-            self._shared.note_read(self, call.num_records)
-        self._follow(call, seconds, made_here=made_here)
+            self._shared.record_read(self, call.num_records)
+        self._update_estimate(call, seconds, is_local=is_local)
         self._shared.typical_seconds[self._kinds[call.stage]] = self._seconds[call.stage]
 
-    def _follow(self, call: Call, seconds: float, *, made_here: bool) -> None:
+    def _update_estimate(self, call: Call, seconds: float, *, is_local: bool) -> None:
         latest, known = seconds / (call.num_blocks or 1), self._seconds[call.stage]
         if self._solo_calls > 0 or math.isinf(known):
             self._seconds[call.stage] = min(known, latest)
-            # The first calls find nothing ready, so they take longer than most. But what takes that long is not cheap.
+            # The first calls are slow, because nothing is cached. But a call that takes this long is not cheap.
             self._solo_calls = 0 if seconds > SOLO_SECONDS else self._solo_calls - 1
             return
-        weight = 0.1 if made_here else 0.25 if latest < known else 0.05
+        weight = 0.1 if is_local else 0.25 if latest < known else 0.05
         self._seconds[call.stage] = known + weight * (min(latest, known + HAND_OVER_SECONDS) - known)

@@ -1,12 +1,12 @@
-"""Whether a thread has settings of its own that would reach the pipeline: those of JAX and PyTorch.
+"""Settings of JAX and PyTorch that only one thread has, and that would reach the pipeline.
 
-`with jax.enable_x64(True)` or `with torch.no_grad()` holds in one thread only. User code that runs now in the
-consumer's thread, now in one of the library's, would give other bytes each time. So it never runs under such a
-setting: what the consumer's thread sees is compared with what a fresh thread sees, and where the two differ, the
-library's threads make every call. (Context variables, such as the precision of `decimal` and NumPy's `errstate`, need
+`with jax.enable_x64(True)` or `with torch.no_grad()` applies to one thread only. User code that runs sometimes in the
+consumer's thread, and sometimes in one of the library's, would produce different bytes. It therefore never runs under
+such a setting. The settings of the consumer's thread are compared with those of a fresh thread. If they differ, the
+library's threads run every call. (Context variables, such as the precision of `decimal` and NumPy's `errstate`, need
 no thread: see `plan`.)
 
-Neither library is imported here: who has not imported it has set nothing in it.
+Neither library is imported here. A program that has not imported it has no settings of it.
 """
 
 import _thread
@@ -23,15 +23,15 @@ _JAX_SETTINGS = operator.attrgetter(
     "jax_default_prng_impl",
     "jax_transfer_guard_host_to_device",
 )
-"""Those that decide what JAX computes, or whether it raises, and that its key for compiled functions leaves out."""
+"""The settings that affect results or errors of JAX, but are not part of its key for compiled functions."""
 
 
 @final
 class ThreadSettings:
-    """Compares the settings of the thread that asks with those of a fresh thread, which are the global ones.
+    """Compares the settings of the calling thread with those of a fresh thread, which are the global ones.
 
-    It costs some 100 ns where neither library is imported, and about 1 µs where JAX is. A fresh thread is asked only
-    where something has changed.
+    A comparison costs 100 ns if neither library is imported, and about 1 µs with JAX. A fresh thread is started only
+    after a change.
     """
 
     def __init__(self) -> None:
@@ -39,30 +39,29 @@ class ThreadSettings:
         self._deviating: tuple[Any, ...] | None = None
 
     def are_neutral(self) -> bool:
-        """Whether user code that runs in this thread now would see what it sees in any other."""
+        """Returns True if user code in this thread would see the same settings as in any other."""
         here = _settings()
         if here == self._neutral:
             return True
         if here != self._deviating:
-            # Set for this thread alone, or for all of them by `jax.config.update`: a fresh thread knows.
+            # Set for this thread only, or globally by `jax.config.update`: a fresh thread shows which.
             self._neutral = in_fresh_thread(_settings)
             self._deviating = None if here == self._neutral else here
         return self._deviating is None
 
 
 def in_fresh_thread(function: Callable[[], Result]) -> Result:
-    """Returns what a function returns in a thread made for it, or raises what it raises there.
+    """Calls a function in a new thread, and returns its result or raises its exception.
 
-    In a process that can have no more threads, this one takes its place: there is nobody else to make the calls then.
-    The thread comes from `_thread`: the lock that `threading` starts threads under may be held by this very thread,
-    interrupted by a signal whose handler has called us.
+    If the system has no thread left, the calling thread runs the function. The thread is started by `_thread`, because
+    the lock of `threading` may be held by this very thread, if it was interrupted by a signal handler that calls this.
     """
     outcomes: queue.SimpleQueue[tuple[Result, None] | tuple[None, BaseException]] = queue.SimpleQueue()
 
     def run() -> None:
         try:
             outcomes.put((function(), None))
-        except BaseException as error:  # noqa: BLE001  (the thread that waits raises it)
+        except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
             outcomes.put((None, error))
 
     try:
@@ -72,11 +71,11 @@ def in_fresh_thread(function: Callable[[], Result]) -> Result:
     result, error = outcomes.get()
     if error is not None:
         raise error
-    return result  # type: ignore[return-value]  # mypy: it is None only beside an error
+    return result  # type: ignore[return-value]  # mypy: None only together with an error
 
 
 def _settings() -> tuple[Any, ...]:
-    """Returns what this thread sees of all settings that a thread can have of its own."""
+    """Returns this thread's values of all settings that may differ between threads."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
     if jax is None and torch is None:
         return ()
@@ -84,10 +83,10 @@ def _settings() -> tuple[Any, ...]:
 
 
 def _jax_settings(jax: Any) -> Any:
-    """Returns what this thread sees of JAX's settings; None from a JAX that is still being imported.
+    """Returns this thread's settings of JAX, or None while JAX is being imported.
 
-    What decides about compiled functions JAX itself collects at each call, in 0.3 µs, but its name is private. All
-    settings there are, by their public name, take 15 µs.
+    JAX itself collects the settings that affect compiled functions at each call, in 0.3 µs, but by a private function.
+    Reading all settings by their public name takes 15 µs.
     """
     try:
         return sys.modules["jax._src.config"].trace_context(), _JAX_SETTINGS(jax.config)
@@ -96,7 +95,7 @@ def _jax_settings(jax: Any) -> Any:
 
 
 def _torch_settings(torch: Any) -> Any:
-    """Returns what this thread sees of PyTorch's settings; None from a PyTorch that is still being imported."""
+    """Returns this thread's settings of PyTorch, or None while PyTorch is being imported."""
     try:
         return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled()
     except AttributeError:

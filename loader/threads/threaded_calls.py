@@ -1,10 +1,10 @@
-"""Calls that threads of the library make for the thread that consumes their outputs.
+"""Calls that threads of the library run for the consumer's thread.
 
 Guarantees:
-    * The consumer's thread alone hands calls out and receives what came of them. The threads get closures through one
-      queue and hand results back through another; they share nothing else.
-    * The consumer waits for a bounded time: a call that finishes too late is an error, and its outcome is dropped.
-    * Calls that no thread has begun are dropped by `close()`, and at the end of the owner's life.
+    * Only the consumer's thread submits calls and receives their results. The threads get closures through one queue
+      and return results through another. They share nothing else.
+    * The consumer's wait is bounded. A call that finishes too late is an error, and its result is dropped.
+    * Calls that have not begun are dropped by `close()`, and when the owner ends.
 """
 
 import functools
@@ -24,12 +24,12 @@ from millstream.loader.threads.waiting import Wait
 
 
 class Finished(NamedTuple):
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
-        call: which one.
+        call: the call.
         elements: its outputs.
-        seconds: how long one thread alone would have worked for them.
+        seconds: the time that a single thread would have needed.
     """
 
     call: Call
@@ -39,20 +39,20 @@ class Finished(NamedTuple):
 
 @final
 class ThreadedCalls:
-    """Hands out calls of one plan.
+    """Runs calls of one plan.
 
     Args:
-        plan: what makes the outputs.
-        readers: the threads, which may work for others, too.
-        allocate: where batches are made.
+        plan: the plan of the pipeline.
+        readers: the threads, which may be shared.
+        allocate: allocates batches.
         owner: the executor that receives the outputs.
-        stall_timeout: for how many seconds the consumer waits while no call finishes.
+        stall_timeout: the number of seconds that the consumer waits while no call finishes.
     """
 
     def __init__(
         self, plan: Plan, readers: ReaderThreads, allocate: Allocate, owner: Any, stall_timeout: float = math.inf
     ) -> None:
-        self._in_work: dict[Call, None] = {}
+        self._in_flight: dict[Call, None] = {}
         self._stall_timeout = stall_timeout
         self._plan = plan
         self._allocate = allocate
@@ -62,31 +62,31 @@ class ThreadedCalls:
         self._finished: TimedQueue[Finished | None] = TimedQueue()
 
     @property
-    def in_work(self) -> int:
-        """The number of calls that were handed out and not received."""
-        return len(self._in_work)
+    def in_flight(self) -> int:
+        """The number of calls submitted and not received."""
+        return len(self._in_flight)
 
     @property
     def num_finished(self) -> int:
-        """How many calls have finished that were not received. Any thread may ask."""
+        """The number of calls finished and not received. Thread-safe."""
         return len(self._finished)
 
     @property
     def num_busy(self) -> int:
-        """How many threads make a call. Any thread may ask."""
+        """The number of threads that run a call. Thread-safe."""
         return self._readers.num_busy
 
     @property
     def any_finished(self) -> bool:
-        """Whether `receive` would not wait."""
+        """True if `receive` would not wait."""
         return len(self._finished) > 0
 
     def check_process(self) -> None:
-        """Raises a RuntimeError in a process that was forked since: the threads are not there."""
+        """Raises a RuntimeError in a process that was forked later, because the threads do not exist there."""
         self._readers.check_process()
 
-    def hand_out(self, call: Call) -> None:
-        """Has a thread make a call; where the source reads record by record, the others may help it."""
+    def submit(self, call: Call) -> None:
+        """Submits a call to the threads. If the source reads record by record, several threads share its reads."""
         reading = SlicedReading(self._plan, self._readers)
         prepare_blocks = None if self._plan.batched_source else reading.prepare_blocks
 
@@ -97,11 +97,11 @@ class ThreadedCalls:
             elements, seconds = self._readers.timed(make)
             self._finished.put(Finished(call, elements, seconds + reading.seconds_of_others))
 
-        self._in_work[call] = None
+        self._in_flight[call] = None
         self._readers.submit(job)
 
     def receive(self) -> Finished:
-        """Returns what came of a call, having waited for it; the oldest one is an error when it stalls.
+        """Waits for the result of a call. If no call finishes in time, the oldest one becomes an error.
 
         Raises:
             ValueError: the iterator was closed meanwhile.
@@ -111,22 +111,22 @@ class ThreadedCalls:
             try:
                 finished = self._finished.get(timeout=wait.seconds)
             except queue.Empty:
-                oldest = next(iter(self._in_work))
-                error = wait.was_in_vain(self._plan.describe(oldest.request), self._readers.busy_threads)
+                oldest = next(iter(self._in_flight))
+                error = wait.timed_out(self._plan.describe(oldest.request), self._readers.busy_threads)
                 if error is None:
                     continue
                 finished = Finished(oldest, Elements.failed(error), 0.0)
             if finished is None:
                 raise ValueError(
-                    "The read-ahead threads were stopped: the iterator was closed, perhaps by another thread."
+                    "The read-ahead threads have stopped because the iterator was closed, possibly by another thread."
                 )
-            # One that had stalled was received as an error.
-            if finished.call in self._in_work:
-                del self._in_work[finished.call]
+            # A call that stalled was received as an error before.
+            if finished.call in self._in_flight:
+                del self._in_flight[finished.call]
                 return finished
 
     def close(self) -> None:
-        """Drops the calls that no thread has begun. Idempotent."""
+        """Drops the calls that have not begun. Idempotent."""
         self._is_closed = True
-        # Another thread may wait for what is dropped now.
+        # Wakes a thread that waits for one of these.
         self._finished.put(None)

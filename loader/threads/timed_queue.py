@@ -1,6 +1,6 @@
-"""A queue that waits for a bounded time, whatever signal handlers do meanwhile.
+"""A queue whose waits are bounded, whatever signal handlers do.
 
-`queue.SimpleQueue.get` of Python 3.11 and 3.12 does not: after a handler that runs past its timeout, it waits forever.
+`queue.SimpleQueue.get` of Python 3.11 and 3.12 waits forever after a handler that outlasts its timeout.
 """
 
 import collections
@@ -14,11 +14,11 @@ ItemT = TypeVar("ItemT")
 
 @final
 class TimedQueue(Generic[ItemT]):
-    """Items in the order in which any threads put them. Where several threads wait, an item wakes one of them."""
+    """A first-in, first-out queue for any number of threads. An item wakes one of the threads that wait."""
 
     def __init__(self) -> None:
         self._items: collections.deque[ItemT] = collections.deque()
-        # Taken unless an item has come since it was last taken.
+        # Locked unless an item has arrived since it was last acquired.
         self._has_come = threading.Lock()
         self._has_come.acquire()
 
@@ -29,17 +29,17 @@ class TimedQueue(Generic[ItemT]):
             try:
                 self._has_come.release()
             except RuntimeError:
-                # Another thread has put an item at the same time.
+                # Another thread has put an item at the same moment.
                 return
 
     def get(self, timeout: float) -> ItemT:
         """Returns the next item and removes it.
 
         Args:
-            timeout: how many seconds to wait for an item.
+            timeout: the number of seconds to wait for an item.
 
         Raises:
-            queue.Empty: none came in time.
+            queue.Empty: no item arrived in time.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -47,7 +47,7 @@ class TimedQueue(Generic[ItemT]):
                 try:
                     return self._items.popleft()
                 except IndexError:
-                    # Another thread was quicker.
+                    # Another thread has taken it.
                     continue
             if (left := deadline - time.monotonic()) <= 0:
                 raise queue.Empty

@@ -1,7 +1,7 @@
-"""A bounded wait for threads that make calls: first a log line, then an error with their stacks.
+"""A bounded wait for threads that run calls: first a warning, then an error with their stacks.
 
-Only time in which the consumer waits counts, a look at a time: a look that took much longer was no waiting, but a
-suspended machine.
+Only time that the consumer spends waiting counts. If a slice of the wait takes much longer than asked, the machine was
+suspended, and the excess does not count.
 """
 
 import math
@@ -15,10 +15,10 @@ from typing import final
 from millstream.errors import WorkerStalledError
 
 STALL_WARNING_SECONDS = 30.0
-"""Threads that finish nothing for this long, while the consumer waits, are reported in the log."""
+"""Threads that finish no call for this long, while the consumer waits, are reported in the log."""
 
-LOOK_SECONDS = 1.0
-"""The longest wait between two looks."""
+SLICE_SECONDS = 1.0
+"""The longest slice of a wait."""
 
 
 @final
@@ -26,7 +26,7 @@ class Wait:
     """The consumer's wait for the next call to finish.
 
     Args:
-        stall_timeout: the number of seconds after which it is an error; `math.inf` for never.
+        stall_timeout: the number of seconds before the wait becomes an error; `math.inf` for never.
     """
 
     def __init__(self, stall_timeout: float) -> None:
@@ -37,19 +37,19 @@ class Wait:
 
     @property
     def seconds(self) -> float:
-        """How long to wait now, at least 0."""
+        """The length of the next slice, at least 0."""
         self._since = time.monotonic()
         limit = self._timeout if self._is_reported else min(self._timeout, STALL_WARNING_SECONDS)
-        return max(0.0, min(LOOK_SECONDS, limit - self._waited))
+        return max(0.0, min(SLICE_SECONDS, limit - self._waited))
 
-    def was_in_vain(self, records: str, threads: Iterable[threading.Thread]) -> WorkerStalledError | None:
-        """Records that nothing has finished; returns the error if that is one now, and warns once before.
+    def timed_out(self, records: str, threads: Iterable[threading.Thread]) -> WorkerStalledError | None:
+        """Records that a slice has passed without a result. Warns once, and later returns an error.
 
         Args:
-            records: the records of the oldest call.
-            threads: those that make calls.
+            records: a description of the oldest call's records.
+            threads: the threads that run calls.
         """
-        self._waited += min(LOOK_SECONDS, time.monotonic() - self._since)
+        self._waited += min(SLICE_SECONDS, time.monotonic() - self._since)
         if self._waited >= self._timeout:
             return WorkerStalledError(
                 f"The threads that read have finished nothing for {self._waited:.1f} s (stall_timeout), "
@@ -57,7 +57,7 @@ class Wait:
             )
         if self._waited >= STALL_WARNING_SECONDS and not self._is_reported:
             self._is_reported = True
-            import logging  # noqa: PLC0415  (takes long to import)
+            import logging  # noqa: PLC0415  (lazy: slow to import)
 
             limit = "never" if math.isinf(self._timeout) else f"after {self._timeout:g} s"
             logging.getLogger("millstream").warning(
@@ -73,10 +73,10 @@ class Wait:
 
 def stacks_of(threads: Iterable[threading.Thread]) -> str:
     """Returns the stacks of the given threads, as text."""
-    frames = sys._current_frames()  # noqa: SLF001  (the only way to see other threads' stacks)
+    frames = sys._current_frames()  # noqa: SLF001  (the only access to the stacks of other threads)
     stacks = [
         f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
         for thread in threads
         if thread.ident in frames
     ]
-    return "".join(stacks) or "(no thread is there)"
+    return "".join(stacks) or "(no thread is running)"

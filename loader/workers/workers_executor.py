@@ -287,7 +287,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             outputs = Elements.failed(error)
         self._assignments.complete(number, outputs)
         if (substream := self.substreams.find(call)) is not None:
-            substream.size.note(call, seconds)
+            substream.size.record(call, seconds)
 
     def _record_life(self, worker: WorkerT) -> None:
         """Records that workers can start, because this one has produced a result."""

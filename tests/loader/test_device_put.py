@@ -750,7 +750,7 @@ def test_a_device_that_never_takes_a_batch_is_an_error(
 
     monkeypatch.setattr(Placement, "put", stuck_on_the_device)
     monkeypatch.setattr(waiting, "STALL_WARNING_SECONDS", 0.05)
-    monkeypatch.setattr(device_iterator, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(device_iterator, "SLICE_SECONDS", 0.0)
     with millstream.device_put(iter(loader_of(stall_timeout=0.2))) as batches:
         with pytest.raises(millstream.WorkerStalledError, match="stuck_on_the_device") as caught:
             next(batches)

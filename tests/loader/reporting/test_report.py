@@ -88,7 +88,7 @@ def test_a_worker_that_is_quicker_than_the_fork_server_is_in_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it made is noted as its own, though nobody else has said yet which process it is."""
-    monkeypatch.setattr(Pool, "_listen_to_fork_server", lambda _: None)
+    monkeypatch.setattr(Pool, "_receive_from_fork_server", lambda _: None)
     with loader_of(workers=1) as loader:
         assert len(list(loader)) == 8
         events = trace_of(loader, tmp_path)
@@ -169,7 +169,7 @@ def test_a_report_is_written_to_a_page_or_a_trace(tmp_path: Path) -> None:
 
 def test_a_recording_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a run, the last pieces of work are kept, and no more."""
-    monkeypatch.setattr(recorder, "MOST_SPANS", 10)
+    monkeypatch.setattr(recorder, "MAX_SPANS", 10)
     loader = loader_of()
     assert len(list(loader)) == 8
     recording = loader.insight.profiler.recorder
@@ -181,9 +181,9 @@ def test_a_recording_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_are_told_apart() -> None:
     """Work in the trainer's thread is the trainer's; that of another has the thread's name."""
     recording = recorder.Recorder()
-    recording.note_training(0.0, 1.0)
-    recording.note_stage("read", 1.0, 2.0, (3, 5))
-    thread = threading.Thread(target=recording.note_stage, args=("read", 1.0, 2.0, (None,)), name="other")
+    recording.record_training(0.0, 1.0)
+    recording.record_stage("read", 1.0, 2.0, (3, 5))
+    thread = threading.Thread(target=recording.record_stage, args=("read", 1.0, 2.0, (None,)), name="other")
     thread.start()
     thread.join()
     assert [(span.who, span.blocks) for span in recording.spans] == [

@@ -33,7 +33,7 @@ def sizes_of(size: CallSize, plan: Plan, cost: Callable[[int], float], count: in
         sizes.append(size.blocks)
         table = np.zeros((5, size.blocks), np.int64)
         call.complete(Elements([np.empty(record_bytes, np.uint8)] * size.blocks, Origins(table)))
-        size.note(call, cost(size.blocks))
+        size.record(call, cost(size.blocks))
     return sizes
 
 

@@ -18,7 +18,7 @@ def test_all_executors_together_have_one_buffer(reads: list[int], buffer: int) -
     for executor in executors:
         threads.enter(executor, ReadOptions(4, buffer))
     for executor, count in zip(executors, reads, strict=True):
-        threads.note_read(executor, count)
+        threads.record_read(executor, count)
     shares = [threads.records_ahead(executor) for executor in executors]
     assert sum(shares) <= buffer
     # What was read early has been halved since, so only the last two compare.
@@ -31,10 +31,10 @@ def test_shares_follow_what_was_read_last() -> None:
     threads, former, present = SharedThreads(), Executor(), Executor()
     for executor in (former, present):
         threads.enter(executor, ReadOptions(2, 100))
-    threads.note_read(former, 400)
+    threads.record_read(former, 400)
     assert threads.records_ahead(former) > 90
     for _ in range(40):
-        threads.note_read(present, 100)
+        threads.record_read(present, 100)
     assert threads.records_ahead(present) > 90
     assert threads.records_ahead(former) < 10
 
@@ -44,7 +44,7 @@ def test_what_has_left_takes_no_share() -> None:
     threads, first, second, third = SharedThreads(), Executor(), Executor(), Executor()
     for executor in (first, second, third):
         threads.enter(executor, ReadOptions(2, 100))
-    threads.note_read(first, 300)
+    threads.record_read(first, 300)
     assert threads.records_ahead(second) < 10
     threads.leave(first)
     assert threads.records_ahead(second) == threads.records_ahead(third) == 50
