@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from millstream.sources.bagz import BagzDataSource
     from millstream.sources.concatenated import ConcatenatedDataSource
     from millstream.sources.csv_rows import CsvDataSource
+    from millstream.sources.hdf5 import Hdf5DataSource
     from millstream.sources.hugging_face import HuggingFaceDataSource
     from millstream.sources.image_folder import ImageFolderDataSource
     from millstream.sources.json_lines import JsonLinesDataSource
@@ -36,6 +37,7 @@ else:
             "CsvDataSource": "millstream.sources.csv_rows",
             "FileCache": "millstream.sources.storage.file_cache",
             "FileDataSource": "millstream.sources.whole_files",
+            "Hdf5DataSource": "millstream.sources.hdf5",
             "HuggingFaceDataSource": "millstream.sources.hugging_face",
             "ImageFolderDataSource": "millstream.sources.image_folder",
             "JsonLinesDataSource": "millstream.sources.json_lines",
@@ -58,6 +60,7 @@ __all__ = [
     "DataSource",
     "FileCache",
     "FileDataSource",
+    "Hdf5DataSource",
     "HuggingFaceDataSource",
     "ImageFolderDataSource",
     "InMemoryDataSource",

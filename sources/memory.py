@@ -122,11 +122,7 @@ class InMemoryDataSource(Pictured):
             is_held = isinstance(records, list | tuple) and not hasattr(records, "__getitems__")
             self._records = HeldRecords(records) if is_held else records
         self._kind = "columns" if self._is_columns else f"a {type(records).__name__}"
-        # One-dimensional columns of text, bytes or objects stack to other dtypes than the column's.
-        self._stacks = self._is_columns and all(
-            not column.dtype.hasobject and (column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS)
-            for _, column in _named_columns(self._records)
-        )
+        self._stacks = self._is_columns and all(stacks(column) for _, column in _named_columns(self._records))
         self._fingerprint: str | None = None
 
     def __len__(self) -> int:
@@ -176,6 +172,11 @@ class InMemoryDataSource(Pictured):
 
 _SHORT_AXIS = 16
 """Last axes up to this length are copied one index at a time if they are not contiguous."""
+
+
+def stacks(column: NDArray[Any]) -> bool:
+    """Returns True if rows stack to the column's dtype: one-dimensional text, bytes and objects have other ones."""
+    return not column.dtype.hasobject and (column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS)
 
 
 @final

@@ -8,18 +8,19 @@ Guarantees:
       (HTTP without a strong ETag) is trusted not to change the object.
 """
 
-import dataclasses
 import errno
-import itertools
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, final
+from typing import Protocol, TypeVar, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.storage import object_stores
+from millstream.sources.storage.near_spans import join_near
 from millstream.sources.storage.object_stores import BeyondEndError, RangeRequests
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.urls import is_url
@@ -30,12 +31,6 @@ _TIMED_READS = 32
 _SLOW_READ_SECONDS = 25e-6
 """A read from the page cache takes 1 µs, and 10 µs for 100 KB; a read from an SSD takes 50 to 100 µs."""
 
-_NEAR_BYTES = 32 << 10
-"""Gap between spans up to which they are read by one request, because another request would take longer."""
-
-_REQUEST_BYTES = 4 << 20
-"""Limit of the bytes of one request, unless one span is larger."""
-
 _BLOCK_BYTES = 4 << 20
 """Bytes per request when an object is read sequentially."""
 
@@ -45,6 +40,10 @@ _SAMPLE_BYTES = 4096
 """Bytes at the start and at the end of an object that identify it if its store has no versions."""
 
 _SAMPLED = b"sample:"
+
+
+_TargetT = TypeVar("_TargetT")
+_ResultT = TypeVar("_ResultT")
 
 
 class SpanReadError(OSError):
@@ -148,6 +147,10 @@ class LocalFile:
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
+    def size(self) -> int:
+        """Returns the present size of the file in bytes."""
+        return os.fstat(self._descriptor).st_size
+
     def read(self, start: int, length: int) -> bytes:
         """Returns the bytes from `start` on, fewer than `length` only at the end."""
         return _complete(self._descriptor, _PREAD(self._descriptor, length, start), start, length)
@@ -155,6 +158,17 @@ class LocalFile:
     def begin(self, starts: Sequence[int], lengths: Sequence[int]) -> Callable[[], list[bytes]]:
         """Returns a function that reads the bytes of each span. A short result is beyond the end of the file."""
         return lambda: read_spans(self._descriptor, starts, lengths)
+
+    def read_into(self, starts: Sequence[int], rows: NDArray[np.uint8]) -> list[int]:
+        """Reads spans of one length, each into its row, and returns the number of bytes of each.
+
+        Args:
+            starts: the offset of each span.
+            rows: the memory: C-contiguous, shape (spans, bytes), with rows below `MAX_PREAD_BYTES`. A span beyond the
+                end of the file fills less of its row.
+        """
+        read = functools.partial(os.preadv, self._descriptor)
+        return _all_read(self._descriptor, starts, [rows.shape[1]] * len(starts), read, [[row] for row in rows])
 
     def close(self) -> None:
         """Closes the file."""
@@ -168,30 +182,42 @@ class LocalFile:
 
 
 def read_spans(descriptor: int, starts: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-    """Returns the bytes of each span. A short result is beyond the end of the file.
-
-    The first spans are read one by one. If that is slow, the system prefetches all others.
-    """
-    spans: list[bytes] = []
+    """Returns the bytes of each span. A short result is beyond the end of the file."""
     if len(starts) == 1 and lengths[0] <= MAX_PREAD_BYTES:
         # Nothing to prefetch.
         return [_PREAD(descriptor, lengths[0], starts[0])]
-    while len(spans) < len(starts):
-        done = len(spans)
+    spans = _all_read(descriptor, starts, lengths, functools.partial(_PREAD, descriptor), lengths)
+    if max(lengths, default=0) > MAX_PREAD_BYTES:
+        return [_complete(descriptor, *read) for read in zip(spans, starts, lengths, strict=True)]
+    return spans
+
+
+def _all_read(
+    descriptor: int,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    read: Callable[[_TargetT, int], _ResultT],
+    targets: Sequence[_TargetT],
+) -> list[_ResultT]:
+    """Returns the results of `read(target, start)` for each span.
+
+    The first spans are read one by one. If that is slow, the system prefetches all others.
+    """
+    results: list[_ResultT] = []
+    while len(results) < len(starts):
+        done = len(results)
         block = slice(done, done + _TIMED_READS)
         before = time.perf_counter()
-        spans += map(_PREAD, itertools.repeat(descriptor), lengths[block], starts[block])
-        if time.perf_counter() - before > _SLOW_READ_SECONDS * (len(spans) - done):
+        results += map(read, targets[block], starts[block])
+        if time.perf_counter() - before > _SLOW_READ_SECONDS * (len(results) - done):
             break
-    done = len(spans)
+    done = len(results)
     if done < len(starts):
         if hasattr(os, "posix_fadvise"):  # Not on macOS.
             for start, length in zip(starts[done:], lengths[done:], strict=True):
                 os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_WILLNEED)
-        spans += map(_PREAD, itertools.repeat(descriptor), lengths[done:], starts[done:])
-    if max(lengths, default=0) > MAX_PREAD_BYTES:
-        return [_complete(descriptor, *read) for read in zip(spans, starts, lengths, strict=True)]
-    return spans
+        results += map(read, targets[done:], starts[done:])
+    return results
 
 
 def _complete(descriptor: int, content: bytes, start: int, length: int) -> bytes:
@@ -282,36 +308,3 @@ class RemoteFile:
 
     def _changed(self) -> str:
         return f"{self._url!r} has changed since the source was constructed. Construct the source again."
-
-
-@dataclasses.dataclass(slots=True)
-class JoinedSpans:
-    """Spans that are read by one request.
-
-    Attributes:
-        start: the start of the first span.
-        stop: the end of the last span.
-        spans: their indices among all spans.
-    """
-
-    start: int
-    stop: int
-    spans: list[int]
-
-
-def join_near(starts: Sequence[int], lengths: Sequence[int]) -> list[JoinedSpans]:
-    """Groups spans that are near each other, without the empty ones."""
-    begins = np.array(starts, np.int64)
-    ends = begins + np.array(lengths, np.int64)
-    order = np.argsort(begins, kind="stable")
-    joined: list[JoinedSpans] = []
-    for span in order[ends[order] > begins[order]].tolist():
-        begin, end = int(begins[span]), int(ends[span])
-        if joined and begin - joined[-1].stop <= _NEAR_BYTES:
-            stop = max(joined[-1].stop, end)
-            if stop - joined[-1].start <= _REQUEST_BYTES:
-                joined[-1].stop = stop
-                joined[-1].spans.append(span)
-                continue
-        joined.append(JoinedSpans(begin, end, [span]))
-    return joined

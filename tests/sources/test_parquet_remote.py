@@ -12,7 +12,7 @@ import pytest
 import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import FileCache, ParquetDataSource
-from millstream.sources.storage import byte_files
+from millstream.sources.storage import near_spans
 from millstream.sources.tables import parquet_file
 from support.stores.object_server import ObjectServer, Request
 
@@ -58,7 +58,7 @@ def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
 ) -> None:
     """Those near each other by one; a large one by pieces, on their way together; others not at all."""
     monkeypatch.setattr(parquet_file, "_CHUNK_BYTES", 100_000)
-    monkeypatch.setattr(byte_files, "_REQUEST_BYTES", 100_000)
+    monkeypatch.setattr(near_spans, "_REQUEST_BYTES", 100_000)
     store.objects["bucket/a"] = content_of(tmp_path)
     with ParquetDataSource(f"{store.url}/bucket/a", columns=["id"]) as source:
         source[0]

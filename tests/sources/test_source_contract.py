@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from millstream.sources import (
     CsvDataSource,
     FileCache,
     FileDataSource,
+    Hdf5DataSource,
     HuggingFaceDataSource,
     ImageFolderDataSource,
     InMemoryDataSource,
@@ -129,6 +131,19 @@ def mds(folder: Path) -> MdsDataSource:
     return MdsDataSource(write_mds(folder, {"n": "int", "text": "str"}, samples, 20))
 
 
+def hdf5(folder: Path) -> Hdf5DataSource:
+    """The same as rows of datasets of three files' layouts: read by `pread`, and decoded."""
+    for name, numbers in {"a": np.arange(20), "b": np.arange(20, 37)}.items():
+        with h5py.File(folder / f"{name}.h5", "w") as file:
+            file["plain/n"] = numbers
+            rows = np.repeat(numbers, 6).reshape(-1, 2, 3).astype(np.float32)
+            file.create_dataset("plain/chunks", data=rows, chunks=(6, 2, 3))
+            file.create_dataset("decoded/gzip", data=rows, chunks=(6, 2, 2), compression="gzip", shuffle=True)
+            file.create_dataset("decoded/lzf", data=numbers, chunks=(1,), compression="lzf")
+    names = ("plain/n", "plain/chunks", "decoded/gzip", "decoded/lzf")
+    return Hdf5DataSource({name: f"{folder}/*.h5/{name}" for name in names})
+
+
 def whole_files(folder: Path) -> FileDataSource:
     """Files that are a record each."""
     for number in range(NUM_RECORDS):
@@ -156,6 +171,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
         datasets.Dataset.from_dict({"n": range(NUM_RECORDS), "list": [[n] * (n % 3) for n in range(NUM_RECORDS)]})
     ),
     "files": whole_files,
+    "HDF5": hdf5,
     "images": image_folder,
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "Bagz": bagz,
@@ -201,7 +217,7 @@ REMOTE = [
     for name in (*(f"remote {name}" for name in OF_SPANS), "cached ArrayRecord", "cached CSV", "cached TFRecord")
 ]
 
-OF_FILES = ["ArrayRecord", "MDS", "Parquet", "TFDS", "tokens", *OF_SPANS, *REMOTE]
+OF_FILES = ["ArrayRecord", "HDF5", "MDS", "Parquet", "TFDS", "tokens", *OF_SPANS, *REMOTE]
 """Those that can be closed."""
 
 

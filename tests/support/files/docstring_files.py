@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +32,10 @@ def write_docstring_files(folder: Path) -> None:
     samples = [{"label": bytes([n, *bytes(7)]), "text": text} for n, text in enumerate((b"one", b"two", b"three"))]
     write_mds(folder / "mds", {"label": "int", "text": "str"}, samples, 2)
     write_megatron(folder / "corpus_text_document", [np.arange(length, dtype=np.uint16) for length in (3, 4)])
+    with h5py.File(folder / "demos.hdf5", "w") as file:
+        for name in ("demo_0", "demo_1"):
+            file[f"data/{name}/image"] = np.zeros((3, 8, 8, 3), np.uint8)
+            file[f"data/{name}/grip"] = np.arange(3, 6, dtype=np.float32)
     rows = {"tokens": [[number] * 8 for number in range(1000)], "label": [number % 10 for number in range(1000)]}
     pq.write_table(pa.table(rows), folder / "train-0.parquet", row_group_size=100)
     for name in ("cat/1.png", "cat/2.png", "dog/1.png"):

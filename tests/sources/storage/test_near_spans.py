@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.sources.storage import byte_files
-from millstream.sources.storage.byte_files import join_near
+from millstream.sources.storage import near_spans
+from millstream.sources.storage.near_spans import join_near
 from millstream.sources.storage.urls import Url, is_url, matching
 
 
@@ -18,8 +18,8 @@ from millstream.sources.storage.urls import Url, is_url, matching
 def test_spans_are_joined_where_that_costs_little(spans: list[tuple[int, int]]) -> None:
     """Each span that is not empty is in one request; requests are in order, far apart, and not long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(byte_files, "_NEAR_BYTES", 10)
-        patch.setattr(byte_files, "_REQUEST_BYTES", 100)
+        patch.setattr(near_spans, "_NEAR_BYTES", 10)
+        patch.setattr(near_spans, "_REQUEST_BYTES", 100)
         joined = join_near([start for start, _ in spans], [length for _, length in spans])
 
     assert sorted(place for part in joined for place in part.spans) == [

@@ -1,0 +1,352 @@
+"""HDF5 files: every layout and dtype, patterns, chunks that are kept, files that are open elsewhere, and damage."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import millstream
+from millstream.columnar import ColumnarRecords
+from millstream.errors import DataSourceError
+from millstream.sources import Hdf5DataSource
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for all examples of one law."""
+    return tmp_path_factory.mktemp("hdf5")
+
+
+LAYOUTS = st.fixed_dictionaries(
+    {
+        "rows": st.integers(1, 30),
+        "shape": st.lists(st.integers(1, 4), max_size=2),
+        "dtype": st.sampled_from(["<f4", ">i2", "?", "S5", "<u8", "<c8", "i1", [("a", "<i2"), ("b", ">f8", 2)]]),
+        "chunk": st.one_of(st.none(), st.integers(1, 40)),
+        "splits": st.booleans(),
+        "options": st.sampled_from(
+            [{}, {"compression": "gzip"}, {"compression": "lzf", "shuffle": True}, {"fletcher32": True}]
+        ),
+        "missing": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(LAYOUTS, st.sampled_from(["earliest", "latest"]), st.sampled_from([0, 1024]), st.sampled_from([0, 400, 1 << 20]))
+def test_rows_are_those_of_h5py(
+    folder: Path, layout: dict[str, Any], version: str, userblock: int, cache_bytes: int
+) -> None:
+    """In every layout, with every filter, dtype and size of the cache; rows that were never written included."""
+    rng = np.random.default_rng(0)
+    shape, dtype = (layout["rows"], *layout["shape"]), np.dtype(layout["dtype"])
+    values = np.frombuffer(rng.integers(0, 2, (*shape, dtype.itemsize), np.uint8).tobytes(), dtype).reshape(shape)
+    options = dict(layout["options"])
+    if layout["chunk"] is not None or options:
+        options["chunks"] = (
+            min(layout["chunk"] or 3, shape[0]),
+            *(max(1, n // 2) if layout["splits"] else n for n in shape[1:]),
+        )
+    path = folder / "file.h5"
+    with h5py.File(path, "w", libver=version, userblock_size=userblock) as file:
+        dataset = file.create_dataset("group/x", shape, dtype, **options)
+        if not layout["missing"]:
+            dataset[...] = values
+        elif "chunks" in options:
+            dataset[: shape[0] // 2] = values[: shape[0] // 2]
+        file["y"] = np.arange(shape[0])
+    with h5py.File(path) as file:
+        expected = [file["group/x"][row] for row in range(shape[0])]
+    keys = rng.integers(0, shape[0], 20)
+    with Hdf5DataSource({"x": f"{path}/group/x", "y": f"{path}/y"}, cache_bytes=cache_bytes) as source:
+        records: Any = source.__getitems__(keys)
+        for record, key in zip([*records, *map(source.__getitem__, keys)], [*keys, *keys], strict=True):
+            assert record["y"] == key
+            assert same(record["x"], expected[key])
+        if isinstance(records, ColumnarRecords):
+            some: Any = records[5:9]
+            assert same(records.stack(np.empty)["x"], np.stack([expected[key] for key in keys]))
+            assert some.stack(np.empty)["y"].tolist() == keys[5:9].tolist()
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Returns True if an array or scalar is that of h5py, in native byte order."""
+    native = expected.astype(expected.dtype.newbyteorder("="))
+    return bool(found.dtype == native.dtype and found.shape == native.shape and found.tobytes() == native.tobytes())
+
+
+def write_demos(folder: Path) -> dict[str, list[int]]:
+    """Writes two files of three demonstrations, and returns the number of rows of each, by file."""
+    rows = {"a": [3, 0, 5], "b": [4, 2, 1]}
+    start = 0
+    for name, counts in rows.items():
+        with h5py.File(folder / f"{name}.hdf5", "w") as file:
+            for number, count in enumerate(counts):
+                file[f"data/demo_{number}/obs/image"] = np.arange(start, start + count).repeat(4).reshape(-1, 2, 2)
+                file[f"data/demo_{number}/actions"] = np.arange(start, start + count, dtype=np.float32)
+                start += count
+            file["data/other"] = [1]
+    return rows
+
+
+def test_patterns_are_files_and_datasets_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matches of files and of datasets are concatenated by name; a path may be relative, or begin with `~`."""
+    write_demos(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for root in (f"{tmp_path}/*.hdf5", "~/*.hdf5", "[ab].hdf5"):
+        source = Hdf5DataSource({"image": f"{root}/data/*/obs/image", "action": f"{root}/data/*/actions"})
+        assert len(source) == 15
+        batch = next(iter(millstream.load(source, batch_size=15)))
+        assert batch["action"].tolist() == batch["image"][:, 1, 1].tolist() == [*range(15)]
+        assert source.locate(9) == (f"{tmp_path}/b.hdf5", 1)
+        assert source.unit_sizes.tolist() == [3, 5, 4, 2, 1]
+        assert source.window_units is None
+
+
+def test_the_units_of_a_shuffle_are_chunks_that_fit(tmp_path: Path) -> None:
+    """Of the column with the most bytes that is decoded. Two windows fit into the cache; each chunk is decoded once."""
+    path = tmp_path / "a.h5"
+    rows = np.arange(1000 * 64, dtype=np.int32).reshape(1000, 64)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("large", data=rows, chunks=(16, 64), compression="gzip")
+        file.create_dataset("small", data=rows[:, 0], chunks=(100,), compression="gzip")
+        file["plain"] = rows
+    paths = {name: f"{path}/{name}" for name in ("large", "small", "plain")}
+    source = Hdf5DataSource(paths, cache_bytes=64 << 10)
+
+    assert source.unit_sizes.tolist() == [16] * 62 + [8]
+    assert source.window_units == (32 << 10) // (16 * (64 + 1) * 4)
+    assert Hdf5DataSource(paths, cache_bytes=1 << 20).window_units is None
+    assert Hdf5DataSource({"plain": paths["plain"]}, cache_bytes=0).window_units is None
+    batches = list(millstream.load(source, shuffle=True, seed=0, batch_size=50, num_epochs=1))
+    assert sorted(np.concatenate([batch["small"] for batch in batches]).tolist()) == rows[:, 0].tolist()
+    for batch in batches:
+        assert (batch["large"] == batch["plain"]).all()
+        assert (batch["large"][:, 0] == batch["small"]).all()
+        # A window is 7 chunks, so the rows of a batch are of two windows at most.
+        assert len(np.unique(batch["small"] // 64 // 16)) <= 2 * source.window_units
+
+
+def test_workers_read_the_same(tmp_path: Path) -> None:
+    """Processes of their own, which h5py is new to, deliver the batches of one process."""
+    write_demos(tmp_path)
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(40).reshape(20, 2), chunks=(3, 2), compression="lzf")
+    for source in (
+        Hdf5DataSource({"action": f"{tmp_path}/*.hdf5/data/*/actions"}),
+        Hdf5DataSource({"action": f"{tmp_path}/c.h5/x"}),
+    ):
+        alone, others = (
+            [
+                batch["action"].tolist()
+                for batch in millstream.load(source, shuffle=True, seed=3, batch_size=4, num_epochs=1, worker_count=n)
+            ]
+            for n in (0, 2)
+        )
+        assert alone == others
+
+
+def test_a_file_that_the_process_has_open_is_read(tmp_path: Path) -> None:
+    """Open for reading in h5py, before and after; open for writing, it is refused, since the file may lack rows."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(20), chunks=(3,), compression="gzip")
+        file["y"] = np.arange(20)
+        with pytest.raises(ValueError, match="open for writing in this process"):
+            Hdf5DataSource({"y": f"{path}/y"})
+    with h5py.File(path, "r") as file, Hdf5DataSource({"x": f"{path}/x", "y": f"{path}/y"}) as source:
+        assert [(record["x"], record["y"]) for record in map(source.__getitem__, range(20))] == [
+            (n, n) for n in range(20)
+        ]
+        assert file["x"][7] == 7
+    with h5py.File(path, "r+") as file:  # Nothing is left open, which HDF5 would refuse.
+        assert file["x"][7] == 7
+
+
+def edited(edit: Callable[[Any], Any]) -> Callable[[Path], dict[str, str]]:
+    """Returns a function that writes a file with more in it, and returns a dataset `x` of it as a column."""
+
+    def write(folder: Path) -> dict[str, str]:
+        with h5py.File(folder / "a.h5", "w") as file:
+            file["y"] = np.arange(4)
+            edit(file)
+        return {"x": f"{folder}/a.h5/x"}
+
+    return write
+
+
+def with_blosc(file: Any) -> None:
+    """Adds a dataset with a filter that h5py does not have."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_chunk((4,))
+    properties.set_filter(32001, h5py.h5z.FLAG_OPTIONAL)
+    h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I8LE, h5py.h5s.create_simple((4,)), properties)
+
+
+@pytest.mark.parametrize(
+    ("write", "error", "message"),
+    [
+        (edited(lambda file: file.create_dataset("x", data=["a", "bc"])), ValueError, "variable length"),
+        (edited(lambda file: file.create_dataset("x", data=3)), ValueError, "one row per record"),
+        (edited(lambda file: file.create_dataset("x", data=h5py.Empty("f4"))), ValueError, "one row per record"),
+        (edited(lambda file: file.create_group("x")), ValueError, "no dataset matches 'x'"),
+        (edited(id), ValueError, "no dataset matches 'x'"),
+        (
+            edited(lambda file: file.__setitem__("x", h5py.ExternalLink("b.h5", "z"))),
+            DataSourceError,
+            "a.h5': it is not",
+        ),
+        (edited(with_blosc), ValueError, r"'x' has the filter 32001 \(.*\), which h5py lacks"),
+        (
+            edited(lambda file: file.create_dataset("x", (4,), "i4", external=[("values", 0, 16)])),
+            ValueError,
+            "in other files",
+        ),
+        (lambda folder: {"x": f"{folder}/none.h5/x"}, FileNotFoundError, "No HDF5 file is at the beginning"),
+        (lambda folder: edited(lambda file: file)(folder) | {"x": f"{folder}/a.h5"}, ValueError, "'train.h5/images'"),
+        (lambda folder: edited(lambda file: file)(folder) | {"x": "gs://b/a.h5/x"}, ValueError, "must be on a disk"),
+        (lambda folder: [f"{folder}/a.h5/x"], TypeError, "must be a mapping of columns"),
+        (lambda _: {}, ValueError, "at least one column"),
+        (
+            lambda folder: (
+                edited(lambda file: file.create_dataset("x", data=[1, 2]))(folder) | {"y": f"{folder}/a.h5/y"}
+            ),
+            ValueError,
+            "'x' has 2, 'y' has 4",
+        ),
+        (
+            lambda folder: (
+                (folder / "no.h5").write_bytes(b"%PDF" * 100),
+                {"x": f"{folder}/no.h5/x"},
+            )[1],
+            DataSourceError,
+            "no.h5': it is not an HDF5 file",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_at_construction(
+    tmp_path: Path, write: Callable[[Path], Any], error: type[Exception], message: str
+) -> None:
+    """With the file, the dataset and the reason."""
+    datasets = write(tmp_path)
+    with pytest.raises(error, match=message):
+        Hdf5DataSource(datasets)
+
+
+def test_columns_and_files_that_do_not_belong_together_are_errors(tmp_path: Path) -> None:
+    """Other matches of a pattern, another dtype in another file, and columns of different files."""
+    write_demos(tmp_path)
+    with h5py.File(tmp_path / "c.hdf5", "w") as file:
+        file["data/demo_0/actions"] = np.arange(3)
+    root = f"{tmp_path}/*.hdf5/data/*"
+    with pytest.raises(ValueError, match=re.escape("of float32[] in")):
+        Hdf5DataSource({"action": f"{root}/actions"})
+    with pytest.raises(ValueError, match="no dataset matches"):
+        Hdf5DataSource({"action": f"{root}/actions", "image": f"{root}/obs/image"})
+    with h5py.File(tmp_path / "c.hdf5", "a") as file:
+        file["data/demo_1/obs/image"] = np.arange(3)
+    with pytest.raises(ValueError, match="nothing like 'data/\\*/obs/image' with the same names"):
+        Hdf5DataSource({"action": f"{tmp_path}/c.hdf5/data/*/actions", "image": f"{tmp_path}/c.hdf5/data/*/obs/image"})
+    with pytest.raises(ValueError, match="must be in the same files"):
+        Hdf5DataSource({"action": f"{tmp_path}/a.hdf5/data/*/actions", "image": f"{tmp_path}/b.hdf5/data/*/obs/image"})
+
+
+WRONG = "wrong"
+
+
+def write_sample(path: Path) -> dict[str, str]:
+    """Writes a file whose metadata and chunks have checksums, and returns its columns."""
+    with h5py.File(path, "w", libver="latest") as file:
+        rows = np.arange(12 * 8, dtype=np.int16).reshape(12, 8)
+        file["plain"] = rows
+        file.create_dataset("chunks", data=rows, chunks=(4, 8))
+        file.create_dataset("gzip", data=rows, chunks=(4, 8), compression="gzip")
+        file.create_dataset("sums", data=rows, chunks=(1, 8), fletcher32=True)
+    return {name: f"{path}/{name}" for name in ("plain", "chunks", "gzip", "sums")}
+
+
+def by_h5py(path: Path) -> list[Any]:
+    """Returns the rows as h5py reads them, WRONG for one that it cannot read."""
+
+    def row(file: Any, key: int) -> Any:
+        try:
+            return {name: file[name][key].tolist() for name in ("plain", "chunks", "gzip", "sums")}
+        except OSError:
+            return WRONG
+
+    with h5py.File(path) as file:
+        return [row(file, key) for key in range(12)]
+
+
+def by_source(source: Hdf5DataSource, path: Path) -> list[Any]:
+    """Returns the rows as the source reads them, WRONG for one with an error that has its file and key."""
+    found: list[Any] = []
+    for key in range(len(source)):
+        try:
+            found.append({name: value.tolist() for name, value in source[key].items()})
+        except DataSourceError as error:
+            text = str(error)
+            is_named = str(path) in text and re.search(rf"record {key} of .*\(record key {key}\): ", text)
+            found.append(WRONG if is_named else text)
+    return found
+
+
+def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(tmp_path: Path) -> None:
+    """At every ninth byte: refused by name, or each row is an error with its key or what h5py reads."""
+    path = tmp_path / "a.h5"
+    datasets = write_sample(path)
+    whole, refused, wrong = path.read_bytes(), 0, 0
+    for offset in range(0, len(whole), 9):
+        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x41]) + whole[offset + 1 :])
+        try:
+            source = Hdf5DataSource(datasets)
+        except (DataSourceError, ValueError) as error:
+            refused += str(path) in str(error)
+            continue
+        with source:
+            found = by_source(source, path)
+        for one, other in zip(found, by_h5py(path), strict=True):
+            assert one in (WRONG, other)
+        wrong += WRONG in found
+    assert refused > 20
+    assert wrong > 10
+
+
+def test_a_truncation_is_an_error(tmp_path: Path) -> None:
+    """Before construction the file is refused; after it, each row is an error, or as it was where it is open."""
+    path = tmp_path / "a.h5"
+    datasets = write_sample(path)
+    whole, original = path.read_bytes(), by_h5py(path)
+    for length in range(0, len(whole), 61):
+        path.write_bytes(whole)
+        with Hdf5DataSource(datasets) as closed, Hdf5DataSource(datasets) as opened:
+            opened[3]
+            os.truncate(path, length)
+            assert by_source(closed, path) == [WRONG] * 12
+            assert all(one in (WRONG, other) for one, other in zip(by_source(opened, path), original, strict=True))
+        with pytest.raises(DataSourceError, match=re.escape(str(path))):
+            Hdf5DataSource(datasets)
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced", "written"])
+def test_a_file_that_changed_is_an_error(tmp_path: Path, change: str) -> None:
+    """Removed, replaced or rewritten after construction: each row says so, with the file."""
+    path = tmp_path / "a.h5"
+    with Hdf5DataSource(write_sample(path)) as source:
+        if change == "removed":
+            path.unlink()
+        elif change == "replaced":
+            path.with_name("b").write_bytes(path.read_bytes()[::-1])
+            path.with_name("b").replace(path)
+        else:
+            with h5py.File(path, "a") as file:
+                file["more"] = np.arange(10)
+        assert by_source(source, path) == [WRONG] * 12
