@@ -15,7 +15,7 @@ from millstream.dataset.absence import DropAbsent, KeepAll
 from millstream.dataset.brief_states import brief_state, ending_of, restored
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
-from millstream.dataset.nodes.peeling import order_of, peeled
+from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.running import Running
 from millstream.dataset.shown_chain import ShownIterator, shown_names
 from millstream.dataset.stream_nodes import ReadIterDataset
@@ -149,7 +149,7 @@ class ReadIterator(EngineIterator):
         # What is shown, if anybody looks: the operations of the MapDataset one by one, where that can be.
         pipeline = self._whole = self._sparse
         if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
-            source, own_order, maps = peeled(leaf.source, node)
+            source, own_order, maps = lower(leaf.source, node)
             dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
             pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense

@@ -128,7 +128,7 @@ def content_marks_of(node: Node) -> dict[str, str]:
 def _words(node: Node) -> Iterator[tuple[str, Node | None]]:
     for parent in node.parents:
         yield from _words(parent)
-    for text in node.words():
+    for text in node.identities():
         yield text, node
     if len(node.parents) > 1:
         yield f"of {len(node.parents)}", None

@@ -1,6 +1,8 @@
-"""Checks of the functions that operations are constructed from, and of their arguments."""
+"""Checks of the functions that operations are constructed from, of their arguments and their results."""
 
 import inspect
+import itertools
+from typing import Any
 
 from millstream.checks import as_integer
 from millstream.descriptions import function_name
@@ -22,3 +24,19 @@ def check_yields_nothing(name: str, function: object) -> None:
             "which yields. Use FlatMap(function, max_fan_out) to split an element into several. To group elements as "
             "they arrive, use Batch, Rebatch, ConcatThenSplit or a packer."
         )
+
+
+def children_of(flat_map: Any, limit: int, element: Any) -> list[Any]:
+    """Returns the children of an element under a FlatMap.
+
+    Raises:
+        ValueError: there are more than the limit.
+    """
+    # One more than allowed is enough to detect an error; a generator may be endless.
+    children = list(itertools.islice(flat_map.flat_map(element), limit + 1))
+    if len(children) > limit:
+        raise ValueError(
+            f"flat_map must return at most max_fan_out = {limit} elements, got more. Set max_fan_out to the maximum "
+            "number of elements that one element can be split into."
+        )
+    return children

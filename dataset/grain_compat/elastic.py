@@ -4,7 +4,7 @@ from typing import Any, NoReturn, SupportsIndex, final
 
 from millstream.dataset.chain_iterator import EngineIterator, checked_maps
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.peeling import peeled
+from millstream.dataset.nodes.lowering import lower
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
 from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
@@ -73,7 +73,7 @@ class ElasticIterator(EngineIterator):
         self._dataset = ds
         # Before any of the operations runs.
         self._words, self._content = ds.fingerprint(), ds.content_marks()
-        source, order, maps = peeled(ds, node)
+        source, order, maps = lower(ds, node)
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
         self._options = workers, reading

@@ -4,7 +4,7 @@ import itertools
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.in_turn import InTurn
+from millstream.dataset.nodes.interleaved_rows import InterleavedRows
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.sources.parquet import ParquetDataSource
 from millstream.sources.parquet_of_filesystem import FilesystemParquetDataSource
@@ -83,7 +83,7 @@ class _RowsInTurn(MapDataset[Any]):
 
     def __init__(self, rows: MapDataset[Any], sizes: tuple[int, ...], cycle_length: int) -> None:
         super().__init__(rows)
-        self._node = InTurn(node_of(rows), sizes, cycle_length)
+        self._node = InterleavedRows(node_of(rows), sizes, cycle_length)
 
 
 def _sizes_of_files(source: ParquetDataSource) -> tuple[int, ...]:

@@ -1,1 +1,1 @@
-"""What a MapDataset is made of: nodes, which turn positions into elements in two passes, and know of no streams."""
+"""The nodes of a MapDataset, which turn positions into elements in two passes. They know nothing of streams."""

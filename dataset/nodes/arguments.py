@@ -1,4 +1,4 @@
-"""What the methods of a MapDataset accept: each mistake is an error where it is made."""
+"""Checks of the arguments of a MapDataset's methods, so that mistakes raise immediately."""
 
 import operator
 from collections.abc import Iterable
@@ -30,17 +30,17 @@ def depth_above(parents: Iterable[Any]) -> int:
 
 
 def as_operation(given: Any, kind: type[Operation]) -> Operation:
-    """Returns an operation of a kind: one as it is, or made from a function."""
+    """Returns an operation of a kind: `given` itself, or a new one for a function."""
     if isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation)):
         operation = as_transformation(given)
         if not isinstance(operation, kind):
-            raise TypeError(f"Expected a {kind.__name__} or a function, got {given!r}: use .apply({given!r}).")
+            raise TypeError(f"Expected a {kind.__name__} or a function, got {given!r}. Use .apply({given!r}).")
         return operation
-    return kind(given)  # type: ignore[call-arg]  # each kind is made from a function
+    return kind(given)  # type: ignore[call-arg]  # each kind has a constructor for a function
 
 
 def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
-    """Returns a Map: one as it is, or made from a function, of an element or of a list of them."""
+    """Returns a Map: `given` itself, or a new one for a function of an element or of a list of elements."""
     if not batched:
         return as_operation(given, Map)
     if isinstance(given, Transformation):
@@ -49,14 +49,14 @@ def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
 
 
 def as_position(position: SupportsIndex) -> int:
-    """Returns a position as an int; refuses what cannot be one."""
+    """Returns a position as an int. Refuses anything else."""
     try:
         index = operator.index(position)
     except TypeError:
         raise TypeError(f"A position must be an integer, got {position!r} of type {type(position).__name__}.") from None
     if index < 0:
         raise IndexError(
-            f"Positions count from 0, and never from the end, got {index}: write len(dataset) - 1 for the last one."
+            f"Positions count from 0, and never from the end, got {index}. Use len(dataset) - 1 for the last one."
         )
     if index > ENDLESS:
         raise IndexError(f"Positions must be below 2**63, got {index}.")
@@ -64,7 +64,7 @@ def as_position(position: SupportsIndex) -> int:
 
 
 def as_positions(positions: RecordKeys) -> Positions:
-    """Returns positions as an int64 array of shape (n,); refuses what cannot be any."""
+    """Returns positions as an int64 array of shape (n,). Refuses anything else."""
     array = np.asarray(positions)
     if array.ndim != 1:
         raise ValueError(f"Positions must be one-dimensional, got the shape {array.shape}.")

@@ -1,4 +1,4 @@
-"""The node that makes one batch of several elements."""
+"""The node that builds batches of elements."""
 
 import dataclasses
 import functools
@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from millstream.dataset.nodes.element_nodes import collected
-from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, joined, words_of
+from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, joined
 from millstream.descriptions import described
 from millstream.errors import StackError
+from millstream.loader.checkpoints.description import identity_of
 from millstream.transforms import Batch
 from millstream.transforms.pad import pad
 from millstream.transforms.stack import stack
@@ -18,17 +19,17 @@ from millstream.transforms.stack import stack
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batched(UnaryNode):
-    """Batches of elements in a row, none of which lie in two epochs.
+    """Batches of consecutive elements, none of which span two epochs.
 
     Attributes:
-        operation: how many elements make a batch, and how.
+        operation: the Batch to apply.
     """
 
     operation: Batch
 
     @functools.cached_property
     def length(self) -> int:
-        """How many batches an epoch has."""
+        """The number of batches per epoch."""
         if self.parent.length == ENDLESS:
             return ENDLESS
         whole, rest = divmod(self.parent.length, self.operation.batch_size)
@@ -36,20 +37,20 @@ class Batched(UnaryNode):
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """Its own."""
+        """Its own length."""
         return self.length
 
     @functools.cached_property
     def width(self) -> int:
-        """As many as a batch has elements."""
+        """The records of all elements of a batch."""
         return self.parent.width * self.operation.batch_size
 
     def locate(self, positions: Positions) -> Any:
-        """Returns the positions, between which of the parent's rows each batch lies, and what the parent needs."""
+        """Returns the positions, the bounds of each batch in the parent's rows, these rows, and their location."""
         size = self.operation.batch_size
         epochs, numbers = divided(positions, self.length)
         if numbers.size and int(numbers.max()) > ENDLESS // size - 1:
-            raise IndexError(f"A batch at position {positions.max()} would have elements from position 2**63 on.")
+            raise IndexError(f"A batch at position {positions.max()} would have elements at or above position 2**63.")
         starts = numbers * size
         sizes = np.minimum(size, self.parent.length - starts)
         ends = np.cumsum(sizes)
@@ -59,7 +60,7 @@ class Batched(UnaryNode):
         return positions, np.concatenate([[0], ends]), rows, self.parent.locate(rows)
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns the batches; the elements of all of them are read at once."""
+        """Returns the batches. Their elements are read in one call."""
         positions, bounds, rows, of_parent = located
         first, *ends = bounds[start : stop + 1].tolist()
         values = self.parent.elements(of_parent, first, ends[-1] if ends else first)
@@ -67,8 +68,8 @@ class Batched(UnaryNode):
         def batches() -> Iterator[Any]:
             begin = first
             for end in ends:
-                part = values if len(ends) == 1 else values[begin - first : end - first]
-                yield self._batch(part, rows[begin:end])
+                own = values if len(ends) == 1 else values[begin - first : end - first]
+                yield self._batch(own, rows[begin:end])
                 begin = end
 
         return collected(batches(), stop - start, positions[start:stop], self)
@@ -77,11 +78,11 @@ class Batched(UnaryNode):
         operation = self.operation
         if (
             type(values) in (list, tuple)
-            and (hole := next((i for i, v in enumerate(values) if v is None), None)) is not None
+            and (missing := next((i for i, v in enumerate(values) if v is None), None)) is not None
         ):
             raise ValueError(
-                f"There is no element at position {rows[hole]}: a map before .batch returned None, or the source holds "
-                "None. Batch what is there: write .to_iter_dataset().batch(...), which skips absent elements."
+                f"Cannot batch the missing element at position {rows[missing]}: a map before .batch returned None, or "
+                "the source contains None. Use .to_iter_dataset().batch(...), which skips missing elements."
             )
         if operation.batch_fn is not None:
             return operation.batch_fn(list(values))
@@ -96,9 +97,9 @@ class Batched(UnaryNode):
 
     @property
     def text(self) -> str:
-        """The method, with its arguments."""
+        """The method call."""
         return f".batch({described(self.operation).removeprefix('Batch(')}"
 
-    def words(self) -> Iterator[str]:
-        """Yields the operation, and where batches are cut."""
-        yield f"{words_of(self.operation)}(of: {self.parent.length})"
+    def identities(self) -> Iterator[str]:
+        """Yields the operation, and the length of the epochs that it batches."""
+        yield f"{identity_of(self.operation)}(of: {self.parent.length})"

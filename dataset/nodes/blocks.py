@@ -1,4 +1,4 @@
-"""Reads elements: one alone, or a block of them, located far ahead where blocks are read in order."""
+"""Reads single elements, or blocks of elements, whose positions are located in advance."""
 
 import functools
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from millstream.loader.pipeline.look_ahead import LookAhead
 from millstream.sources.base import RecordKeys
 
 LOCATED_RECORDS: Final = 15_360
-"""About how many records are located at once: more are no cheaper each, and these take half a millisecond."""
+"""Approximate number of records located in one call: a larger number is no cheaper per record, and takes longer."""
 
-_MOST_BREADTH: Final = 8
-"""Where elements come from this many sources, as many times as many records are located at once, and not more."""
+_MAX_BREADTH: Final = 8
+"""Maximum factor by which the number of located records grows with the number of sources."""
 
 _SMALLEST_RUN: Final = 16
-"""Fewer records than this, in a row, may be all that anybody wants."""
+"""Smallest number of consecutive records that starts locating in advance, because fewer may be all that is read."""
 
 
 @final
 class Blocks:
-    """Reads blocks of a node, and keeps what was located for the next ones.
+    """Reads blocks of a node, and caches located positions for the next blocks.
 
-    It is pickled without what it keeps: each process looks ahead for itself.
+    It is pickled without the cache, so each process locates its own positions.
 
     Args:
         node: the node.
@@ -39,23 +39,23 @@ class Blocks:
 
     @functools.cached_property
     def _ahead(self) -> LookAhead[Any] | None:
-        # Found out when it is wanted: while a user's dataset that holds this is unpickled, it has no attributes yet.
+        # Created on first use, because a user's dataset that is being unpickled has no attributes yet.
         node = self._node
         if not node.looks_ahead:
             return None
-        # Of several sources, each has a permutation of its own, and each of these its price.
-        records = LOCATED_RECORDS * min(node.breadth, _MOST_BREADTH)
+        # Each source has its own permutation, whose cost does not depend on the number of positions.
+        records = LOCATED_RECORDS * min(node.breadth, _MAX_BREADTH)
         return LookAhead(self._locate, max(1, records // node.width), node.length)
 
     def at(self, position: SupportsIndex) -> Any:
-        """Returns the element at one position, None where it is absent; raises as `block` does."""
+        """Returns the element at one position, None if it is missing. Raises as `block` does."""
         return self._node.at(as_position(position))
 
     def block(self, positions: RecordKeys) -> Sequence[Any]:
-        """Returns the elements at positions, None where one is absent.
+        """Returns the elements at positions, None for missing elements.
 
         Raises:
-            TypeError, ValueError, IndexError: these are not positions.
+            TypeError, ValueError, IndexError: the positions are invalid.
         """
         ahead = self._located_ahead(positions)
         if ahead is not None:
@@ -65,7 +65,7 @@ class Blocks:
         return self._node.elements(self._node.locate(checked), 0, len(checked)) if len(checked) else []
 
     def _located_ahead(self, positions: RecordKeys) -> tuple[Any, int] | None:
-        """Returns what was located for a chunk, and the row there of the first position; None for no row of them."""
+        """Returns a located chunk and the row of the first position in it; None if it does not contain all of them."""
         size = len(positions)
         ahead = self._ahead
         if ahead is None or size * self._node.width < _SMALLEST_RUN:

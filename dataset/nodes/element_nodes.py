@@ -1,40 +1,40 @@
-"""Nodes that turn elements into others. An absent element, None, stays absent, and no operation sees it."""
+"""Nodes that compute elements. A missing element, None, stays missing, and no operation sees it."""
 
 import abc
 import dataclasses
 import functools
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from millstream.columnar import ColumnarRecords
-from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, words_of
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode
 from millstream.descriptions import described, function_name
+from millstream.loader.checkpoints.description import identity_of
 from millstream.loader.pipeline.steps import annotated
 from millstream.randomness import generators
 from millstream.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
 from millstream.transforms.batched import WholeCallError, results_of
-from millstream.transforms.function_checks import valid_max_fan_out
+from millstream.transforms.function_checks import children_of, valid_max_fan_out
 
 
 def collected(results: Iterable[Any], expected: int, positions: Positions, node: Node) -> list[Any]:
-    """Returns all results; an error that they raise gets a note of the node and the position.
+    """Returns all results. An error gets a note with the node and the position.
 
-    `list.extend` runs the iterator without a Python frame of ours and keeps what came before an exception: the length
-    then says which element failed.
+    `list.extend` runs the iterator without a Python frame of ours, and keeps the results before an exception, so that
+    the length is the number of the failed element.
     """
     values: list[Any] = []
     try:
         values.extend(results)
         if len(values) < expected:
-            # A StopIteration from the user's function ends the iterator quietly: data would be lost.
-            raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
+            # A StopIteration from a user's function silently ends the iterator, and data would be lost.
+            raise StopIteration  # noqa: TRY301  (handled like one raised by an iterator)
     except BaseException as error:
-        place = f" at position {positions[len(values)]}" if len(values) < expected else ""
-        failure = annotated(error, f"{node.text} of a MapDataset{place}")
+        where = f" at position {positions[len(values)]}" if len(values) < expected else ""
+        failure = annotated(error, f"{node.text} of a MapDataset{where}")
         if failure is error:
             raise
         raise failure from None
@@ -43,59 +43,59 @@ def collected(results: Iterable[Any], expected: int, positions: Positions, node:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ElementNode(UnaryNode):
-    """A node that makes one element of one.
+    """A node that computes one element from one.
 
     Attributes:
-        operation: what is done with each element.
+        operation: the operation to apply to each element.
     """
 
     operation: Transformation
 
     def locate(self, positions: Positions) -> Any:
-        """Returns the positions, which operations may draw from, and what the parent needs."""
+        """Returns the positions, for operations that draw, and the located positions of the parent."""
         return positions, self.parent.locate(positions)
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns what becomes of the parent's elements."""
+        """Returns the results for the parent's elements."""
         positions, of_parent = located[0][start:stop], located[1]
         values = self.parent.elements(of_parent, start, stop)
         if isinstance(values, ColumnarRecords):
-            # Records are made each time that these are iterated over.
+            # Iterating over columns builds their records each time.
             values = list(values)
         if [value for value in values if value is None]:
-            return self._with_holes(values, positions)
+            return self._skip_missing(values, positions)
         return collected(self.results(values, positions), len(values), positions, self)
 
     def at(self, position: int) -> Any:
-        """Returns what becomes of the parent's element."""
+        """Returns the result for the parent's element."""
         value, positions = self.parent.at(position), np.array([position])
         return None if value is None else collected(self.results([value], positions), 1, positions, self)[0]
 
-    def _with_holes(self, values: Sequence[Any], positions: Positions) -> list[Any]:
-        """Returns the same where some elements are absent."""
+    def _skip_missing(self, values: Sequence[Any], positions: Positions) -> list[Any]:
+        """Returns the results if elements are missing."""
         rows = [row for row, value in enumerate(values) if value is not None]
         present, results = positions[rows], [None] * len(values)
-        made = collected(self.results([values[row] for row in rows], present), len(rows), present, self)
-        for row, result in zip(rows, made, strict=True):
+        computed = collected(self.results([values[row] for row in rows], present), len(rows), present, self)
+        for row, result in zip(rows, computed, strict=True):
             results[row] = result
         return results
 
     @abc.abstractmethod
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields what becomes of elements, none of them absent."""
+        """Yields the results for elements, none of them missing."""
 
     @property
     def text(self) -> str:
-        """The method, with the operation."""
+        """The method call."""
         return _call_of(self.operation)
 
-    def words(self) -> Iterator[str]:
+    def identities(self) -> Iterator[str]:
         """Yields the operation."""
-        yield words_of(self.operation)
+        yield identity_of(self.operation)
 
 
 def _call_of(operation: Transformation) -> str:
-    """Returns the method that has made a node of an operation: `.map(decode)`."""
+    """Returns the method call for an operation: `.map(decode)`."""
     for kind, method in METHODS.items():
         if isinstance(operation, kind):
             if isinstance(operation, Map) and operation.is_batched and type(operation) is Map:
@@ -107,12 +107,12 @@ def _call_of(operation: Transformation) -> str:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mapped(ElementNode):
-    """Each element as a Map has it."""
+    """The results of a Map."""
 
     operation: Map
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields what the function returns."""
+        """Yields the function's results."""
         del positions
         try:
             return results_of(self.operation, values)
@@ -122,22 +122,22 @@ class Mapped(ElementNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MappedWithIndex(ElementNode):
-    """Each element as a MapWithIndex has it. The index is the position, over all epochs."""
+    """The results of a MapWithIndex. The index is the position, continued across epochs."""
 
     operation: MapWithIndex
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields what the function returns."""
+        """Yields the function's results."""
         return map(self.operation.map_with_index, positions.tolist(), values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MappedAtRandom(ElementNode):
-    """Each element as a RandomMap has it, which draws what that of a DataLoader draws at the same position.
+    """The results of a RandomMap, which draws the same numbers as in a DataLoader at the same position.
 
     Attributes:
-        seed: what the generators derive from.
-        number: how many random maps above draw from the same seed.
+        seed: the seed of the generators.
+        number: the number of random maps before it that draw from the same seed.
     """
 
     operation: RandomMap
@@ -145,33 +145,33 @@ class MappedAtRandom(ElementNode):
     number: int
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields what the function returns."""
+        """Yields the function's results."""
         epochs = positions // self.epoch_length
         return map(self.operation.random_map, values, generators(self.seed, epochs, positions, self.number))
 
     @property
     def text(self) -> str:
-        """The method, with the seed."""
+        """The method call, with the seed."""
         return f"{super().text[:-1]}, seed={self.seed})"
 
-    def words(self) -> Iterator[str]:
-        """Yields the operation and its draws."""
-        yield f"{words_of(self.operation)}(seed: {self.seed}, number: {self.number}, epoch: {self.epoch_length})"
+    def identities(self) -> Iterator[str]:
+        """Yields the operation and its random streams."""
+        yield f"{identity_of(self.operation)}(seed: {self.seed}, number: {self.number}, epoch: {self.epoch_length})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Filtered(ElementNode):
-    """Each element that a Filter keeps; the others are absent."""
+    """The elements that a Filter keeps; the others are missing."""
 
     operation: Filter
 
     @functools.cached_property
     def is_sparse(self) -> bool:
-        """Elements may be absent."""
+        """True, because elements may be dropped."""
         return True
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields the elements, None for those that are dropped."""
+        """Yields the elements, None for dropped ones."""
         del positions
         values = list(values)
         return (value if keep else None for value, keep in zip(values, map(self.operation.filter, values), strict=True))
@@ -179,10 +179,10 @@ class Filtered(ElementNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split(UnaryNode):
-    """`max_fan_out` positions for each element, of which its children have the first ones.
+    """The children of elements: `max_fan_out` positions per element, of which its children occupy the first ones.
 
     Attributes:
-        operation: splits elements.
+        operation: the FlatMap to apply.
     """
 
     operation: FlatMap
@@ -193,31 +193,31 @@ class Split(UnaryNode):
 
     @functools.cached_property
     def length(self) -> int:
-        """As many as there can be children."""
+        """The maximum number of children."""
         return min(ENDLESS, self.parent.length * self.operation.max_fan_out)
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """The parent's, as positions."""
+        """The parent's, times the maximum number of children per element."""
         return min(ENDLESS, self.parent.epoch_length * self.operation.max_fan_out)
 
     @functools.cached_property
     def is_sparse(self) -> bool:
-        """An element may have fewer children."""
+        """True, because an element may have fewer children."""
         return True
 
     def locate(self, positions: Positions) -> Any:
-        """Returns which child of which family is at each position, where the families' elements are, and these."""
+        """Returns the child number and the family of each position, the families' positions, and their location."""
         parents, children = np.divmod(positions, self.operation.max_fan_out)
         begins = np.ones(len(positions), np.bool_)
-        # Children in a row share one call of the user's function. The same child again has a family of its own: two
-        # rows are never one object.
+        # Consecutive children share one call of the user's function. If a child repeats, it gets a new family, because
+        # two rows must never be the same object.
         begins[1:] = (parents[1:] != parents[:-1]) | (children[1:] <= children[:-1])
         whole = parents[begins]
         return children, np.cumsum(begins) - 1, whole, self.parent.locate(whole)
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns children; each element of the block is read and split once."""
+        """Returns children. Each element of the block is read and split once."""
         children, families, whole, of_parent = located
         if start == stop:
             return []
@@ -235,23 +235,13 @@ class Split(UnaryNode):
         return family[child] if child < len(family) else None
 
     def _children(self, element: Any) -> Sequence[Any]:
-        if element is None:
-            return ()
-        limit = self.operation.max_fan_out
-        # No more than it takes to see that they are too many: a generator may have no end.
-        children = list(itertools.islice(self.operation.flat_map(element), limit + 1))
-        if len(children) > limit:
-            raise ValueError(
-                f"flat_map gave more than {limit} elements for one, and max_fan_out is {limit}. Set max_fan_out to the "
-                "most that an element can split into."
-            )
-        return children
+        return () if element is None else children_of(self.operation, self.operation.max_fan_out, element)
 
     @property
     def text(self) -> str:
-        """The method, with the operation."""
+        """The method call."""
         return _call_of(self.operation)
 
-    def words(self) -> Iterator[str]:
+    def identities(self) -> Iterator[str]:
         """Yields the operation."""
-        yield words_of(self.operation)
+        yield identity_of(self.operation)

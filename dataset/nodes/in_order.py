@@ -1,4 +1,4 @@
-"""The order in which a chain reads its MapDataset: position after position."""
+"""The order in which a chain reads its MapDataset: by position."""
 
 import dataclasses
 from typing import ClassVar, final
@@ -13,11 +13,11 @@ from millstream.samplers.base import check_range
 @final
 @dataclasses.dataclass(frozen=True)
 class InOrder:
-    """A sampler whose record at each position is the record of that number.
+    """A sampler whose record key at each position is the position.
 
     Attributes:
-        length: how many positions there are; None where there is no end.
-        num_records: how many positions have the same epoch; None where there are no epochs.
+        length: the number of positions; None if there is no end.
+        num_records: the number of positions per epoch; None if there are no epochs.
     """
 
     seed: ClassVar[None] = None
@@ -25,11 +25,11 @@ class InOrder:
     num_records: int | None
 
     def fingerprint(self) -> str:
-        """Returns what decides the order: nothing but this class."""
+        """Returns the constant that identifies this order."""
         return "in order"
 
     def __repr__(self) -> str:
-        return "in order, without end" if self.length is None else f"in order, {self.length:,} positions"
+        return "in order, endless" if self.length is None else f"in order, {self.length:,} positions"
 
     def __getitem__(self, position: int) -> RecordMetadata:
         check_range(position, position + 1, self.length)

@@ -1,4 +1,4 @@
-"""Nodes that decide which element stands where: positions become other positions, and elements pass untouched."""
+"""Nodes that reorder or select elements: they map positions to positions, and pass elements on unchanged."""
 
 import abc
 import dataclasses
@@ -19,27 +19,27 @@ class IndexNode(UnaryNode):
 
     @abc.abstractmethod
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns where the parent has the elements of positions."""
+        """Returns the parent's positions for positions of this node."""
 
     @abc.abstractmethod
     def parent_position(self, position: int) -> int:
-        """Returns the same for one position."""
+        """Returns the parent's position for one position of this node."""
 
     def locate(self, positions: Positions) -> Any:
-        """Returns what the parent needs."""
+        """Locates the parent's positions."""
         return self.parent.locate(self.parent_positions(positions))
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns the parent's elements, columns too, as they are."""
+        """Returns the parent's elements; columns stay columns."""
         return self.parent.elements(located, start, stop)
 
     @functools.cached_property
     def sources(self) -> tuple[Any, ...] | None:
-        """The parent's."""
+        """The parent's sources."""
         return self.parent.sources
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns those of the parent's positions."""
+        """Returns the record keys of the parent's positions."""
         return self.parent.record_keys(self.parent_positions(positions), starts)
 
     def at(self, position: int) -> Any:
@@ -49,11 +49,11 @@ class IndexNode(UnaryNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffle(IndexNode):
-    """Each epoch in an order of its own: the permutation of an `IndexSampler` with this seed.
+    """Shuffles each epoch in its own order: the permutation of an `IndexSampler` with this seed.
 
     Attributes:
         seed: selects the permutations.
-        inherited: the seed of a `.seed(...)` that it derives from; None where it has its own.
+        inherited: the seed of the `.seed(...)` that it derives from; None if it has its own.
     """
 
     seed: int
@@ -61,36 +61,36 @@ class Shuffle(IndexNode):
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """All that is shuffled together."""
+        """The number of elements that are shuffled together."""
         return self.length
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns where offsets land in the permutations of their epochs."""
+        """Returns the images of offsets under the permutations of their epochs."""
         epochs, offsets = divided(positions, self.length)
         landed = permute(offsets, self.length, self.seed, epochs) if offsets.size else offsets
         return joined(epochs, self.length, landed)
 
     def parent_position(self, position: int) -> int:
-        """Returns where an offset lands."""
+        """Returns the image of one offset."""
         epoch, offset = divided_one(position, self.length)
         return epoch * self.length + permute_one(offset, self.length, self.seed, epoch)
 
     @property
     def text(self) -> str:
-        """The method."""
+        """The method call."""
         return f".shuffle(seed={self.seed})"
 
-    def words(self) -> Iterator[str]:
-        """Yields the seed, and how many elements are shuffled together."""
+    def identities(self) -> Iterator[str]:
+        """Yields the seed and the number of elements that are shuffled together."""
         yield f"Shuffle(seed: {self.seed}, of: {self.length})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowShuffle(IndexNode):
-    """Each window of an epoch in an order of its own; the last window may be shorter.
+    """Shuffles each window of an epoch in its own order. The last window may be shorter.
 
     Attributes:
-        window_size: how many elements a window has.
+        window_size: the number of elements per window.
         seed: selects the permutations.
     """
 
@@ -99,11 +99,11 @@ class WindowShuffle(IndexNode):
 
     @functools.cached_property
     def _own_seed(self) -> int:
-        """Another one than that of a shuffle: the order within windows has nothing to do with that of an epoch."""
+        """Differs from the seed of a shuffle, so that the orders within windows and epochs are independent."""
         return derive_seed(self.seed, self.window_size)
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns where offsets land in the permutations of their windows, numbered over all epochs."""
+        """Returns the images of offsets under the permutations of their windows, numbered over all epochs."""
         epochs, offsets = divided(positions, self.length)
         windows, within = np.divmod(offsets, self.window_size)
         num_windows = -(-self.length // self.window_size)
@@ -116,27 +116,27 @@ class WindowShuffle(IndexNode):
         return joined(epochs, self.length, windows * self.window_size + landed)
 
     def parent_position(self, position: int) -> int:
-        """Returns where an offset lands."""
+        """Returns the image of one offset."""
         (parent_position,) = self.parent_positions(np.array([position])).tolist()
         return int(parent_position)
 
     @property
     def text(self) -> str:
-        """The class."""
+        """The method call."""
         return f".window_shuffle(window_size={self.window_size}, seed={self.seed})"
 
-    def words(self) -> Iterator[str]:
-        """Yields the seed, and how many elements are shuffled together."""
+    def identities(self) -> Iterator[str]:
+        """Yields the seed and the number of elements that are shuffled together."""
         yield f"WindowShuffle(size: {self.window_size}, seed: {self.seed}, of: {self.length})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat(IndexNode):
-    """Several epochs as one.
+    """Joins several epochs into one.
 
     Attributes:
-        num_epochs: how many; None for no end.
-        reseed_each_epoch: whether they are the parent's epochs in turn, instead of its first one again and again.
+        num_epochs: the number of epochs; None if it is infinite.
+        reseed_each_epoch: True to iterate the parent's successive epochs, False to repeat its first one.
     """
 
     num_epochs: int | None
@@ -144,14 +144,14 @@ class Repeat(IndexNode):
 
     @functools.cached_property
     def length(self) -> int:
-        """All epochs together."""
+        """The length of all epochs together."""
         if not self.parent.length:
             return 0
         return ENDLESS if self.num_epochs is None else min(ENDLESS, self.parent.length * self.num_epochs)
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """The parent's: random operations after it draw what they would draw before it."""
+        """The parent's, so that random operations draw the same numbers before and after it."""
         return self.parent.epoch_length
 
     def parent_positions(self, positions: Positions) -> Positions:
@@ -164,30 +164,30 @@ class Repeat(IndexNode):
 
     @property
     def text(self) -> str:
-        """The method."""
+        """The method call."""
         number = "" if self.num_epochs is None else str(self.num_epochs)
         options = "" if self.reseed_each_epoch else "reseed_each_epoch=False"
         return f".repeat({', '.join(filter(None, (number, options)))})"
 
-    def words(self) -> Iterator[str]:
-        """Yields nothing where the order is the parent's: more epochs continue the same stream."""
+    def identities(self) -> Iterator[str]:
+        """Yields nothing if the order is the parent's, because more epochs continue the same stream."""
         if not self.reseed_each_epoch:
             yield f"Repeat(of: {self.parent.length})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slice(IndexNode):
-    """Some positions of each of the parent's epochs.
+    """Selects positions of each of the parent's epochs.
 
     Attributes:
-        rows: the positions in an epoch.
+        rows: the selected positions of an epoch.
     """
 
     rows: range
 
     @functools.cached_property
     def length(self) -> int:
-        """How many positions are left; no end where the parent's has none and the slice neither."""
+        """The number of selected positions; ENDLESS if both the parent and the slice are endless."""
         if self.parent.length == ENDLESS and self.rows and self.rows[-1] + self.rows.step >= ENDLESS:
             return ENDLESS
         return len(self.rows)
@@ -196,7 +196,7 @@ class Slice(IndexNode):
         """Returns the positions in the parent, in the same epoch of it."""
         epochs, offsets = divided(positions, self.length)
         if offsets.size and int(offsets.max()) >= len(self.rows):
-            raise IndexError(f"Position {offsets.max()} of {self.text} would be 2**63 or more in the dataset beneath.")
+            raise IndexError(f"Position {offsets.max()} of {self.text} exceeds 2**63 in the dataset before it.")
         return joined(epochs, self.parent.length, self.rows.start + offsets * self.rows.step)
 
     def parent_position(self, position: int) -> int:
@@ -211,15 +211,15 @@ class Slice(IndexNode):
         step = "" if self.rows.step == 1 else f":{self.rows.step}"
         return f"[{self.rows.start}:{stop}{step}]"
 
-    def words(self) -> Iterator[str]:
-        """Yields the rows, which more epochs of an endless parent do not change."""
+    def identities(self) -> Iterator[str]:
+        """Yields the rows. More epochs of an endless parent do not change them."""
         stop = "end" if self.length == ENDLESS else len(self.rows)
         yield f"Slice({self.rows.start} {self.rows.step} {stop} of {self.parent.length})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seed(IndexNode):
-    """A seed for the random operations after it that have none of their own.
+    """Sets the seed of the random operations after it that have none of their own.
 
     Attributes:
         seed: the seed.
@@ -237,9 +237,9 @@ class Seed(IndexNode):
 
     @property
     def text(self) -> str:
-        """The method."""
+        """The method call."""
         return f".seed({self.seed})"
 
-    def words(self) -> Iterator[str]:
-        """Yields nothing: the operations that draw say what they draw from."""
+    def identities(self) -> Iterator[str]:
+        """Yields nothing, because the operations that draw yield their seeds."""
         yield from ()

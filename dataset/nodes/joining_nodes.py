@@ -1,4 +1,4 @@
-"""Nodes that make one dataset of several: each position belongs to one of them, or, where they are zipped, to all."""
+"""Nodes with several parents: each position belongs to one of them, or to all if they are zipped."""
 
 import abc
 import dataclasses
@@ -18,7 +18,7 @@ from millstream.sources import ConcatenatedDataSource
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoiningNode(Node):
-    """A node of several parents, each of whose elements is an element of one of them.
+    """A node each of whose elements is an element of one of its parents.
 
     Attributes:
         above: the parents.
@@ -33,20 +33,20 @@ class JoiningNode(Node):
 
     @abc.abstractmethod
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        """Returns the number of the parent of each position, and the position in it."""
+        """Returns the number of the parent of each position, and the position in that parent."""
 
     @functools.cached_property
     def sources(self) -> tuple[Any, ...] | None:
-        """All those of the parents."""
+        """The sources of all parents."""
         if any(parent.sources is None for parent in self.above):
             return None
         return tuple({id(source): source for parent in self.above for source in parent.sources or ()}.values())
 
     @functools.cached_property
-    def _end_to_end(self) -> tuple[Source, dict[int, int]] | None:
-        """The sources of the parents as one, and where each begins in it; None where parents make elements.
+    def _concatenated(self) -> tuple[Source, dict[int, int]] | None:
+        """The concatenated sources of the parents, and the start of each; None if parents compute elements.
 
-        So records, and columns, of all parents are read at once, and those of a source that several have, too.
+        Records, or columns, of all parents are then read in one call, even if parents share a source.
         """
         if not self.sources:
             return None
@@ -55,30 +55,30 @@ class JoiningNode(Node):
         return Source(ConcatenatedDataSource(self.sources)), starts
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns those of the parents, each at its positions."""
+        """Returns the record keys of each parent at its positions."""
         keys = np.empty(len(positions), np.int64)
-        for parent, rows, theirs in self._dealt(positions):
-            keys[rows] = parent.record_keys(theirs, starts)
+        for parent, rows, own in self._split(positions):
+            keys[rows] = parent.record_keys(own, starts)
         return keys
 
-    def _dealt(self, positions: Positions) -> Iterator[tuple[Node, NDArray[np.intp], Positions]]:
-        """Yields each parent that is touched, the rows that are its, and their positions in it."""
-        numbers, theirs = self.parents_at(positions)
+    def _split(self, positions: Positions) -> Iterator[tuple[Node, NDArray[np.intp], Positions]]:
+        """Yields each parent with positions, the rows that belong to it, and their positions in it."""
+        numbers, own = self.parents_at(positions)
         for number, parent in enumerate(self.above):
             rows = np.flatnonzero(numbers == number)
             if len(rows):
-                yield parent, rows, theirs[rows]
+                yield parent, rows, own[rows]
 
     def locate(self, positions: Positions) -> Any:
-        """Returns record keys; where parents make elements, what each of them needs, and for which rows."""
-        if self._end_to_end is not None:
-            return positions, self.record_keys(positions, self._end_to_end[1])
-        return [(parent, rows, parent.locate(theirs)) for parent, rows, theirs in self._dealt(positions)]
+        """Returns record keys; if parents compute elements, the rows and the located positions of each."""
+        if self._concatenated is not None:
+            return positions, self.record_keys(positions, self._concatenated[1])
+        return [(parent, rows, parent.locate(own)) for parent, rows, own in self._split(positions)]
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns elements, read in one call from each source, or each parent, that is touched."""
-        if self._end_to_end is not None:
-            return self._end_to_end[0].elements(located, start, stop)
+        """Returns elements, read in one call per source or parent."""
+        if self._concatenated is not None:
+            return self._concatenated[0].elements(located, start, stop)
         values: list[Any] = [None] * (stop - start)
         for parent, rows, of_parent in located:
             first, last = np.searchsorted(rows, (start, stop)).tolist()
@@ -87,25 +87,25 @@ class JoiningNode(Node):
                 elements: Sequence[Any] = parent.elements(of_parent, first, last)
                 return elements
             if first < last:
-                theirs = (rows[first:last] - start).tolist()
-                for row, value in zip(theirs, parent.elements(of_parent, first, last), strict=True):
+                own = (rows[first:last] - start).tolist()
+                for row, value in zip(own, parent.elements(of_parent, first, last), strict=True):
                     values[row] = value
         return values
 
     def at(self, position: int) -> Any:
         """Returns an element of one parent."""
-        number, theirs = self.parent_at(position)
-        return self.above[number].at(theirs)
+        number, own = self.parent_at(position)
+        return self.above[number].at(own)
 
     def parent_at(self, position: int) -> tuple[int, int]:
-        """Returns what `parents_at` says of one position."""
-        (number,), (theirs,) = self.parents_at(np.array([position]))
-        return int(number), int(theirs)
+        """Returns the number of the parent of one position, and the position in it."""
+        (number,), (own,) = self.parents_at(np.array([position]))
+        return int(number), int(own)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concatenated(JoiningNode):
-    """The parents end to end; each epoch has that epoch of each of them."""
+    """Concatenates the parents. Each epoch consists of that epoch of each parent."""
 
     @functools.cached_property
     def _ends(self) -> NDArray[np.int64]:
@@ -113,30 +113,30 @@ class Concatenated(JoiningNode):
 
     @functools.cached_property
     def length(self) -> int:
-        """All together."""
+        """The sum of the parents' lengths."""
         return sum(parent.length for parent in self.above)
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        """Returns which part offsets lie in."""
+        """Returns the parents that offsets fall into."""
         epochs, offsets = divided(positions, self.length)
         numbers = np.searchsorted(self._ends, offsets, side="right")
         lengths = np.array([parent.length for parent in self.above], np.int64)
-        theirs = offsets - (self._ends - lengths)[numbers]
-        return numbers, theirs + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
+        own = offsets - (self._ends - lengths)[numbers]
+        return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
 
     @property
     def text(self) -> str:
-        """The method."""
+        """The function's name."""
         return "concatenate"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mixed(JoiningNode):
-    """The parents in turn, in the proportions of weights, as in a `MixtureSampler`.
+    """Interleaves the parents in the proportions of weights, as a `MixtureSampler` does.
 
     Attributes:
-        weights: whole numbers without a common divisor, one for each parent.
-        names: what the parents are called; their numbers where they have no names.
+        weights: integers without a common divisor, one per parent.
+        names: the names of the parents; their numbers if they have none.
     """
 
     weights: tuple[int, ...]
@@ -149,17 +149,17 @@ class Mixed(JoiningNode):
 
     @functools.cached_property
     def length(self) -> int:
-        """Up to the first position whose parent has no more elements in its first epoch."""
+        """The first position whose parent has no more elements in its first epoch."""
         length = self._schedule.length
         return ENDLESS if length is None else min(ENDLESS, length)
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        """Returns whose turn it is, and how often it was before."""
+        """Returns the parent at each position, and the number of its earlier elements."""
         return self._schedule.parts[0].locate(positions)
 
     @property
     def text(self) -> str:
-        """The method, with the weights."""
+        """The function's name, with the weights."""
         return f"mix(weights={list(self.weights)})"
 
     @property
@@ -167,77 +167,77 @@ class Mixed(JoiningNode):
         """The weights."""
         return [(str(name), weight) for name, weight in zip(self.names, self.weights, strict=True)]
 
-    def words(self) -> Iterator[str]:
-        """Yields the weights, by name."""
+    def identities(self) -> Iterator[str]:
+        """Yields the weights by name."""
         yield f"Mixed({dict(zip(self.names, self.weights, strict=True))})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Selected(JoiningNode):
-    """What a selection map picks from the parents.
+    """Elements of the parents, chosen by a selection map.
 
     Attributes:
-        selection: has `len` and gives, for a position, the number of a parent and a position in it. A list, a tuple or
-            an array of shape (n, 2) is the same in each epoch, and picks from that epoch of the parents.
+        selection: has `len`, and returns the number of a parent and a position in it for a position. A list, a tuple or
+            an array of shape (n, 2) is the same in each epoch, and selects from that epoch of the parents.
     """
 
     selection: Any
 
     @functools.cached_property
     def length(self) -> int:
-        """As many as the map has."""
+        """The length of the map."""
         return len(self.selection)
 
     @functools.cached_property
     def looks_ahead(self) -> bool:
-        """Whether it is a table."""
+        """True if the map is a table."""
         return self._table is not None and all(parent.looks_ahead for parent in self.above)
 
     @functools.cached_property
     def _table(self) -> NDArray[np.int64] | None:
-        """The pairs as two rows; None where they have to be asked for one by one."""
+        """The pairs as two rows; None if they must be queried one by one."""
         if not isinstance(self.selection, (list, tuple, np.ndarray)):
             return None
         return np.asarray(self.selection, np.int64).reshape(-1, 2).T
 
     def check(self) -> None:
-        """Refuses a table that picks what is not there."""
+        """Refuses a table with positions that do not exist."""
         if self._table is not None:
-            for row, (number, theirs) in enumerate(self._table.T.tolist()):
-                self._check_pair(row, number, theirs)
+            for row, (number, own) in enumerate(self._table.T.tolist()):
+                self._check_pair(row, number, own)
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        """Returns what the map says."""
+        """Returns the pairs of the map."""
         if self._table is None:
             pairs = [self._picked(position) for position in positions.tolist()]
-            numbers, theirs = np.array(pairs, np.int64).reshape(-1, 2).T
-            return numbers, theirs
+            numbers, own = np.array(pairs, np.int64).reshape(-1, 2).T
+            return numbers, own
         epochs, offsets = divided(positions, self.length)
-        numbers, theirs = self._table[:, offsets]
+        numbers, own = self._table[:, offsets]
         lengths = np.array([parent.length for parent in self.above], np.int64)
-        return numbers, theirs + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
+        return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
 
     def _picked(self, position: int) -> tuple[int, int]:
-        number, theirs = self.selection[position]
-        self._check_pair(position, number, theirs)
-        return number, theirs
+        number, own = self.selection[position]
+        self._check_pair(position, number, own)
+        return number, own
 
-    def _check_pair(self, position: int, number: int, theirs: int) -> None:
-        if not 0 <= number < len(self.above) or theirs < 0:
+    def _check_pair(self, position: int, number: int, own: int) -> None:
+        if not 0 <= number < len(self.above) or own < 0:
             raise IndexError(
                 f"selection_map[{position}] must be the number of a dataset, 0 to {len(self.above) - 1}, and a "
-                f"position in it, 0 or above, got {(number, theirs)}."
+                f"position in it, at least 0, got {(number, own)}."
             )
 
     @property
     def text(self) -> str:
-        """The method."""
+        """The function's name, with the number of positions."""
         return f"select_from_datasets({self.length} positions)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Zipped(Node):
-    """Tuples of the elements that the parents have at the same position.
+    """Tuples of the parents' elements at the same position.
 
     Attributes:
         above: the parents, of equal length.
@@ -252,21 +252,21 @@ class Zipped(Node):
 
     @functools.cached_property
     def length(self) -> int:
-        """That of each parent."""
+        """The common length of the parents."""
         return self.above[0].length
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """That of the first parent."""
+        """The epoch length of the first parent."""
         return self.above[0].epoch_length
 
     @functools.cached_property
     def is_sparse(self) -> bool:
-        """Never: what a parent lacks is a None in the tuple."""
+        """False, because a missing element is a None in the tuple."""
         return False
 
     def locate(self, positions: Positions) -> Any:
-        """Returns what each parent needs."""
+        """Locates the positions in each parent."""
         return [parent.locate(positions) for parent in self.above]
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
@@ -282,5 +282,5 @@ class Zipped(Node):
 
     @property
     def text(self) -> str:
-        """The class."""
+        """The function's name."""
         return "zip"

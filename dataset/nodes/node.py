@@ -1,8 +1,8 @@
-"""What a MapDataset does with positions and elements: the nodes that a chain consists of.
+"""The nodes of a MapDataset: the steps of a chain, from positions to elements.
 
-A node is read in two passes. `locate` turns positions into what the nodes beneath need in order to read: int64 arrays,
-for thousands of positions at once. `elements` then reads and computes, for the rows of one block. So permutations and
-proportions cost a share of one large NumPy call, and a block is read from each source in one call.
+A node works in two passes. `locate` turns thousands of positions in one call into int64 arrays that the nodes above it
+need for reading. `elements` then reads and computes the rows of one block. Permutations and proportions therefore cost
+a share of one large NumPy call, and a block is read from each source in one call.
 """
 
 import abc
@@ -18,108 +18,106 @@ from numpy.typing import NDArray
 from millstream.loader.checkpoints.description import Description, identity_of
 
 Positions: TypeAlias = NDArray[np.int64]
-"""Positions of one dataset, counted over all its epochs, shape (n,)."""
+"""Positions of one dataset, continued across epochs, shape (n,)."""
 
 ENDLESS = sys.maxsize
-"""The length of a dataset that has no end; no position is larger than that."""
+"""The length of an endless dataset, and the upper bound of all positions."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Node(abc.ABC):
-    """One step of a chain: a pure function from positions to elements, where None says that there is no element.
+    """One step of a chain: a pure function from positions to elements. None stands for a missing element.
 
-    Subclasses are frozen dataclasses: their fields are what decides the elements. Nodes are shared by threads, and
-    pickled.
+    Subclasses are frozen dataclasses whose fields determine the elements. Threads share nodes, and nodes are pickled.
     """
 
     @property
     @abc.abstractmethod
     def parents(self) -> "tuple[Node, ...]":
-        """The nodes that this one takes its elements from."""
+        """The nodes that this node takes its elements from."""
 
     @property
     @abc.abstractmethod
     def length(self) -> int:
-        """How many positions an epoch has; ENDLESS where there is no end."""
+        """The number of positions per epoch; ENDLESS if there is no end."""
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """How many positions have the same epoch for random operations: as in a DataLoader, whatever is repeated."""
+        """The number of positions per epoch of random operations: as in a DataLoader, repeating does not change it."""
         return self.length
 
     @functools.cached_property
     def is_sparse(self) -> bool:
-        """Whether some elements may be absent, judged by the operations alone."""
+        """True if elements may be missing, judged by the operations alone."""
         return any(parent.is_sparse for parent in self.parents)
 
     @functools.cached_property
     def width(self) -> int:
-        """How many records, at most and about, one element is made of."""
+        """Approximate upper bound on the records per element."""
         return max((parent.width for parent in self.parents), default=1)
 
     @functools.cached_property
     def breadth(self) -> int:
-        """From how many sources its elements come."""
+        """The number of sources that its elements come from."""
         return sum(parent.breadth for parent in self.parents) or 1
 
     @functools.cached_property
     def sources(self) -> tuple[Any, ...] | None:
-        """The sources whose records are its elements, just as they are, each once; None where it makes elements."""
+        """The sources whose unchanged records are its elements, each once; None if it computes elements."""
         return None
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns the record keys of positions where the sources are laid end to end: of a node that has `sources`.
+        """Returns the record keys of positions in the concatenated sources. Only for nodes with `sources`.
 
         Args:
             positions: the positions.
-            starts: the first record key of each source, by the identity of the source.
+            starts: the first record key of each source, by its `id`.
         """
         raise NotImplementedError
 
     @functools.cached_property
     def looks_ahead(self) -> bool:
-        """Whether many positions are located faster at once than block by block."""
+        """True if locating many positions in one call is faster than block by block."""
         return all(parent.looks_ahead for parent in self.parents)
 
     @abc.abstractmethod
     def locate(self, positions: Positions) -> Any:
-        """Returns what `elements` needs of positions, which are left as they are."""
+        """Returns the arrays that `elements` needs for positions, which are not changed."""
 
     @abc.abstractmethod
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns the elements of the rows [start, stop) of what `locate` has returned, None where one is absent.
+        """Returns the elements of the rows [start, stop) of a result of `locate`, None for missing elements.
 
         Raises:
-            Exception: what reading or an operation raises, with notes that say where.
+            Exception: an error of the source or of an operation, with notes that locate it.
         """
 
     def __getstate__(self) -> dict[str, Any]:
-        # What was computed is computed anew.
+        # Cached values are computed again.
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def at(self, position: int) -> Any:
-        """Returns the element at one position: what `elements` gives, without arrays where that is quicker."""
+        """Returns the element at one position, like `elements`, but without arrays if that is faster."""
         return self.elements(self.locate(np.array([position])), 0, 1)[0]
 
     @property
     @abc.abstractmethod
     def text(self) -> str:
-        """How the chain shows this node, without its parents: `.shuffle(seed=0)`."""
+        """The node in a description of the chain, without its parents: `.shuffle(seed=0)`."""
 
     @property
     def shares(self) -> Sequence[tuple[str, float]]:
-        """The names of the parents with their weights or lengths, for a picture; none where each counts alike."""
+        """The names of the parents with their weights or lengths, for a diagram; empty if all count the same."""
         return ()
 
-    def words(self) -> Iterator[str]:
-        """Yields what of this node, without its parents, decides the elements; equal in every process."""
-        fields = [field.name for field in dataclasses.fields(self)]
-        shown = {name: getattr(self, name) for name in fields}
-        plain = {name: value for name, value in shown.items() if not _holds_nodes(value)}
-        yield f"{type(self).__name__}({', '.join(f'{name}: {words_of(value)}' for name, value in plain.items())})"
+    def identities(self) -> Iterator[str]:
+        """Yields descriptions of what determines its elements, without its parents; equal in every process."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        plain = {name: value for name, value in fields.items() if not _holds_nodes(value)}
+        yield f"{type(self).__name__}({', '.join(f'{name}: {identity_of(value)}' for name, value in plain.items())})"
 
     def content(self) -> Description:
-        """Returns what of this node, without its parents, may decide the elements: the code of its operation."""
+        """Returns the description of its content, without its parents, including the code of its operation."""
         found = Description()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -129,20 +127,15 @@ class Node(abc.ABC):
 
 
 def _holds_nodes(value: Any) -> bool:
-    return isinstance(value, Node) or (isinstance(value, tuple) and any(isinstance(part, Node) for part in value))
-
-
-def words_of(value: Any) -> str:
-    """Returns a value in words that are equal in every process."""
-    return identity_of(value)
+    return isinstance(value, Node) or (isinstance(value, tuple) and any(isinstance(item, Node) for item in value))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UnaryNode(Node):
-    """A node with one parent, of as many elements unless its class says otherwise.
+    """A node with one parent. It has the same number of elements unless its class specifies otherwise.
 
     Attributes:
-        parent: where its elements come from.
+        parent: the node that its elements come from.
     """
 
     parent: Node
@@ -154,20 +147,20 @@ class UnaryNode(Node):
 
     @functools.cached_property
     def length(self) -> int:
-        """As many as the parent has."""
+        """The parent's length."""
         return self.parent.length
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """The parent's, where there are as many elements."""
+        """The parent's, if the lengths are equal."""
         return self.parent.epoch_length if self.length == self.parent.length else self.length
 
 
 def divided(positions: Positions, length: int) -> "tuple[int | NDArray[np.uint64], Positions]":
-    """Returns the epochs of positions, one for all or an array with one for each, and their offsets in them.
+    """Returns the epochs of positions, one int for all or an array with one per position, and their offsets in them.
 
     Raises:
-        IndexError: there are no elements.
+        IndexError: the dataset is empty.
     """
     if not positions.size:
         return 0, positions
@@ -181,13 +174,13 @@ def divided(positions: Positions, length: int) -> "tuple[int | NDArray[np.uint64
 
 
 def divided_one(position: int, length: int) -> tuple[int, int]:
-    """Returns the epoch of one position, and the offset in it; raises as `divided` does."""
+    """Returns the epoch of one position and the offset in it. Raises as `divided` does."""
     if not length:
         raise IndexError(_EMPTY)
     return divmod(position, length)
 
 
-_EMPTY = "This dataset is empty: there is no element at any position."
+_EMPTY = "This dataset is empty: it has no element at any position."
 
 
 def joined(epochs: "int | NDArray[np.uint64]", length: int, offsets: Positions) -> Positions:

@@ -1,4 +1,4 @@
-"""The nodes that chains begin with: a source of records, and a user's own dataset."""
+"""The first nodes of chains: a source of records, or a user's own dataset."""
 
 import dataclasses
 import functools
@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from millstream.dataset.nodes.node import Node, Positions, divided, divided_one, words_of
-from millstream.loader.checkpoints.description import Description
+from millstream.dataset.nodes.node import Node, Positions, divided, divided_one
+from millstream.loader.checkpoints.description import Description, identity_of
 from millstream.loader.checkpoints.fingerprint import add_source
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -20,39 +20,39 @@ from millstream.sources.base import HeldRecords
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(Node):
-    """The records of a source, in their order.
+    """The records of a source, in order.
 
     Attributes:
-        source: anything with `len(source)` and `source[key]`; `__getitems__` is used if it is there.
+        source: an object with `len(source)` and `source[key]`; `__getitems__` is used if it exists.
     """
 
     source: DataSource[Any]
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """None."""
+        """Empty."""
         return ()
 
     @functools.cached_property
     def length(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return len(self.source)
 
     @functools.cached_property
     def sources(self) -> tuple[Any, ...]:
-        """The source, unless it is empty: nothing is read from it then."""
+        """The source, unless it is empty, because nothing is read from it then."""
         return (self.source,) if self.length else ()
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns offsets in the epoch, after the sources that come before."""
+        """Returns offsets in the epoch, after the sources before this one."""
         return divided(positions, self.length)[1] + starts[id(self.source)]
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
-        """Returns the positions, and their record keys."""
+        """Returns the positions and their record keys."""
         return positions, divided(positions, self.length)[1]
 
     def elements(self, located: tuple[Positions, Positions], start: int, stop: int) -> Sequence[Any]:
-        """Returns the records, read in one call where the source can."""
+        """Returns the records, read in one call if the source supports it."""
         positions, keys = located
         table = np.zeros((5, stop - start), np.int64)
         table[0], table[1] = positions[start:stop], keys[start:stop]
@@ -62,7 +62,7 @@ class Source(Node):
         return run.values
 
     def at(self, position: int) -> Any:
-        """Returns a record, alone."""
+        """Returns one record."""
         key = divided_one(position, self.length)[1]
         try:
             return self._records[key]
@@ -75,7 +75,7 @@ class Source(Node):
 
     @functools.cached_property
     def _records(self) -> Any:
-        """What single records are taken from: of a list in memory, each reader gets dicts of its own."""
+        """The object that single records are read from. Each reader of a list in memory gets its own dicts."""
         source = cast("Sequence[Any]", self.source)
         return HeldRecords(source).quickest if type(source) in (list, tuple) else source
 
@@ -84,7 +84,7 @@ class Source(Node):
         return reader_of(self.source)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # How it is read is found out in each process. Workers share the records of a list in memory.
+        # Each process finds out how to read it. Workers share the records of a list in memory.
         source: Any = self.source
         return rebuilt, (HeldRecords(source) if type(source) in (list, tuple) else source,)
 
@@ -93,10 +93,10 @@ class Source(Node):
         """The source."""
         return f"source({source_name(self.source)})"
 
-    def words(self) -> Iterator[str]:
-        """Yields what the source says of itself, or what it is made of."""
-        words = self.content().identity
-        yield f"Source({', '.join(f'source{name}: {text}' for name, text in words.items())})"
+    def identities(self) -> Iterator[str]:
+        """Yields the source's fingerprint, or its description."""
+        identity = self.content().identity
+        yield f"Source({', '.join(f'source{name}: {text}' for name, text in identity.items())})"
 
     def content(self) -> Description:
         """Returns the description of the source."""
@@ -106,13 +106,13 @@ class Source(Node):
 
 
 def rebuilt(source: Any) -> Source:
-    """Returns the node of a source that was pickled, or of what a worker has in its place."""
+    """Returns the node of an unpickled source, or of its replacement in a worker."""
     return Source(source.records if type(source) is HeldRecords else source)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Own(Node):
-    """The elements of a user's subclass of MapDataset, which is asked for one after the other.
+    """The elements of a user's subclass of MapDataset, read one by one.
 
     Attributes:
         dataset: an object of that class.
@@ -124,17 +124,17 @@ class Own(Node):
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The parents that the dataset has named."""
+        """The nodes of the parents that the dataset passed to its base class."""
         return self.above
 
     @functools.cached_property
     def length(self) -> int:
-        """What the dataset says."""
+        """The length of the dataset."""
         return len(self.dataset)
 
     @functools.cached_property
     def looks_ahead(self) -> bool:
-        """Nothing is located: positions are handed on as they are."""
+        """True, because positions are passed on unchanged."""
         return True
 
     def locate(self, positions: Positions) -> Positions:
@@ -142,11 +142,11 @@ class Own(Node):
         return positions
 
     def elements(self, located: Positions, start: int, stop: int) -> Sequence[Any]:
-        """Returns what the dataset's `__getitem__` gives for each position."""
+        """Returns the results of the dataset's `__getitem__`."""
         return [self.dataset[position] for position in located[start:stop].tolist()]
 
     def at(self, position: int) -> Any:
-        """Returns what the dataset's `__getitem__` gives."""
+        """Returns the result of the dataset's `__getitem__`."""
         return self.dataset[position]
 
     @property
@@ -154,9 +154,9 @@ class Own(Node):
         """The class of the dataset."""
         return type(self.dataset).__name__
 
-    def words(self) -> Iterator[str]:
+    def identities(self) -> Iterator[str]:
         """Yields the class and the attributes of the dataset, without its parents."""
-        yield f"{type(self.dataset).__qualname__}(length: {self.length}, {words_of(self._parameters())})"
+        yield f"{type(self.dataset).__qualname__}(length: {self.length}, {identity_of(self._parameters())})"
 
     def content(self) -> Description:
         """Returns the description of the dataset: its attributes, and the code of its class."""
@@ -170,4 +170,4 @@ class Own(Node):
 
 
 _KEPT_BY_MAP_DATASET = {"_parents", "_depth", "_node", "_blocks"}
-"""The attributes of every MapDataset."""
+"""The attributes that every MapDataset has."""

@@ -22,6 +22,7 @@ from millstream.signal_exceptions import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.absence_check import AbsentElement, Present
 from millstream.transforms.batched import WholeCallError, results_of
+from millstream.transforms.function_checks import children_of
 from millstream.transforms.grouping import MAX_FAN_OUT
 from millstream.transforms.only_for import leaves
 from millstream.transforms.pad import pad
@@ -172,17 +173,7 @@ def _filter_step(operation: Filter, where: str, maker: str | None, component: in
 
 def _flat_map_step(operation: FlatMap, where: str, maker: str | None, component: int | None) -> Step:
     limit: int = getattr(operation, "max_fan_out", None) or MAX_FAN_OUT
-
-    def split(element: Any) -> list[Any]:
-        # No more than it takes to see that they are too many: a generator may have no end.
-        children = list(itertools.islice(operation.flat_map(element), limit + 1))
-        if len(children) > limit:
-            raise ValueError(
-                f"flat_map gave more than {limit} elements for one, and max_fan_out is {limit}. Set max_fan_out to the "
-                "most that an element can split into."
-            )
-        return children
-
+    split = functools.partial(children_of, operation, limit)
     split_each = within(component, lambda run: map(split, run.values), lambda element: [element])
 
     def step(run: Elements, allocate: Allocate) -> Elements:

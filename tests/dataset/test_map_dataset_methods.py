@@ -496,7 +496,7 @@ def test_batches_of_absent_elements_are_refused() -> None:
     holes = TEN.map(lambda element: None if element == 3 else element)
 
     assert read(holes.batch(3)[2:])[0].tolist() == [6, 7, 8]
-    with pytest.raises(ValueError, match=r"no element at position 3: a map before .batch returned None"):
+    with pytest.raises(ValueError, match=r"missing element at position 3: a map before .batch returned None"):
         _ = holes.batch(3)[1]
     for sparse in (TEN.filter(bool), TEN.apply(FlatMapTransform(lambda x: [x], 2)), Every(TEN.filter(bool), 2)):
         with pytest.raises(ValueError, match=r"may be absent, after a filter or flat_map.*to_iter_dataset"):
@@ -550,22 +550,22 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "component": (lambda: UNTYPED_TEN.apply(OnlyFor("a", fail_at_seven)), TypeError, r"to_iter_dataset\(\)\.apply"),
     "backwards": (lambda: UNTYPED_TEN.repeat()[::-1], ValueError, "cannot be read backwards"),
     "a pair": (lambda: UNTYPED_TEN.slice(3), TypeError, r"such as slice\(0, 10\)"),
-    "negative": (lambda: UNTYPED_TEN[-1], IndexError, r"count from 0.* got -1: write len\(dataset\) - 1"),
+    "negative": (lambda: UNTYPED_TEN[-1], IndexError, r"count from 0.* got -1. Use len\(dataset\) - 1"),
     "negatives": (lambda: UNTYPED_TEN.__getitems__([3, -1]), IndexError, "got -1"),
     "large": (lambda: UNTYPED_TEN[2**63], IndexError, r"below 2\*\*63"),
     "float": (lambda: UNTYPED_TEN[1.0], TypeError, "integer"),
     "floats": (lambda: UNTYPED_TEN.__getitems__(np.zeros(3)), TypeError, "integer"),
     "table": (lambda: UNTYPED_TEN.__getitems__(np.zeros((2, 2), np.int64)), ValueError, "one-dimensional"),
-    "empty": (lambda: UNTYPED.source([])[0], IndexError, "empty: there is no element"),
+    "empty": (lambda: UNTYPED.source([])[0], IndexError, "empty: it has no element"),
     "empty block": (
         lambda: UNTYPED_TEN[5:5].shuffle(seed=0).__getitems__([0]),
         IndexError,
-        "empty: there is no element",
+        "empty: it has no element",
     ),
     "too many": (
         lambda: read(UNTYPED_TEN.apply(FlatMapTransform(lambda x: [x] * 3, 2))),
         ValueError,
-        "more than 2 elements for one",
+        "max_fan_out = 2 elements, got more",
     ),
 }
 

@@ -1,6 +1,6 @@
-"""What a MapDataset is made of, where a loader can do it by itself: a source, an order, and operations.
+"""Lowering of a MapDataset to a source, an order and operations, if a loader can run it by itself.
 
-So the records are read, and shared with workers, as those of a DataLoader are, and its look-ahead finds their keys.
+Its records are then read, and shared with workers, like those of a DataLoader, whose look-ahead finds their keys.
 """
 
 import dataclasses
@@ -26,10 +26,10 @@ class NodeOrder:
     """The order in which nodes read the records of a source, as a sampler.
 
     Attributes:
-        nodes: from the last one to the first; what they stand on is a range in the place of the source.
-        num_source_records: how many records the source has.
-        length: how many positions there are; None where there is no end.
-        num_records: how many positions have the same epoch.
+        nodes: the nodes, last one first, over a range in place of the source.
+        num_source_records: the number of records in the source.
+        length: the number of positions; None if there is no end.
+        num_records: the number of positions per epoch.
     """
 
     seed = None
@@ -40,13 +40,13 @@ class NodeOrder:
 
     @property
     def largest_key(self) -> int:
-        """The last record of the source."""
+        """The key of the source's last record."""
         return self.num_source_records - 1
 
     def fingerprint(self) -> str:
-        """Returns what decides the order."""
-        words = [text for node in reversed(self.nodes) for text in node.words()]
-        return " ".join(["order", *(f"node{number}={text}" for number, text in enumerate(words))])
+        """Returns the identities of the nodes, which determine the order."""
+        identities = [text for node in reversed(self.nodes) for text in node.identities()]
+        return " ".join(["order", *(f"node{number}={text}" for number, text in enumerate(identities))])
 
     def __getitem__(self, position: int) -> RecordMetadata:
         return RecordMetadata(position, int(self.record_keys(position, position + 1)[0]), None)
@@ -63,13 +63,13 @@ class NodeOrder:
         return divided(positions, self.num_source_records)[1]
 
 
-class Peeled(NamedTuple):
-    """What a loader does.
+class Lowered(NamedTuple):
+    """A dataset as a loader runs it.
 
     Attributes:
-        source: what it reads.
-        order: in which order.
-        operations: what it does with each record.
+        source: the source to read.
+        order: the order of reading.
+        operations: the operations to apply to each record.
     """
 
     source: Any
@@ -78,15 +78,15 @@ class Peeled(NamedTuple):
 
 
 def order_of(node: Node) -> InOrder:
-    """Returns the order in which the elements of a node come."""
+    """Returns the order of a node's elements: by position."""
     return InOrder(None if node.length == ENDLESS else node.length, node.epoch_length)
 
 
-def peeled(dataset: Any, node: Node) -> Peeled:
-    """Returns what a loader does to make the elements of a dataset whose node this is.
+def lower(dataset: Any, node: Node) -> Lowered:
+    """Returns the form in which a loader runs a dataset with this node.
 
-    A map may be done after the order is decided: it sees the elements alone. One with indices or draws must come after
-    everything that changes positions.
+    A Map may run after the order is determined, because it sees only the elements. Operations with indices or draws
+    must come after all nodes that change positions.
     """
     operations: list[Transformation] = []
     nodes: list[IndexNode] = []
@@ -100,17 +100,17 @@ def peeled(dataset: Any, node: Node) -> Peeled:
             if not isinstance(below, Seed):
                 nodes.append(below)
         else:
-            return Peeled(dataset, order_of(node), ())
+            return Lowered(dataset, order_of(node), ())
         below = below.parents[0]
     if not below.length:
-        return Peeled(dataset, order_of(node), ())
+        return Lowered(dataset, order_of(node), ())
     length = None if node.length == ENDLESS else node.length
     order = NodeOrder(_without_source(nodes, below.length), below.length, length, node.epoch_length)
-    return Peeled(below.source, order, tuple(reversed(operations)))
+    return Lowered(below.source, order, tuple(reversed(operations)))
 
 
 def _without_source(nodes: list[IndexNode], num_records: int) -> tuple[IndexNode, ...]:
-    """Returns the same nodes over a range: the source itself travels to workers by another way."""
+    """Returns the same nodes over a range, because the source is sent to workers separately."""
     parent: Node = Source(range(num_records))
     rebuilt: list[IndexNode] = []
     for node in reversed(nodes):

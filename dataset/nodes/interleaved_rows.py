@@ -1,4 +1,4 @@
-"""The order of rows of several files, one of each in turn: what interleaving them would give, at any position."""
+"""The order of interleaved rows of several files, with random access."""
 
 import dataclasses
 import functools
@@ -15,14 +15,14 @@ Table = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class InTurn(IndexNode):
-    """Rows of concatenated parts, one of each of `cycle_length` parts after another.
+class InterleavedRows(IndexNode):
+    """Interleaves the rows of concatenated files, one row of each of `cycle_length` files at a time.
 
-    Once a part has ended, the next one replaces it from its next turn on: the order of `InterleaveIterDataset`.
+    Once a file has ended, the next one replaces it from its next turn on: the order of `InterleaveIterDataset`.
 
     Attributes:
-        sizes: how many rows each part has.
-        cycle_length: how many parts take turns.
+        sizes: the number of rows of each file.
+        cycle_length: the number of files that are interleaved.
     """
 
     sizes: tuple[int, ...]
@@ -30,17 +30,17 @@ class InTurn(IndexNode):
 
     @functools.cached_property
     def _table(self) -> Table:
-        """Runs of positions in which the same parts take turns.
+        """The runs of positions in which the same files are interleaved.
 
-        Their first positions, shape (runs,); how many parts take turns; and which row of the parent each part begins
-        with, shape (runs, cycle_length).
+        Consists of their first positions, shape (runs,); the number of files in each; and the first row of each file
+        in the parent, shape (runs, cycle_length).
         """
         bounds = itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
         turns = list(itertools.islice(bounds, self.cycle_length))
         starts, counts, rows, position = [], [], [], 0
         while turns:
             count = len(turns)
-            # The run ends at the turn of the first part that has no more rows.
+            # The run ends at the turn of the first file without more rows.
             length, ended = min(((end - begin) * count + turn, turn) for turn, (begin, end) in enumerate(turns))
             if length:
                 starts.append(position)
@@ -53,7 +53,7 @@ class InTurn(IndexNode):
         return np.array(starts), np.array(counts), np.array(rows).reshape(len(rows), self.cycle_length)
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns which rows of the parts laid end to end come at positions."""
+        """Returns the rows of the concatenated files at positions."""
         epochs, offsets = divided(positions, self.length)
         if not offsets.size:
             return positions
@@ -63,15 +63,15 @@ class InTurn(IndexNode):
         return joined(epochs, self.length, rows[runs, turns] + rounds)
 
     def parent_position(self, position: int) -> int:
-        """Returns the same for one position."""
+        """Returns the row at one position."""
         (parent_position,) = self.parent_positions(np.array([position])).tolist()
         return int(parent_position)
 
     @property
     def text(self) -> str:
-        """How many parts there are."""
-        return f".in_turn({len(self.sizes)} parts, cycle_length={self.cycle_length})"
+        """The number of files."""
+        return f".interleave({len(self.sizes)} files, cycle_length={self.cycle_length})"
 
-    def words(self) -> Iterator[str]:
-        """Yields the sizes of the parts."""
+    def identities(self) -> Iterator[str]:
+        """Yields the sizes of the files."""
         yield f"InTurn(sizes: {list(self.sizes)}, cycle_length: {self.cycle_length})"
