@@ -54,8 +54,9 @@ class Inspectable:
 
         Since the previous call of `metrics()`, or since the start if nothing was delivered in between:
         `loader/wait_share` (0 … 1) and `loader/batches_per_second`. Of the last 1,000 waits:
-        `loader/wait_seconds_p50` and `loader/wait_seconds_p99`. Of the newest iterator: `loader/step`, and
-        `loader/epoch` if the order has epochs. Also `loader/workers` and `loader/batch_bytes`.
+        `loader/wait_seconds_p50` and `loader/wait_seconds_p99`. Of the newest iterator: `loader/step`, `loader/epoch`
+        if the order has epochs, and, for each component of a mixture in a 1:1 pipeline, its records in all global
+        batches before that step, `loader/component_records/web`. Also `loader/workers` and `loader/batch_bytes`.
 
         Args:
             all_hosts: True adds a comparison of all JAX processes, which must all call this: `loader/slowest_host`, the

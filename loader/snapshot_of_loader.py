@@ -25,6 +25,7 @@ from millstream.notebook_repr import Pictured
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.epochs import EpochSampler
+from millstream.samplers.protocols import is_mixed
 from millstream.sources import DataSource
 from millstream.sources.files.multi_file import Files
 from millstream.sources.source_checks import batched_read_of
@@ -102,7 +103,18 @@ def _measured(
         errors=0 if plan.errors is None else len(plan.errors.texts),
         step=position[0],
         epoch=position[1],
+        components=_components_before(plan, position[0]),
     )
+
+
+def _components_before(plan: Plan, step: int) -> tuple[tuple[str, int], ...]:
+    """Returns the records of each component of a mixture in the global batches before a step."""
+    order, partition = plan.pipeline.order, plan.partition
+    if not plan.one_to_one or not is_mixed(order):
+        return ()
+    position = step * partition.global_block
+    drawn = order.drawn_before(position if partition.length is None else min(position, partition.length))
+    return tuple(zip(map(str, order.names), drawn, strict=True))
 
 
 def source_snapshot(source: DataSource[Any]) -> SourceSnapshot:

@@ -155,7 +155,7 @@ def _pipeline(number: int, execution: Execution, before: LoaderSnapshot) -> dict
         "number": number,
         "source": snapshot.source.name,
         "order": snapshot.order.name,
-        "mixture": mixture_text(snapshot.order.weights),
+        "mixture": mixture_text(snapshot.order.weights, snapshot.measured.components),
         "shard": snapshot.shard,
         "who": workers_text(snapshot),
         "num_records": snapshot.order.length,

@@ -30,6 +30,7 @@ def metrics_of(snapshot: LoaderSnapshot, previous: Measurements | None = None) -
         "wait_seconds_p50": _percentile(measured.waits, 0.5),
         "wait_seconds_p99": _percentile(measured.waits, 0.99),
     }
+    numbers |= {f"component_records/{name}": count for name, count in measured.components}
     numbers |= {f"seconds/{name}": stage.seconds for name, stage in _named_stages(snapshot)}
     return {PREFIX + name: float(value) for name, value in numbers.items()}
 
@@ -117,6 +118,12 @@ def _exposition_lines(snapshots: Mapping[str | None, LoaderSnapshot]) -> Iterato
         for name, of_loader in metrics.items():
             if first.name in of_loader:
                 yield _sample(family, _loader_label(name), of_loader[first.name].value)
+    if any(one.measured.components for one in snapshots.values()):
+        family = "millstream_component_records"
+        yield from _head(family, "Records of a mixture's component in all global batches so far.", is_counter=False)
+    for name, one in snapshots.items():
+        for component, count in one.measured.components:
+            yield _sample(family, {**_loader_label(name), "component": component}, count)
     if snapshots:
         family = "millstream_stage_seconds_total"
         yield from _head(family, "Seconds of a stage, summed over threads and processes.")

@@ -32,10 +32,18 @@ def trainer_text(measured: Measurements) -> str:
     return f"{batches} in {seconds_text(measured.seconds)}, {share_text(measured.wait_share)} of it waiting"
 
 
-def mixture_text(weights: tuple[tuple[str, float], ...]) -> str:
-    """Returns the components of a mixture with their shares: `web 75 %, books 25 %`."""
-    total = sum(weight for _, weight in weights) or 1.0
-    shown = [f"{name} {share_text(weight / total)}" for name, weight in weights[:COMPONENTS_SHOWN]]
+def mixture_text(weights: tuple[tuple[str, float], ...], components: tuple[tuple[str, int], ...] = ()) -> str:
+    """Returns the components of a mixture with their shares: `web 75 %, books 25 %`.
+
+    Args:
+        weights: the components, each with its weight.
+        components: their records so far, to be named as well: `web 75 % (1,200 records)`; empty if none are known.
+    """
+    total, counts = sum(weight for _, weight in weights) or 1.0, dict(components)
+    shown = [
+        f"{name} {share_text(weight / total)}" + (f" ({count_text(counts[name], 'record')})" if name in counts else "")
+        for name, weight in weights[:COMPONENTS_SHOWN]
+    ]
     more = len(weights) - len(shown)
     return ", ".join([*shown, *([f"{more} more"] if more else [])])
 

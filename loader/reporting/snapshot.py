@@ -116,6 +116,8 @@ class Measurements:
         errors: the number of records that failed and were skipped.
         step: the step of the newest iterator.
         epoch: the epoch of the newest iterator; None if the order has no epochs.
+        components: the records of each component of a mixture in all global batches before `step`; empty for other
+            orders, and for pipelines that are not 1:1.
     """
 
     batches: int = 0
@@ -131,6 +133,7 @@ class Measurements:
     errors: int = 0
     step: int = 0
     epoch: int | None = None
+    components: tuple[tuple[str, int], ...] = ()
 
     @property
     def seconds(self) -> float:

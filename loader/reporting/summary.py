@@ -39,7 +39,7 @@ class Summary:
 def _lines(snapshot: LoaderSnapshot, advice: Sequence[Advice]) -> Iterator[str]:
     yield f"{snapshot.source.name}, {snapshot.order.name}"
     if snapshot.order.weights:
-        yield f"mixture of {mixture_text(snapshot.order.weights)}"
+        yield f"mixture of {mixture_text(snapshot.order.weights, snapshot.measured.components)}"
     yield f"{workers_text(snapshot)}; {trainer_text(snapshot.measured)}"
     yield ""
     yield from _table(snapshot)

@@ -17,7 +17,7 @@ def _lines(snapshot: LoaderSnapshot) -> Iterator[str]:
     yield f"  source  {snapshot.source.name}"
     yield f"  order   {snapshot.order.name}"
     if snapshot.order.weights:
-        yield f"  mixture {mixture_text(snapshot.order.weights)}"
+        yield f"  mixture {mixture_text(snapshot.order.weights, snapshot.measured.components)}"
     width = max(len(stage.label) for stage in snapshot.stages)
     for location, stages in stages_by_location(snapshot):
         yield f"  ┌ {location}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pytest
 from hypothesis import strategies
 from prometheus_client.parser import text_string_to_metric_families
@@ -72,6 +73,27 @@ def test_batches_of_an_iterator_that_is_dropped_are_counted() -> None:
             next(iterator)
         del iterator
     assert loader.metrics()["loader/batches"] == 6
+
+
+def test_components_of_a_mixture_are_counted() -> None:
+    """Metrics, page, summary and text have the records of each component before the step, as `composition` counts."""
+    loader = millstream.load(
+        {"web": range(300), "books": range(1000, 1100)}, weights={"web": 3, "books": 1}, batch_size=8, seed=1
+    )
+    with iter(loader) as batches:
+        drawn = np.concatenate([next(batches) for _ in range(5)])
+        metrics, page = loader.metrics(), samples(millstream.prometheus_text(loader))
+        summary = str(loader.summary())
+    books = int((drawn >= 1000).sum())
+    for component, count in (("web", 40 - books), ("books", books)):
+        assert metrics[f"loader/component_records/{component}"] == count
+        assert page["millstream_component_records", frozenset({("component", component)})] == count
+        assert loader.composition(0, 5).components[component].documents == count
+    assert f"web 75 % ({40 - books} records), books 25 % ({books} records)" in summary
+    assert [name for name in loader.metrics() if "component" in name] == [
+        "loader/component_records/web",
+        "loader/component_records/books",
+    ]
 
 
 def test_metrics_are_what_the_profile_says() -> None:
