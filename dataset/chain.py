@@ -123,7 +123,7 @@ def _epoch_length(leaf: IterDataset[Any]) -> int | None:
         leaf = leaf.parents[0]
     if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf):
         return None
-    return node_of(leaf.source).epoch_length
+    return node_of(leaf.map_dataset).epoch_length
 
 
 def iterates_itself(dataset: IterDataset[Any]) -> bool:

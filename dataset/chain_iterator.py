@@ -133,7 +133,7 @@ class ReadIterator(EngineIterator):
 
     def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
         super().__init__()
-        node = node_of(leaf.source)
+        node = node_of(leaf.map_dataset)
         order = order_of(node)
         self._running, self._options = running, running.options
         limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
@@ -141,7 +141,7 @@ class ReadIterator(EngineIterator):
             # Whatever a plan knows of absent elements, one that fails is dropped.
             first = (KeepAll(), *first)
         self._sparse = Pipeline(
-            leaf.source, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
+            leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
         )
         self._was_sought = False
         self._noted = _NOTHING_NOTED
@@ -149,7 +149,7 @@ class ReadIterator(EngineIterator):
         # What is shown, if anybody looks: the operations of the MapDataset one by one, where that can be.
         pipeline = self._whole = self._sparse
         if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
-            source, own_order, maps = lower(leaf.source, node)
+            source, own_order, maps = lower(leaf.map_dataset, node)
             dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
             # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
             pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense

@@ -104,6 +104,30 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         )
 
     @staticmethod
+    def source(iterable: Iterable[Out]) -> "IterDataset[Out]":
+        """Returns the elements of any iterable, in its order: a Hugging Face stream, a torch `IterableDataset`, a list.
+
+        The iterable runs in the consumer's thread, and the operations after it in threads and workers. If it, or its
+        iterator, has `state_dict` and `load_state_dict`, these are saved and restored. Otherwise the stream is resumed
+        by drawing the elements before the position again.
+
+        Args:
+            iterable: the iterable. Each `iter(iterable)` must begin again with the same elements. One that has states
+                itself is copied (`copy.deepcopy`) for each iterator.
+
+        Raises:
+            TypeError: it is not an iterable, or it is an iterator, which can be read only once.
+
+        Examples:
+            >>> dataset = millstream.IterDataset.source(["a", "b", "c"]).map(str.upper).batch(2)
+            >>> list(dataset)
+            [array(['A', 'B'], dtype='<U1'), array(['C'], dtype='<U1')]
+        """
+        from millstream.dataset.stream_source import SourceIterDataset  # noqa: PLC0415  (a subclass of this class)
+
+        return SourceIterDataset(iterable)
+
+    @staticmethod
     def mix(
         datasets: "Sequence[IterDataset[Out]] | Mapping[str, IterDataset[Out]]",
         weights: "Sequence[Any] | Mapping[str, Any] | None" = None,

@@ -54,7 +54,7 @@ def straight_node(dataset: IterDataset[Any], *, has_workers: bool) -> Node | Non
     leaf = chain.leaf
     if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf) or leaf.allow_nones:
         return None
-    node = node_of(leaf.source)
+    node = node_of(leaf.map_dataset)
     if node.is_sparse or (chain.workers.num_workers and not has_workers):
         return None
     for operation in chain.operations:

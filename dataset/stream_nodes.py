@@ -90,16 +90,16 @@ class ReadIterDataset(IterDataset[Any]):
     """The elements of a `MapDataset`, from the first to the last: the leaf of a straight chain.
 
     Attributes:
-        source: the MapDataset.
+        map_dataset: the MapDataset.
         reading: the threads that read ahead.
         allow_nones: whether None is an element, where it would be the absence of one.
     """
 
-    def __init__(self, source: Any, read_options: ReadOptions | None = None, allow_nones: bool = False) -> None:
-        super().__init__(source)
+    def __init__(self, map_dataset: Any, read_options: ReadOptions | None = None, allow_nones: bool = False) -> None:
+        super().__init__(map_dataset)
         if read_options is not None:
             check_kind(read_options, "read_options", ReadOptions)
-        self.source = source
+        self.map_dataset = map_dataset
         self.reading = read_options or ReadOptions()
         self.allow_nones = allow_nones
 

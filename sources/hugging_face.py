@@ -186,7 +186,9 @@ def _checked_columns(dataset: Any) -> list[str]:
         if "DatasetDict" in kinds:
             advice = f" Choose one of its splits: {', '.join(map(repr, dataset))}."
         elif "IterableDataset" in kinds:
-            advice = " It has no random access: load it without streaming=True."
+            advice = (
+                " It is read in order. Write millstream.IterDataset.source(dataset), or load it without streaming=True."
+            )
         raise TypeError(f"dataset must be a datasets.Dataset, got {type(dataset).__name__}.{advice}")
     if dataset.format["type"] == "custom":
         raise TypeError(

@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from millstream import grain_kinds
+
 _ROWS_OF_TABLES: Mapping[str, Callable[[Any, int], Any]] = {
     "arrow": lambda table, row: table.slice(row, 1),
     "pandas": lambda frame, row: frame.iloc[row : row + 1].reset_index(drop=True),
@@ -65,6 +67,8 @@ def advice_for(value: object) -> str | None:
         )
     if hasattr(value, "__next__"):
         return "an iterator has no random access. Pass list(iterator), if its records fit into memory."
+    if isinstance(value, grain_kinds.IterDataset):
+        return "a stream has no random access. Add .batch(n) to it, and iterate over it."
     return _advice_for_table(value)
 
 
@@ -107,7 +111,13 @@ def check_readable(source: Any, name: str) -> None:
     """Raises unless the value is a source, which may have no records. The arguments are those of `check_source`."""
     if advice := advice_for(source):
         raise TypeError(f"{name} must be a source of records, got {type(source).__name__}: {advice}")
-    if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
+    is_readable = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    if not is_readable and hasattr(source, "__iter__"):
+        raise TypeError(
+            f"{name} must have len(source) and source[key], got {type(source).__name__}, which is read in order. Write "
+            "millstream.IterDataset.source(stream).batch(n) to iterate over batches of it, or pass a list."
+        )
+    if not is_readable:
         raise TypeError(
             f"{name} must have len(source) and source[key], got {type(source).__name__}. "
             "A list of records is a source; so is any class with __len__ and __getitem__."

@@ -89,6 +89,7 @@ FLUENT = {
     ("millstream.dataset.map_dataset", "millstream.dataset.stream_nodes"),
     ("millstream.dataset.iter_dataset", "millstream.dataset.stream_nodes"),
     ("millstream.dataset.iter_dataset", "millstream.dataset.stream_mixing"),
+    ("millstream.dataset.iter_dataset", "millstream.dataset.stream_source"),
     ("millstream.dataset.stream_nodes", "millstream.dataset.chain"),
 }
 """The imports that may run in a circle, inside methods of a dataset: `.batch(64)`, `.mix(…)` and `iter(dataset)` make

@@ -102,6 +102,7 @@ def _() -> None:
             return iter("abc")
 
     assert list(Letters().map(str.upper)) == ["A", "B", "C"]
+    assert list(grain.IterDataset.source(Letters()).map(str.upper)) == ["A", "B", "C"]
     with pytest.raises(TypeError, match="has no random access"):
         grain.load(iter("abc"))  # type: ignore[arg-type]  # the mistake
 

@@ -115,7 +115,7 @@ def _of_stream(dataset: IterDataset[Any]) -> Any:
         return dataset.element_spec
     match dataset:
         case ReadIterDataset():
-            return _of_node(node_of(dataset.source))
+            return _of_node(node_of(dataset.map_dataset))
         case Operated():
             return _after(dataset.operation, _of_stream(dataset.parents[0]), num_elements=None)
         case ZipIterDataset():

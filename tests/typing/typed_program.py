@@ -183,6 +183,7 @@ def streamed_chains() -> None:
     assert_type(stream.map(lambda example: example["length"]).random_map(Jitter()), millstream.IterDataset[float])
     assert_type(stream.map_with_index(lambda index, _example: index), millstream.IterDataset[int])
     assert_type(stream.batch(8, batch_fn=lengths).mp_prefetch(2), millstream.IterDataset[NDArray[np.int64]])
+    assert_type(millstream.IterDataset.source(["a", "b"]).map(len), millstream.IterDataset[int])
     assert_type(millstream.IterDataset.mix({"a": stream, "b": stream}), millstream.IterDataset[Example])
     assert_type(stream.pipe(lambda dataset: dataset.map(Decode.__name__.join)), millstream.IterDataset[str])
     with iter(stream.seed(0).prefetch(2)) as iterator:

@@ -1,0 +1,219 @@
+"""`IterDataset.source`: any iterable is a stream, and resumes by its own states if it has them."""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import millstream
+from millstream import CheckpointError, IterDataset
+
+
+class Counting:
+    """Numbers from 0, in a form without states; counts what is drawn from it."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop = stop
+        self.num_drawn = 0
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(self.stop):
+            self.num_drawn += 1
+            yield number
+
+
+class Stateful(Counting):
+    """The same with states, as Hugging Face datasets have them: of the iterator that was begun last."""
+
+    position = 0
+    start = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.position, self.start = self.start, 0
+        while self.position < self.stop:
+            self.num_drawn += 1
+            self.position += 1
+            yield self.position - 1
+
+    def __deepcopy__(self, memo: Any) -> "Stateful":
+        copied = copy.copy(self)
+        copied.num_drawn = 0
+        COPIES.append(copied)
+        return copied
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the position."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Lets the next iterator begin there."""
+        self.start = state["position"]
+
+
+COPIES: list[Stateful] = []
+
+
+class StatefulIterators(Counting):
+    """The same with states of the iterators, as torchdata has them."""
+
+    def __iter__(self) -> "Own":
+        return Own(self.stop)
+
+
+class Own:
+    """An iterator with states."""
+
+    def __init__(self, stop: int) -> None:
+        self.stop, self.position = stop, 0
+
+    def __iter__(self) -> "Own":
+        return self
+
+    def __next__(self) -> int:
+        if self.position == self.stop:
+            raise StopIteration
+        self.position += 1
+        return self.position - 1
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the position."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Moves to the position."""
+        self.position = state["position"]
+
+
+def hugging_face(stop: int) -> Any:
+    """Returns a stream of Hugging Face datasets, in three shards."""
+    return datasets.Dataset.from_dict({"number": range(stop)}).to_iterable_dataset(num_shards=min(3, stop))
+
+
+KINDS = {
+    "list": lambda stop: list(range(stop)),
+    "iterable": Counting,
+    "stateful": Stateful,
+    "stateful iterators": StatefulIterators,
+    "loader": lambda stop: millstream.load(range(stop), num_epochs=1),
+    "hugging face": hugging_face,
+}
+
+
+def number_of(element: Any) -> int:
+    """Returns the number of an element of any kind."""
+    return int(element["number"] if isinstance(element, dict) else element)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(0, 30))
+def test_a_stream_resumes_at_every_element(kind: str, length: int, step: int, ahead: int) -> None:
+    """A state fits another iterator, and this one, wherever it has gone meanwhile; iterators share nothing."""
+    dataset = IterDataset.source(KINDS[kind](length)).map(number_of)
+    step = min(step, length)
+    with iter(dataset) as iterator, iter(dataset) as other:
+        assert list(itertools.islice(iterator, step)) == list(range(step))
+        state = json.loads(json.dumps(iterator.get_state()))
+        assert list(itertools.islice(iterator, ahead)) == list(range(step, min(length, step + ahead)))
+        next(other, None)
+        other.set_state(state)
+        assert list(other) == list(range(step, length))
+        iterator.set_state(state)
+        assert list(iterator) == list(range(step, length))
+
+
+@pytest.mark.parametrize("kind", ["iterable", "stateful", "hugging face"])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_operations_run_after_any_stream(kind: str, num_workers: int) -> None:
+    """Batches and draws are those of the same elements in a MapDataset's stream, and resume."""
+    expected = [batch.tolist() for batch in millstream.MapDataset.range(20).to_iter_dataset().map(str).batch(6)]
+    dataset = IterDataset.source(KINDS[kind](20)).map(number_of).map(str).batch(6).mp_prefetch(num_workers)
+    with iter(dataset) as iterator:
+        assert [batch.tolist() for batch in itertools.islice(iterator, 2)] == expected[:2]
+        state = iterator.get_state()
+        assert [batch.tolist() for batch in iterator] == expected[2:]
+        iterator.set_state(state)
+        assert [batch.tolist() for batch in iterator] == expected[2:]
+
+
+def test_own_states_draw_nothing_again() -> None:
+    """A position far in the stream is reached without the elements before it; without states, they are drawn again."""
+    del COPIES[:]
+    for stream in (Stateful(5000), Counting(5000)):
+        dataset = IterDataset.source(stream)
+        with iter(dataset) as iterator, iter(dataset) as resumed:
+            assert len(list(itertools.islice(iterator, 4000))) == 4000
+            stream.num_drawn = 0
+            resumed.set_state(iterator.get_state())
+            assert next(resumed) == 4000
+        if type(stream) is Counting:
+            assert stream.num_drawn == 4001
+    assert sorted(copied.num_drawn for copied in COPIES) == [0, 1, 4000]
+
+
+class Failing(Stateful):
+    """Fails once at an element."""
+
+    failures = 1
+
+    def __iter__(self) -> Iterator[int]:
+        for number in super().__iter__():
+            if number == 1500 and Failing.failures:
+                Failing.failures -= 1
+                raise ConnectionError("once")
+            yield number
+
+
+def test_a_stream_goes_on_after_an_error() -> None:
+    """The element at which it failed comes next."""
+    with iter(IterDataset.source(Failing(1600))) as iterator:
+        assert len(list(itertools.islice(iterator, 1500))) == 1500
+        state = iterator.get_state()
+        with pytest.raises(ConnectionError, match="once"):
+            next(iterator)
+        assert iterator.get_state() == state
+        assert list(iterator) == list(range(1500, 1600))
+
+
+def test_states_of_other_streams_are_refused() -> None:
+    """The iterator stays where it was."""
+    with iter(IterDataset.source(Stateful(5))) as iterator, iter(IterDataset.source(StatefulIterators(5))) as other:
+        next(iterator)
+        with pytest.raises(CheckpointError, match="saved 'StatefulIterators', here 'Stateful'"):
+            iterator.set_state(other.get_state())
+        with pytest.raises(CheckpointError, match="must be one of a stream with states of its own"):
+            iterator.set_state(iter(IterDataset.source([1])).get_state())
+        assert next(iterator) == 1
+
+
+def test_what_cannot_begin_again_is_refused() -> None:
+    """An iterator is read once; other objects are not iterables."""
+    with pytest.raises(TypeError, match="got generator, an iterator that is read once"):
+        IterDataset.source(number for number in range(3))
+    with pytest.raises(TypeError, match="iterable must be an iterable, got 3 of type int"):
+        IterDataset.source(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["iterable", "hugging face", "loader"])
+def test_a_loader_of_a_stream_says_how_to_read_it(kind: str) -> None:
+    """`load` needs random access: the error names `IterDataset.source`; that of a chain says to iterate over it."""
+    with pytest.raises(TypeError, match=r"which is read in order\. Write millstream\.IterDataset\.source\(stream\)"):
+        millstream.load(KINDS[kind](3), batch_size=2)
+    with pytest.raises(TypeError, match=r"a stream has no random access\. Add \.batch\(n\) to it"):
+        millstream.load(IterDataset.source([1]))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"It is read in order\. Write millstream\.IterDataset\.source\(dataset\)"):
+        millstream.HuggingFaceDataSource(hugging_face(3))
+
+
+def test_hugging_face_batches_are_arrays() -> None:
+    """Columns of a stream are stacked as those of records."""
+    batches = list(IterDataset.source(hugging_face(5)).batch(2))
+
+    np.testing.assert_array_equal(batches[0]["number"], [0, 1])
+    assert [len(batch["number"]) for batch in batches] == [2, 2, 1]
