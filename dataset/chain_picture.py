@@ -3,12 +3,16 @@
 import dataclasses
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import final
+from typing import Any, final
 
 from millstream.dataset.nodes.node import ENDLESS, Node
+from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart
+from millstream.loader.reporting.visualization import element_text
 
 SHOWN_PARENTS = 8
 """Of more parents, the first ones are shown and the others counted."""
+MAX_POSITIONS = 1_000
+"""The number of positions in which an element is searched for, to display its structure."""
 
 
 @final
@@ -20,11 +24,13 @@ class Sketch:
         text: what it is: `.shuffle(seed=0)`; of one that joins several, without the dot.
         above: the parents.
         shares: the names of the parents, with weights or lengths, where these differ.
+        element: the structure of its elements; "" if it is not displayed.
     """
 
     text: str
     above: "tuple[Sketch, ...]" = ()
     shares: tuple[tuple[str, float], ...] = ()
+    element: str = ""
 
     @property
     def follows(self) -> bool:
@@ -35,9 +41,9 @@ class Sketch:
         """Yields a node a line; where several are joined, each is a list item."""
         if self.follows:
             yield from self.above[0].lines()
-            yield self.text
+            yield from self._own_lines()
             return
-        yield self.text
+        yield from self._own_lines()
         for parent in self.above[:SHOWN_PARENTS]:
             first, *others = parent.lines()
             yield f"- {first}"
@@ -45,10 +51,42 @@ class Sketch:
         if len(self.above) > SHOWN_PARENTS:
             yield f"- and {len(self.above) - SHOWN_PARENTS} more"
 
+    def _own_lines(self) -> Iterator[str]:
+        yield self.text
+        if self.element:
+            yield f"    {self.element}"
 
-def sketch_of(node: Node) -> Sketch:
-    """Returns the chain of a node of a `MapDataset`."""
-    return Sketch(node.text, tuple(map(sketch_of, node.parents)), tuple(node.shares))
+
+def sketch_of(node: Node, *, with_elements: bool = False) -> Sketch:
+    """Returns the chain of a node of a `MapDataset`.
+
+    Args:
+        node: the node.
+        with_elements: True to compute the first element of each node, and to display its structure.
+    """
+    parents = tuple(sketch_of(parent, with_elements=with_elements) for parent in node.parents)
+    element = element_text(lambda: _first_element(node)) if with_elements else ""
+    return Sketch(node.text, parents, tuple(node.shares), element)
+
+
+def _first_element(node: Node) -> Any:
+    """Returns the first element of a node that is not absent; None if there is none among the first positions.
+
+    Raises:
+        TypeError: a source is a stream, whose first record training would then lack.
+    """
+    check_no_stream(node)
+    positions = range(min(node.length, MAX_POSITIONS))
+    return next((value for value in map(node.at, positions) if value is not None), None)
+
+
+def check_no_stream(node: Node) -> None:
+    """Raises TypeError if a source is a stream, from which an element cannot be computed without losing it."""
+    for parent in node.parents:
+        check_no_stream(parent)
+    for source in node.sources or ():
+        if len(source) >= MOST_HELD and may_tell_threads_apart(source):
+            raise TypeError(f"{type(source).__name__} may be a stream, whose records are read once")
 
 
 def extent_of(node: Node) -> str:
@@ -89,20 +127,21 @@ def _boxes(chain: Sketch) -> str:
     from millstream.html_fragments import escaped, proportions  # noqa: PLC0415  (for notebooks)
 
     if chain.follows:
-        return f"{_boxes(chain.above[0])}{_step(chain.text)}"
+        return f"{_boxes(chain.above[0])}{_step(chain)}"
     if not chain.above:
-        return _step(chain.text)
+        return _step(chain)
     shown: Sequence[str] = [f"<div>{_boxes(parent)}</div>" for parent in chain.above[:SHOWN_PARENTS]]
     if (more := len(chain.above) - len(shown)) > 0:
         shown = [*shown, f'<div class="ms-soft">{escaped(f"and {more} more")}</div>']
     bar = proportions(chain.shares) if chain.shares else ""
-    return f'<div class="ms-joined">{"".join(shown)}</div>{bar}{_step(chain.text)}'
+    return f'<div class="ms-joined">{"".join(shown)}</div>{bar}{_step(chain)}'
 
 
-def _step(text: str) -> str:
+def _step(chain: Sketch) -> str:
     from millstream.html_fragments import escaped  # noqa: PLC0415  (for notebooks)
 
-    return f'<div class="ms-step"><code>{escaped(text)}</code></div>'
+    element = f'<div class="ms-soft"><code>{escaped(chain.element)}</code></div>' if chain.element else ""
+    return f'<div class="ms-step"><code>{escaped(chain.text)}</code>{element}</div>'
 
 
 def fingerprint_of(node: Node) -> str:

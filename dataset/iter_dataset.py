@@ -1,7 +1,10 @@
 """A pipeline that is said as a chain and read from its beginning to its end."""
 
+import copy
 import functools
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -17,12 +20,13 @@ from typing import (
 
 from millstream import grain_kinds
 from millstream.checks import as_integer, named_arguments
-from millstream.dataset.chain_picture import Sketch, picture_of, sketch_of, text_of
+from millstream.dataset.chain_picture import Sketch, check_no_stream, picture_of, sketch_of, text_of
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.arguments import as_map, depth_above
 from millstream.descriptions import described
+from millstream.loader.reporting.visualization import element_text, visualized
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
@@ -411,15 +415,49 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         """Returns what makes the dataset another one's equal: processes stay here."""
         return {name: value for name, value in vars(self).items() if name != WARM}
 
+    def _begun_by(
+        self, caller: FrameType, opened: Callable[[Any], DatasetIterator[Any]] = iter
+    ) -> DatasetIterator[T_co]:
+        """Returns a new iterator, which code in another frame asks for, and shows a diagram if it is set."""
+        return visualized(
+            caller,
+            lambda: opened(self),
+            lambda: text_of("IterDataset", self._sketch(with_elements=True)),
+            lambda: picture_of("IterDataset", self._sketch(with_elements=True)),
+        )
+
+    def _without_threads(self) -> "IterDataset[Any]":
+        """Returns a dataset with the same elements, which are computed in this thread."""
+        dataset = copy.copy(self)
+        vars(dataset)["_parents"] = tuple(
+            parent._without_threads() if isinstance(parent, IterDataset) else parent  # noqa: SLF001  (of this class)
+            for parent in self._parents
+        )
+        return dataset
+
     def __repr__(self) -> str:
         return text_of("IterDataset", self._sketch())
 
     def _repr_html_(self) -> str:
         return picture_of("IterDataset", self._sketch())
 
-    def _sketch(self) -> Sketch:
-        """Returns the chain that ends here."""
-        return Sketch(self._line(), tuple(map(_sketch, self.parents)), tuple(self._shares()))
+    def _sketch(self, *, with_elements: bool = False) -> Sketch:
+        """Returns the chain that ends here, with the structure of the elements after each node if asked for."""
+        parents = tuple(_sketch(parent, with_elements=with_elements) for parent in self.parents)
+        element = element_text(self._first_element) if with_elements else ""
+        return Sketch(self._line(), parents, tuple(self._shares()), element)
+
+    def _check_no_stream(self) -> None:
+        for parent in self._parents:
+            if isinstance(parent, IterDataset):
+                parent._check_no_stream()  # noqa: SLF001  (of this class)
+            elif isinstance(parent, MapDataset):
+                check_no_stream(node_of(parent))
+
+    def _first_element(self) -> Any:
+        self._check_no_stream()
+        with iter(self._without_threads()) as iterator:
+            return next(iterator)
 
     def _line(self) -> str:
         """Returns what this node is called where a chain is shown: with a dot where it follows its parent."""
@@ -433,20 +471,26 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:
     """Returns an `__iter__` that gives what `own` gives, with states where that has none."""
 
-    @functools.wraps(own)
-    def begin(self: Any) -> DatasetIterator[Any]:
-        iterator = own(self)
+    def opened(dataset: Any) -> DatasetIterator[Any]:
+        iterator = own(dataset)
         if isinstance(iterator, DatasetIterator):
             return iterator
-        return CountedIterator(self, lambda: own(self), iter(iterator))
+        return CountedIterator(dataset, lambda: own(dataset), iter(iterator))
+
+    @functools.wraps(own)
+    def begin(self: Any) -> DatasetIterator[Any]:
+        begun: DatasetIterator[Any] = self._begun_by(sys._getframe(1), opened)  # noqa: SLF001  (as `warnings` does)
+        return begun
 
     return begin
 
 
-def _sketch(parent: Any) -> Sketch:
+def _sketch(parent: Any, *, with_elements: bool) -> Sketch:
     if isinstance(parent, IterDataset):
-        return parent._sketch()  # noqa: SLF001  (of the class above)
-    return sketch_of(node_of(parent)) if isinstance(parent, MapDataset) else Sketch(described(parent))
+        return parent._sketch(with_elements=with_elements)  # noqa: SLF001  (of the class above)
+    if isinstance(parent, MapDataset):
+        return sketch_of(node_of(parent), with_elements=with_elements)
+    return Sketch(described(parent))
 
 
 def _operated(

@@ -1,5 +1,6 @@
 """A dataset that is read at random, and the methods that make longer chains of it."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -547,7 +548,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
     def __iter__(self) -> "DatasetIterator[T]":
         """Returns an iterator over one epoch, without the elements that are absent."""
-        return iter(self.to_iter_dataset())
+        return self.to_iter_dataset()._begun_by(sys._getframe(1))  # noqa: SLF001  (as `warnings` does)
 
     def __len__(self) -> int:
         """Returns the length of one epoch; `sys.maxsize` where there is no end."""

@@ -101,4 +101,6 @@ class Running:
             name=name,
             threads=self.threads,
         )
-        return self.warm.lend(execution, part, self.reading, self.limits, self.tolerance)
+        return self.warm.lend(
+            execution, part, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs
+        )

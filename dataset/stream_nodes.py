@@ -80,6 +80,10 @@ class Ahead(IterDataset[Any]):
     def __iter__(self) -> DatasetIterator[Any]:
         return _iterator_of(self)
 
+    def _without_threads(self) -> IterDataset[Any]:
+        parent: IterDataset[Any] = self._parent
+        return parent._without_threads()  # noqa: SLF001  (of the same classes)
+
     def _line(self) -> str:
         if self.reading is not None:
             return f".prefetch({self.reading})"
@@ -105,6 +109,9 @@ class ReadIterDataset(IterDataset[Any]):
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _iterator_of(self)
+
+    def _without_threads(self) -> IterDataset[Any]:
+        return ReadIterDataset(self.source, ReadOptions(num_threads=0), self.allow_nones)
 
     def _line(self) -> str:
         return ".to_iter_dataset()"

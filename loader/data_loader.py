@@ -1,7 +1,9 @@
 """The DataLoader: a source, an order and operations. It starts no thread or process until it is iterated over."""
 
+import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
@@ -21,6 +23,7 @@ from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Watch
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 from millstream.loader.repeated_passes import RepeatedPasses
+from millstream.loader.reporting.visualization import visualized
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -175,6 +178,21 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
+        return visualized(sys._getframe(1), self._opened, self._traced_text, self._traced_html)  # noqa: SLF001
+
+    def _traced_text(self) -> str:
+        self._trace_if_possible()
+        return repr(self)
+
+    def _traced_html(self) -> str:
+        self._trace_if_possible()
+        return self._repr_html_()
+
+    def _trace_if_possible(self) -> None:
+        with contextlib.suppress(Exception):  # A pipeline that fails, does so at its first batch.
+            self.trace()
+
+    def _opened(self) -> DataLoaderIterator:
         iterator = self._execution.begin(self._stream, self._passes)
         # Checked after the iterator is registered, because another thread may close the loader.
         if self._closed:

@@ -1,10 +1,12 @@
 """A pipeline that is ready to run: compiled, measured, and with the threads or processes that are to run it."""
 
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
+from millstream.configuration import config
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator
@@ -68,6 +70,8 @@ class Execution:
         name: Hashable = None,
         threads: "SharedThreads | None" = None,
     ) -> None:
+        if config.py_debug_mode:
+            pipeline = dataclasses.replace(pipeline, measures_costs=True)
         self.pipeline = pipeline
         self._ray_workers = ray_workers
         self._workers = workers
@@ -81,6 +85,8 @@ class Execution:
         if self.pools is None:
             _executor_here(reading, workers, threads)
         self.profiler = profiler or Profiler(pipeline.labels)
+        if pipeline.measures_costs:
+            self.profiler.measure_costs()
         self.plan = Plan(pipeline, watch or self.profiler.timed)
         cores = None if ray_workers is None else ray_workers.num_cores
         self.insight = Insight(self.plan, self.profiler, workers, reading, front=front, num_cores=cores)
@@ -101,6 +107,10 @@ class Execution:
             insight=self.insight,
         )
         self.insight.iterators[id(iterator)] = iterator
+        if self.pipeline.measures_costs:
+            from millstream.loader.execution_log import log_execution  # noqa: PLC0415  (lazy: off by default)
+
+            log_execution(iterator, self.insight)
         if os.environ.get("MILLSTREAM_TOP") == "1" or os.environ.get("MILLSTREAM_METRICS_PORT"):
             from millstream.loader.monitoring.served_pipelines import serve_by_environment  # noqa: PLC0415  (lazy)
 

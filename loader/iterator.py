@@ -134,6 +134,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         # True if the executor, if any, is at the end of `_outputs`. False if it was interrupted.
         self._is_sound = True
         self._left_at: float | None = None
+        self._at_end: Callable[[], object] | None = None
         # The time since which the consumer waits inside `next`; None while it does not.
         self.asked_at: float | None = None
 
@@ -381,6 +382,10 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         else:
             self._alone(functools.partial(self._seek_by_counting, step))
 
+    def call_at_end(self, function: Callable[[], object]) -> None:
+        """Calls a function when the stream has ended, and when the iterator is closed."""
+        self._at_end = function
+
     def interrupt(self) -> None:
         """Ends all prefetching and keeps the position. Another thread that waits in `next` gets a ValueError."""
         self._end()
@@ -393,6 +398,8 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._lifecycle = Lifecycle.CLOSED
         self._end()
         self._stop_idle()
+        if self._at_end is not None:
+            self._at_end()
 
     def close_with_loader(self) -> None:
         """Closes the iterator because its loader is closed."""
@@ -491,6 +498,8 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
     def _finish(self) -> None:
         """Stops using the executor at the end of the stream."""
         self._has_ended = True
+        if self._at_end is not None:
+            self._at_end()
         if self._passes is not None:
             self._passes.end()
         if self._plan.source_is_stream:

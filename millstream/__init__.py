@@ -22,6 +22,7 @@ if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
     __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
 from millstream import lazy_imports, loader, samplers, sharding, sources, transforms
+from millstream.configuration import config
 from millstream.errors import (
     CheckpointError,
     DataSourceError,
@@ -180,6 +181,7 @@ __all__ = [
     "WorkerStalledError",
     "__version__",
     "checkpoint",
+    "config",
     "constants",
     "convert",
     "decode_examples",

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from millstream import experimental
+from millstream.configuration import config
 from millstream.constants import DATASET_INDEX, EPOCH, INDEX, META_FEATURES, RECORD, RECORD_KEY, SEED
 from millstream.dataset import DatasetIterator, IterDataset, MapDataset
 from millstream.loader import DataLoader, DataLoaderIterator, MultiprocessingOptions, ReadOptions, load
@@ -76,6 +77,7 @@ __all__ = [
     "ShardOptions",
     "Transformation",
     "Transformations",
+    "config",
     "experimental",
     "load",
 ]

@@ -39,7 +39,6 @@ LEFT_OUT = {
         "SharedMemoryArray",
         "Transformation",
         "Transformations",
-        "config",
     ),
 }
 
@@ -52,10 +51,10 @@ GRAIN_NAMES = [
 """The public names of Grain 0.2.18, each with its module."""
 
 ABSENT = {
-    *("grain.Record", "grain.__version_info__", "grain.config", "grain.monitoring"),
+    *("grain.Record", "grain.__version_info__", "grain.monitoring"),
     "grain.experimental.ThreadPrefetchDatasetIterator",
     *("grain.multiprocessing.SharedMemoryArray", "grain.multiprocessing.SharedMemoryArrayMetadata"),
-    *("grain.python.Operation", "grain.python.Record", "grain.python.SharedMemoryArray", "grain.python.config"),
+    *("grain.python.Operation", "grain.python.Record", "grain.python.SharedMemoryArray"),
     "grain.sources.SharedMemoryDataSource",
     "grain.transforms.TfRandomMap",
 }

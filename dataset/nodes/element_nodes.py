@@ -3,6 +3,8 @@
 import abc
 import dataclasses
 import functools
+import itertools
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode
 from millstream.descriptions import described, function_name
 from millstream.loader.checkpoints.description import identity_of
 from millstream.loader.pipeline.steps import annotated
+from millstream.loader.threads.costs import observer
 from millstream.randomness import generators
 from millstream.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
@@ -27,6 +30,7 @@ def collected(results: Iterable[Any], expected: int, positions: Positions, node:
     the length is the number of the failed element.
     """
     values: list[Any] = []
+    observe, start = observer(), time.perf_counter()
     try:
         values.extend(results)
         if len(values) < expected:
@@ -38,6 +42,10 @@ def collected(results: Iterable[Any], expected: int, positions: Positions, node:
         if failure is error:
             raise
         raise failure from None
+    if observe is not None:
+        seconds = time.perf_counter() - start
+        made = itertools.chain.from_iterable(values) if isinstance(node, Split) else values
+        observe((node.depth, node.text), seconds, [value for value in made if value is not None])
     return values
 
 

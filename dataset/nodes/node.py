@@ -52,6 +52,11 @@ class Node(abc.ABC):
         return any(parent.is_sparse for parent in self.parents)
 
     @functools.cached_property
+    def depth(self) -> int:
+        """The number of nodes from here up to the source, this one included."""
+        return 1 + max((parent.depth for parent in self.parents), default=0)
+
+    @functools.cached_property
     def width(self) -> int:
         """Approximate upper bound on the records per element."""
         return max((parent.width for parent in self.parents), default=1)

@@ -61,7 +61,7 @@ class PipelineActor:
         try:
             pickled, buffers = pipeline
             (unpickled,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
-            profiler = Profiler(unpickled.labels)
+            profiler = Profiler(unpickled.labels, measures_costs=unpickled.measures_costs)
             plan = Plan(unpickled, profiler.timed)
             self._runner = CallRunner(
                 plan,

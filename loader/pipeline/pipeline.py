@@ -45,6 +45,7 @@ class Pipeline:
         shard: which part of every global batch is made.
         filter_limits: how much Filters may drop.
         tolerance: how many records may fail; None if the first error is raised.
+        measures_costs: True if the costs of each node are measured, wherever it runs.
     """
 
     source: DataSource[Any]
@@ -54,6 +55,7 @@ class Pipeline:
     shard: ShardOptions
     filter_limits: FilterLimits = UNLIMITED
     tolerance: Tolerance | None = None
+    measures_costs: bool = False
 
     @classmethod
     def of(

@@ -49,7 +49,7 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
     owner = os.getpid()
     try:
         pipelines, classes = read_pipelines(pipeline, fork.pipeline)
-        profilers = [Profiler(pipeline.labels) for pipeline in pipelines]
+        profilers = [Profiler(one.labels, measures_costs=one.measures_costs) for one in pipelines]
         plans = [Plan(pipeline, own.timed) for pipeline, own in zip(pipelines, profilers, strict=True)]
         leave_if_forked(owner)
         allocator = Allocator(arena, fork.arena_bytes)

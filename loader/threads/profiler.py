@@ -22,11 +22,12 @@ from millstream.loader.pipeline.requests import Blocks
 from millstream.signal_exceptions import is_from_signal_handler
 
 if TYPE_CHECKING:
+    from millstream.loader.threads.costs import CostMeter
     from millstream.loader.threads.recorder import Recorder
 
 Result = TypeVar("Result")
-Times: TypeAlias = Sequence[float]
-"""The seconds of all stages in order, followed by the processor time."""
+Times: TypeAlias = Sequence[Any]
+"""The seconds of all stages in order, followed by the processor time, and by the costs if they are measured."""
 
 HAND_OVER = "hand-over"
 NEXT = "next"
@@ -53,6 +54,7 @@ class Profiler:
     Args:
         operations: the labels of the operations' stages, in order.
         recorder: records each span of work; None for no recording.
+        measures_costs: True to measure the costs of each node, too.
 
     Attributes:
         outputs: the number of outputs that the consumer got.
@@ -63,9 +65,13 @@ class Profiler:
         stalls: the number of reported stalls.
         events: the most recent deaths and stalls.
         waits: the seconds of the consumer's most recent waits, except those for first outputs.
+        costs: the costs of each node; None if they are not measured.
+        on_wait: called after each wait of the consumer; None for nothing.
     """
 
-    def __init__(self, operations: Sequence[str], recorder: "Recorder | None" = None) -> None:
+    def __init__(
+        self, operations: Sequence[str], recorder: "Recorder | None" = None, *, measures_costs: bool = False
+    ) -> None:
         self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
         self._seconds = dict.fromkeys(self._names, 0.0)
         self.outputs = 0
@@ -78,6 +84,19 @@ class Profiler:
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.waits: deque[float] = deque(maxlen=MAX_WAITS)
         self.recorder = recorder
+        self.costs: CostMeter | None = None
+        self.on_wait: Callable[[], object] | None = None
+        # A packer has two functions under one label, and the last one returns its elements.
+        self._last: dict[str, Callable[..., Any]] = {}
+        if measures_costs:
+            self.measure_costs()
+
+    def measure_costs(self) -> None:
+        """Measures the costs of each node from now on: of the functions that are timed after this call."""
+        if self.costs is None:
+            from millstream.loader.threads.costs import CostMeter  # noqa: PLC0415  (lazy: off by default)
+
+            self.costs = CostMeter()
 
     def add(self, stage: str, seconds: float) -> None:
         """Adds seconds to a stage."""
@@ -95,19 +114,38 @@ class Profiler:
                 seconds = time.perf_counter() - start
                 self._seconds[stage] += seconds
 
+        measured = call if self.costs is None else self._with_costs(stage, call, self.costs)
         recorder = self.recorder
         if recorder is None:
-            return call
+            return measured
 
         @functools.wraps(function)
         def recorded_call(*arguments: Any) -> Result:
             start = time.perf_counter()
             try:
-                return call(*arguments)
+                return measured(*arguments)
             finally:
                 recorder.record_stage(stage, start, time.perf_counter(), arguments)
 
         return recorded_call
+
+    def _with_costs(self, stage: str, function: Callable[..., Result], costs: "CostMeter") -> Callable[..., Result]:
+        from millstream.loader.threads.costs import observed  # noqa: PLC0415  (lazy, as above)
+
+        self._last[stage] = function
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Result:
+            with observed(costs.add):
+                start = time.perf_counter()
+                result = function(*arguments)
+                seconds = time.perf_counter() - start
+            if self._last[stage] is function:
+                values = getattr(result, "values", ())
+                costs.add((0, stage), seconds, values if isinstance(values, Sequence) else ())
+            return result
+
+        return call
 
     def returned(self, left_at: float | None, now: float) -> None:
         """Records that the consumer asks for outputs, after the time away since it left."""
@@ -133,6 +171,8 @@ class Profiler:
             self.first_seconds += stop - start
         else:
             self.waits.append(stop - start)
+        if self.on_wait is not None:
+            self.on_wait()
 
     def delivered(self, count: int) -> None:
         """Counts outputs that the consumer got."""
@@ -186,15 +226,18 @@ class Profiler:
         """Returns the seconds of all stages."""
         return dict(self._seconds)
 
-    def take(self) -> tuple[float, ...]:
-        """Returns the seconds of all stages in order and the processor time, and resets them."""
+    def take(self) -> tuple[Any, ...]:
+        """Returns the seconds of all stages in order, the processor time and any costs, and resets them."""
         taken, self._seconds = self._seconds, dict.fromkeys(self._names, 0.0)
         now = time.process_time()
         since, self._cores_since = self._cores_since, now
-        return *taken.values(), now - since
+        return *taken.values(), now - since, *([] if self.costs is None else [self.costs.take()])
 
-    def add_all(self, seconds: Sequence[float]) -> None:
+    def add_all(self, seconds: Times) -> None:
         """Adds the result of `take` in another process with the same pipeline."""
+        if self.costs is not None:
+            *seconds, costs = seconds
+            self.costs.merge(costs)
         *stages, with_core = seconds
         for stage, spent in zip(self._names, stages, strict=True):
             self.add(stage, spent)

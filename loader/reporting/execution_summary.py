@@ -1,0 +1,68 @@
+"""The execution summary of a pipeline as text: a row per node."""
+
+from collections.abc import Iterator, Mapping
+
+from millstream.loader.reporting.phrases import trainer_text, workers_text
+from millstream.loader.reporting.quantities import bytes_text, seconds_text, share_text
+from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot
+from millstream.loader.threads.costs import Cost, Node
+
+COLUMNS = ("node", "wait share", "total", "min", "max", "mean", "elements", "memory")
+
+
+def execution_summary(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> str:
+    """Returns the time, elements and memory of each node of a pipeline as a table.
+
+    Args:
+        snapshot: the pipeline.
+        costs: the costs of its stages, and of the nodes of a MapDataset that it reads.
+    """
+    rows = [COLUMNS, *_rows(snapshot, costs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
+    lines = ["  ".join(_cells(row, widths)).rstrip() for row in rows]
+    rule = "-" * max(map(len, lines))
+    return "\n".join(
+        [
+            f"Execution summary: {snapshot.source.name}, {trainer_text(snapshot.measured)}",
+            f"{workers_text(snapshot)}",
+            "The wait share is the share of the time of all nodes, summed over threads and workers. Times are totals",
+            "and per element of a call. The memory is that of the elements of the largest call.",
+            lines[0],
+            rule,
+            *lines[1:],
+        ]
+    )
+
+
+def _cells(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
+    name, *numbers = row
+    yield name.ljust(widths[0])
+    yield from (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
+
+
+def _rows(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> Iterator[tuple[str, ...]]:
+    nodes = sorted(node for node in costs if node[0])
+    total = snapshot.pipeline_seconds or 1.0
+    for stage in snapshot.stages:
+        if stage.kind is Kind.HAND_OVER and not snapshot.num_workers:
+            continue
+        cost = costs.get((0, stage.label), Cost())
+        # The functions of a packer that return no elements have a duration, too.
+        seconds = stage.seconds if not cost.elements or stage.regroups else cost.seconds
+        if stage.kind is Kind.READ:
+            # The nodes of a MapDataset run within the read, and have rows of their own.
+            seconds = max(0.0, seconds - sum(costs[node].seconds for node in nodes))
+            cost = cost._replace(max_seconds=0.0) if nodes else cost
+        yield _row(stage.label, seconds, seconds / total, cost)
+        if stage.kind is Kind.READ:
+            for node in nodes:
+                yield _row(node[1], costs[node].seconds, costs[node].seconds / total, costs[node])
+
+
+def _row(label: str, seconds: float, share: float, cost: Cost) -> tuple[str, ...]:
+    row = (label, share_text(share), seconds_text(seconds))
+    if not cost.elements:
+        return *row, "", "", "", "", ""
+    extremes = (seconds_text(cost.min_seconds), seconds_text(cost.max_seconds)) if cost.max_seconds else ("", "")
+    mean = seconds_text(seconds / cost.elements)
+    return *row, *extremes, mean, f"{cost.elements:,}", bytes_text(cost.max_bytes)

@@ -1,0 +1,120 @@
+"""Time, elements and memory of each node of a pipeline, measured for the execution summary of the debug mode.
+
+Guarantees:
+    * Any thread may add, a signal handler too: the lock is reentrant, and no user code runs while it is held.
+    * A worker sends the costs of a call with its result, and begins at zero again.
+"""
+
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias, final
+
+from millstream import tree
+from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signal_safe_lock import SignalSafeLock
+
+Node: TypeAlias = tuple[int, str]
+"""A node: 0 and the label of a stage; or of a MapDataset's node, the number of nodes above it, from 1, and its text."""
+
+
+class Cost(NamedTuple):
+    """The cost of one node.
+
+    Attributes:
+        seconds: the duration of all its calls, over all threads and workers.
+        min_seconds: the shortest time per element of a call.
+        max_seconds: the longest time per element of a call.
+        elements: the number of its elements.
+        max_bytes: the size of the elements of its largest call, as if each were as large as the first one.
+    """
+
+    seconds: float = 0.0
+    min_seconds: float = math.inf
+    max_seconds: float = 0.0
+    elements: int = 0
+    max_bytes: int = 0
+
+
+Costs: TypeAlias = Mapping[Node, tuple[float, float, float, int, int]]
+
+
+@final
+class CostMeter:
+    """Adds up the costs of nodes."""
+
+    def __init__(self) -> None:
+        self._lock = SignalSafeLock(threading.RLock())
+        self._costs: dict[Node, Cost] = {}
+
+    def add(self, node: Node, seconds: float, values: Any) -> None:
+        """Adds a call of a node.
+
+        Args:
+            node: the node.
+            seconds: the duration of the call.
+            values: its elements.
+        """
+        count = len(values)
+        if count:
+            each = seconds / count
+            self.merge({node: (seconds, each, each, count, _bytes_of(values[0]) * count)})
+
+    def merge(self, costs: Costs) -> None:
+        """Adds costs that were taken elsewhere."""
+        with self._lock:
+            for node, (seconds, least, most, elements, size) in costs.items():
+                old = self._costs.get(node, Cost())
+                self._costs[node] = Cost(
+                    old.seconds + seconds,
+                    min(old.min_seconds, least),
+                    max(old.max_seconds, most),
+                    old.elements + elements,
+                    max(old.max_bytes, size),
+                )
+
+    def read(self) -> dict[Node, Cost]:
+        """Returns the costs so far."""
+        return dict(self._costs)
+
+    def take(self) -> Costs:
+        """Returns the costs so far as plain tuples, and begins at zero again."""
+        with self._lock:
+            taken, self._costs = self._costs, {}
+        return {node: (*cost,) for node, cost in taken.items()}
+
+
+Observe: TypeAlias = Callable[[Node, float, Any], None]
+_local = threading.local()
+
+
+def observer() -> Observe | None:
+    """Returns the function to call with the costs of nodes in this thread; None if they are not measured."""
+    return getattr(_local, "observe", None)
+
+
+@contextlib.contextmanager
+def observed(observe: Observe) -> Iterator[None]:
+    """Measures the nodes of a MapDataset that this thread computes meanwhile."""
+    before = observer()
+    _local.observe = observe
+    try:
+        yield
+    finally:
+        _local.observe = before
+
+
+def _bytes_of(value: Any) -> int:
+    """Returns the size of the arrays and texts in a value, in bytes."""
+    try:
+        return sum(_leaf_bytes(leaf) for _, leaf in tree.leaves(value))
+    except Exception as error:
+        # A user's object may refuse to be inspected.
+        if is_from_signal_handler(error):
+            raise
+        return 0
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    return len(leaf) if isinstance(leaf, str | bytes) else int(getattr(leaf, "nbytes", 0))
