@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,8 @@ def test_a_diagram_is_printed_for_each_iterator_that_the_user_makes(capsys: pyte
     chain = millstream.MapDataset.source(records()).map(decoded)
     stream = millstream.IterDataset.mix([chain.to_iter_dataset(), chain.to_iter_dataset()]).batch(2)
     loader = millstream.load(records(), transformations=[decoded], batch_size=4)
-    for made in (chain, stream, loader):
+    every: list[Any] = [chain, stream, loader]
+    for made in every:
         iter(made).close()
     assert capsys.readouterr().out == ""
 
@@ -148,7 +150,8 @@ def test_a_folder_gets_a_page_for_each_iterator(tmp_path: Path, capsys: pytest.C
     loader = millstream.load(records(), transformations=[decoded], batch_size=4)
 
     millstream.config.update(OUTPUT, folder)
-    for made in (chain, loader, chain):
+    every: list[Any] = [chain, loader, chain]
+    for made in every:
         iter(made).close()
 
     pages = [path.read_text() for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns)]
