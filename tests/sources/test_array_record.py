@@ -1,6 +1,5 @@
 """ArrayRecord files as one sequence of records: paths, ranges, batches, warnings, words."""
 
-import copy
 import dataclasses
 import os
 import pickle
@@ -81,7 +80,7 @@ def parts(draw: st.DrawFn) -> tuple[int, int, int | None]:
 def test_parts_of_files_laid_end_to_end(
     folder: Path, chosen: list[tuple[int, int, int | None]], data: st.DataObject
 ) -> None:
-    """Whatever files and ranges, repeated or not, key k is record k of their concatenation, alone and in batches."""
+    """Key k is record k of the concatenation of all files and ranges, repeated or not, alone and in batches."""
     expected = [record for file, start, stop in chosen for record in records_of(file)[start:stop]]
     paths: list[object] = []
     for file, start, stop in chosen:
@@ -165,7 +164,7 @@ for path in ("file", "file[0:1]", "fil*"):
 
 
 def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path) -> None:
-    """Where permission is missing, the error says so, and not that there is no file."""
+    """A folder without read permission is a PermissionError, not a missing file."""
     secret = tmp_path / "secret"
     secret.mkdir()
     write(secret / "file", [b"x"])
@@ -313,22 +312,6 @@ def test_fingerprint_knows_the_order_of_files_of_one_name(tmp_path: Path) -> Non
     assert ArrayRecordDataSource(a).fingerprint() == ArrayRecordDataSource(tmp_path / "there/a/data").fingerprint()
 
 
-def test_closed_sources_do_not_read(folder: Path) -> None:
-    """After `close` reading raises, in copies too; length, words and fingerprint stay."""
-    with ArrayRecordDataSource(folder / "train-0") as source:
-        assert source[0] == records_of(0)[0]
-        duplicate = copy.copy(source)
-    source.close()
-    for closed in (source, pickle.loads(pickle.dumps(source))):
-        with pytest.raises(ValueError, match="source is closed"):
-            closed[0]
-        with pytest.raises(ValueError, match="source is closed"):
-            closed.__getitems__([0])
-        assert repr(closed) == f"ArrayRecordDataSource(10 records in 1 file, first {str(folder / 'train-0')!r})"
-        assert closed.fingerprint() == duplicate.fingerprint()
-    assert read_all(duplicate) == records_of(0)
-
-
 def test_a_dropped_source_closes_its_files_at_once(folder: Path) -> None:
     """No cycle keeps descriptors until the next garbage collection."""
     before = open_descriptors()
@@ -340,7 +323,7 @@ def test_a_dropped_source_closes_its_files_at_once(folder: Path) -> None:
 
 
 def test_no_more_files_are_open_than_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the bound shrunk to one, everything reads as before, one open file at a time."""
+    """With a limit of one open file, all records are read, one open file at a time."""
     monkeypatch.setattr(files, "MAX_OPEN_FILES", 1)
     expected = [record for file in range(4) for record in records_of(file)]
     before = open_descriptors()

@@ -142,7 +142,7 @@ def test_a_file_removed_while_open_is_read_on(healthy: Path, tmp_path: Path) -> 
 
 
 def test_a_file_removed_or_changed_before_its_first_read_is_an_error(healthy: Path, tmp_path: Path) -> None:
-    """What the constructor saw must still be there when reading starts; put back, it is read."""
+    """A file that was removed or replaced after construction is an error until it is put back."""
     path = tmp_path / "file"
     path.write_bytes(healthy.read_bytes())
     with ArrayRecordDataSource([healthy, path]) as source:
@@ -209,7 +209,7 @@ def test_a_range_beyond_the_file_is_an_error(healthy: Path) -> None:
 
 
 def test_threads_read_and_fail_alike(healthy: Path, tmp_path: Path) -> None:
-    """With many threads on few files, each batch is right, or the error of its own record."""
+    """With 16 threads on two files, each batch is right, or raises the error of its own record."""
     content = bytearray(healthy.read_bytes())
     content[content.index(RECORDS[10][:16])] ^= 1
     damaged = tmp_path / "damaged"
@@ -246,7 +246,7 @@ except DataSourceError as error:
 
 @pytest.mark.parametrize(("spare", "answer"), [(20, "enough"), (-1, "too few")])
 def test_few_file_descriptors(tmp_path: Path, spare: int, answer: str) -> None:
-    """With fewer descriptors than files, idle files are closed; with none at all, the error says what to do."""
+    """With fewer descriptors than files, idle files are closed; with none left, the error names the remedy."""
     for number in range(100):
         write(tmp_path / f"file-{number:02}", [b"%d" % number])
     ran = subprocess.run(
@@ -320,7 +320,7 @@ print("status", os.waitpid(child, 0)[1])
     ],
 )
 def test_threads_of_a_forked_process_get_an_error_not_a_crash(healthy: Path, parent: str, answer: str) -> None:
-    """Where the library would end the process, the read raises and says what to do, which works; elsewhere it reads."""
+    """A fork after reading cannot read: the error names the remedy, which works. A fork before reading can."""
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", FORKED, str(healthy), parent],
         check=True,

@@ -96,7 +96,7 @@ def set_costs(monkeypatch: pytest.MonkeyPatch, batched_read: float, fast_record:
 
 
 def test_fast_records_are_read_one_by_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While records come fast, the batched read's start is not paid for."""
+    """As long as single records come fast, the batched read is not started."""
     set_costs(monkeypatch, batched_read=1e9, fast_record=0.0)
     reader = Reader(path, "")
     file = open_array_record(lambda *_: reader, path, {})
@@ -105,7 +105,7 @@ def test_fast_records_are_read_one_by_one(path: str, monkeypatch: pytest.MonkeyP
 
 
 def test_slow_records_are_read_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a slow record, all others are asked for in one call."""
+    """After a slow record, all others are read in one call."""
     set_costs(monkeypatch, batched_read=0.0, fast_record=0.0)
     reader = Reader(path, "")
     file = open_array_record(lambda *_: reader, path, {})

@@ -28,7 +28,7 @@ def write(path: Path, records: list[bytes], options: str = "group_size:1") -> st
 @pytest.mark.parametrize("codec", ["zstd", "brotli", "snappy", "uncompressed", "transpose", "pad_to_block_boundary"])
 @pytest.mark.parametrize("count", [0, 1, 2, 127, 128, 1000])
 def test_counts_files_of_single_records(tmp_path: Path, codec: str, count: int) -> None:
-    """However the records are encoded, the count is the reader's."""
+    """The count is the reader's for every codec."""
     path = write(tmp_path / "file", [b"%d" % n for n in range(count)], f"group_size:1,{codec}")
     assert count_records(path) == count
 
@@ -65,7 +65,7 @@ def test_leaves_other_files_to_the_reader(tmp_path: Path) -> None:
 
 
 def test_a_damaged_index_is_no_crash(tmp_path: Path) -> None:
-    """With each bit of the places it looks at flipped, there is a count or none, and the reader has the last word."""
+    """A flipped bit of the footer gives a count or None, and never an exception."""
     path = Path(write(tmp_path / "file", [b"x"] * 3))
     healthy = path.read_bytes()
     footer = healthy.rindex(b"r\x04", 0, BLOCK) - 24

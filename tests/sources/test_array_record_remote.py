@@ -52,7 +52,7 @@ with millstream.load(source, batch_size=51, worker_count=1, num_epochs=1) as loa
 
 
 def test_what_the_library_cannot_read_is_an_error(bucket: dict[str, str], tmp_path: Path) -> None:
-    """What is not there at construction, a range beyond the end when it is read: each with the name of the object."""
+    """A missing object is an error at construction, a range beyond the end at the read, with the object's name."""
     code = """
 for read in (
     lambda: millstream.ArrayRecordDataSource("gs://bucket/d/c"),
@@ -70,7 +70,7 @@ for read in (
 
 @pytest.mark.parametrize("url", ["s3://bucket/a", "https://host/a", ["gs://bucket/a[0:1]", "http://host/a"]])
 def test_stores_that_the_library_does_not_read_need_a_cache(url: Any) -> None:
-    """The error says so, before any store is asked."""
+    """URLs that the library cannot read are an error that names the cache, before any request."""
     with pytest.raises(
         ValueError, match=r"which reads local files and gs://, got '.*/a'.*cache=FileCache\(max_bytes\)"
     ):

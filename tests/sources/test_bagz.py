@@ -39,7 +39,7 @@ def test_any_records_are_read_in_any_order(folder: Path, records: list[bytes], s
 
 
 def test_a_record_that_becomes_too_large_is_an_error(tmp_path: Path) -> None:
-    """With file and record. The limit can be raised, and does not depend on how many bytes the record is stored in."""
+    """A record of more than max_record_bytes, decompressed, is an error with file and record."""
     records = [b"small", bytes(40_000_000), np.random.default_rng(0).bytes(1_000_000)]
     path = write_bagz(tmp_path / "a.bagz", records)
     for limit, too_large in ((999_999, {1, 2}), (1_000_000, {1}), (39_999_999, {1}), (40_000_000, set())):
@@ -123,7 +123,7 @@ def separated(path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.bag", "a.bagz"])
 @pytest.mark.parametrize("records", [[b"one", b"", b"three" * 90], [b""] * 3])
 def test_limits_may_be_in_a_file_of_their_own(tmp_path: Path, name: str, records: list[bytes]) -> None:
-    """As the library writes them where it is told to."""
+    """The limits may be in a file of their own beside the records."""
     separated(write_bagz(tmp_path / name, records))
     with BagzDataSource(tmp_path / name) as source:
         assert every_record(source) == records
@@ -131,7 +131,7 @@ def test_limits_may_be_in_a_file_of_their_own(tmp_path: Path, name: str, records
 
 @pytest.mark.parametrize("content", [b"", bytes(7), bytes(8), (99).to_bytes(8, "little"), b"\xff" * 8])
 def test_limits_that_do_not_fit_are_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says so. A file that has none at its end either is an error."""
+    """A file of limits that does not fit is logged and ignored; without limits at its end, the data is an error."""
     path = write_bagz(tmp_path / "a.bag", [b"one"])
     (tmp_path / "limits.a.bag").write_bytes(content)
     with caplog.at_level("INFO", "millstream"), BagzDataSource(path) as source:

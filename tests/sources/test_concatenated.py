@@ -54,7 +54,7 @@ def test_it_is_a_list_of_all_records(sizes: list[int], data: st.DataObject) -> N
 
 
 def test_each_source_is_asked_once() -> None:
-    """For all of its records in a batch, in their order; sources without records in it are not asked."""
+    """A batch reads all of its records of a source in one call, in their order, and no other source."""
     sources = [Counted(3), Counted(3), Counted(3)]
     assert ConcatenatedDataSource(sources).__getitems__([7, 0, 8, 1, 0]) == [10, 0, 20, 10, 0]
     assert [source.asked for source in sources] == [[[0, 1, 0]], [], [[1, 2]]]
@@ -114,7 +114,7 @@ def test_too_few_records_are_an_error() -> None:
     ],
 )
 def test_what_is_no_list_of_sources_is_refused(sources: Any, error: type[Exception], message: str) -> None:
-    """What is not a list of sources is an error when the source is built."""
+    """Anything but a list or mapping of sources with records is an error at construction."""
     with pytest.raises(error, match=message):
         ConcatenatedDataSource(sources)
 

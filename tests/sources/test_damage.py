@@ -3,16 +3,20 @@
 What stands in a damaged file is read here by other code: the standard library, NumPy and the formats' own libraries.
 """
 
+import bz2
 import csv
 import dataclasses
+import gzip
 import itertools
 import json
+import lzma
 import os
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,7 +193,8 @@ ENDINGS = {"Bagz": ".bag", "Bagz, compressed": ".bagz"}
 @pytest.fixture(params=FORMATS)
 def form(request: pytest.FixtureRequest) -> Format:
     """Each format."""
-    return FORMATS[request.param]
+    chosen: Format = FORMATS[request.param]
+    return chosen
 
 
 @pytest.fixture
@@ -259,7 +264,7 @@ def check(form: Format, path: Path, original: list[Any], *, may_be_shorter: bool
 
 
 def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(form: Format, path: Path) -> None:
-    """At 240 places of each file, or at all: never a crash, another record's bytes, or one record less."""
+    """A file with one of 240 bytes changed has errors or the records that it contains, none less and no crash."""
     original = outcome(form, path)
     assert original is not None
     assert len(original) == 12
@@ -283,7 +288,7 @@ def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(form: Format, pat
 
 
 def test_a_truncation_is_an_error_or_what_stands_in_the_file(form: Format, path: Path) -> None:
-    """At every length, or at 240 of them and close to the end."""
+    """A file cut at any of 240 lengths has errors or the records that it contains."""
     original = outcome(form, path)
     assert original is not None
     for file in files_of(form, path):
@@ -309,9 +314,16 @@ def replace(path: Path) -> None:
     path.with_name("new").replace(path)
 
 
+def rewrite(path: Path) -> None:
+    """Writes other content of the same size into a file."""
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(0, 0))
+
+
 HAPPENS: dict[str, Callable[[Path], Any]] = {
     "cut": cut,
     "replaced": replace,
+    "rewritten": rewrite,
     "removed": Path.unlink,
     "emptied": lambda path: path.write_bytes(b""),
     "another format": lambda path: path.write_bytes(b"%PDF-1.7 " * 500),
@@ -333,7 +345,7 @@ def test_what_happens_to_a_file_is_an_error_with_file_and_record(
         found = [record_or_wrong(source, key) for key in range(12)]
     if not is_open:
         assert found == [WRONG] * 12
-    elif change != "another format" or form.read is None:
+    elif change not in ("rewritten", "another format") or form.read is None:
         assert all(one in (WRONG, other) for one, other in zip(found, original, strict=True))
         # ArrayRecord's library has small files in memory.
         is_in_memory = form.source is millstream.ArrayRecordDataSource
@@ -362,7 +374,7 @@ with kind(path) as source:
 
 
 def test_a_file_that_may_not_be_read_is_an_error(form: Format, path: Path) -> None:
-    """At construction it says that permission is missing; later, which record could not be read as well."""
+    """A file without read permission is a PermissionError at construction; later, the error names the record."""
     # The folders that pytest makes are closed to others.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
@@ -382,8 +394,28 @@ def test_a_file_that_may_not_be_read_is_an_error(form: Format, path: Path) -> No
 
 @pytest.mark.parametrize("content", [b"", b"%PDF-1.7 \x00\xff" * 500], ids=["empty", "another format"])
 def test_what_is_not_of_the_format_is_refused(form: Format, path: Path, content: bytes) -> None:
-    """At construction, by name; lines and rows of whatever bytes, when they are read. An empty file may have none."""
+    """A file of another format is refused by name, or its records are errors; an empty file may have none."""
     for file in files_of(form, path):
         file.write_bytes(content)
     found = outcome(form, path)
     assert found is None or set(found) == ({WRONG} if content else set())
+
+
+@pytest.mark.parametrize(
+    ("form", "compress"),
+    [
+        *itertools.product(
+            ["CSV", "JSONL", "TFRecord", "WebDataset", "text"], [gzip.compress, bz2.compress, lzma.compress]
+        ),
+        ("TFRecord", zlib.compress),
+    ],
+    indirect=["form"],
+)
+def test_compressed_files_are_refused_with_advice(form: Format, path: Path, compress: Callable[[bytes], bytes]) -> None:
+    """A file compressed as a whole has no random access: the error names the file and the command that converts it."""
+    path.write_bytes(compress(path.read_bytes()))
+    with pytest.raises(
+        DataSourceError,
+        match=r"data' is compressed as a whole, by \w+, .*Decompress it once.*python -m millstream convert",
+    ):
+        form.source(path)

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import ImageFolderDataSource, whole_files
 
@@ -62,7 +60,7 @@ def test_records_and_their_order_are_those_of_torchvision(root: Path) -> None:
 
 
 def test_hidden_files_and_folders_are_passed_over(root: Path) -> None:
-    """Such as those of notebooks and of macOS."""
+    """Hidden files and folders, such as those of notebooks and of macOS, are skipped."""
     expected = content(ImageFolderDataSource(root))
     write(root, ".ipynb_checkpoints/a.jpg", "dog/.x/a.jpg", "dog/._b.jpg")
 
@@ -70,7 +68,7 @@ def test_hidden_files_and_folders_are_passed_over(root: Path) -> None:
 
 
 def test_links_are_followed(root: Path, tmp_path: Path) -> None:
-    """To files and to folders; a link into itself is an error, not a search without end."""
+    """Links to files and folders are followed; a link to a folder that contains it is an error."""
     write(tmp_path / "other", "in/1.jpg")
     (root / "owl").symlink_to(tmp_path / "other")
     (root / "dog" / "link.jpg").symlink_to(tmp_path / "other" / "in" / "1.jpg")
@@ -84,7 +82,7 @@ def test_links_are_followed(root: Path, tmp_path: Path) -> None:
 
 
 def test_any_names_will_do(tmp_path: Path) -> None:
-    """Of any bytes, with spaces and newlines."""
+    """File names may have any bytes, spaces and newlines included."""
     names = [b"a/\xff\xfe.jpg", b"a/new\nline.jpg", b"b c/ .png", "b c/日本.png".encode()]
     for name in names:
         path = os.path.join(os.fsencode(tmp_path), name)  # noqa: PTH118
@@ -121,7 +119,7 @@ def leave_only_files(root: Path) -> None:
 def test_folders_that_are_not_as_they_should_be_are_errors(
     root: Path, make: Callable[[Path], Any], error: type[Exception], message: str
 ) -> None:
-    """At construction, with the folder."""
+    """A folder that is missing, a file, or without classes or images is an error at construction."""
     make(root)
     with pytest.raises(error, match=message):
         ImageFolderDataSource(root)
@@ -153,7 +151,7 @@ def replace_by_folder(path: Path) -> None:
 def test_what_happens_to_a_file_is_an_error_with_file_and_record(
     root: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], Any], message: str, slow: bool
 ) -> None:
-    """Whether it is asked for ahead or not; all others can be read."""
+    """A file that was damaged after construction is an error with its name and record, read ahead or not."""
     if slow:
         monkeypatch.setattr(whole_files, "_SLOW_READ_SECONDS", -1.0)
         monkeypatch.setattr(whole_files, "_FILES_PER_REQUEST", 2)
@@ -167,26 +165,10 @@ def test_what_happens_to_a_file_is_an_error_with_file_and_record(
 
 
 def test_a_copy_elsewhere_is_the_same_source(root: Path, tmp_path: Path) -> None:
-    """And one with another file, class or label is not."""
+    """A copy elsewhere has the same fingerprint; moving a file to another class changes it."""
     before = ImageFolderDataSource(root).fingerprint()
     shutil.copytree(root, tmp_path / "copy")
     after = ImageFolderDataSource(tmp_path / "copy").fingerprint()
     (root / "ant" / "2.pgm").rename(root / "Cat" / "2.pgm")
 
     assert after == before != ImageFolderDataSource(root).fingerprint()
-
-
-def test_workers_read_the_same(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a relative root, after a change of the folder."""
-    monkeypatch.chdir(root.parent)
-    source = ImageFolderDataSource("data")
-    monkeypatch.chdir("/")
-
-    def batches(worker_count: int) -> list[Any]:
-        with millstream.load(
-            source, shuffle=True, seed=0, num_epochs=1, batch_size=4, worker_count=worker_count
-        ) as loader:
-            return [(batch["image"].tolist(), batch["label"].tolist()) for batch in loader]
-
-    assert batches(0) == batches(1)
-    assert np.concatenate([labels for _, labels in batches(0)]).tolist() != sorted(source.labels.tolist())

@@ -178,7 +178,7 @@ def cut(folder: Path) -> None:
 def test_what_is_not_a_dataset_is_refused(
     tmp_path: Path, damage: Callable[[Path], Any], error: type[Exception], message: str
 ) -> None:
-    """At construction, with the file."""
+    """A missing or damaged index or shard is an error at construction that names the file."""
     write_mds(tmp_path, COLUMNS, SAMPLES, 5)
     damage(tmp_path)
 

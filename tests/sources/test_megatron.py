@@ -103,6 +103,6 @@ def test_a_missing_index_is_the_usual_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prefix", [{"a"}, 3, b"data", [3]])
 def test_what_are_no_paths_is_a_type_error(prefix: Any) -> None:
-    """What is not a path is a TypeError, as for all sources of files."""
+    """A prefix that is not a path is a TypeError."""
     with pytest.raises(TypeError, match="path"):
         MegatronDataSource(prefix)

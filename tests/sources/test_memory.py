@@ -80,7 +80,7 @@ def test_sequences_hand_out_their_own_records() -> None:
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_containers_are_handed_out_as_copies(kind: Any) -> None:
-    """What is done to a dict or list that is a record is not seen by the next reader; what is within it is shared."""
+    """A record that is a dict or list is a shallow copy: the next reader does not see changes to it."""
 
     def records() -> list[Any]:
         return [{"number": n, "boxes": [1, 2]} if n % 3 else [n, "a"] if n else n for n in range(5)]
@@ -335,7 +335,7 @@ def test_fingerprints_tell_sources_apart() -> None:
 
 
 def test_fingerprints_are_the_same_in_every_process() -> None:
-    """Neither addresses nor hash seeds nor interned strings get into a fingerprint."""
+    """A fingerprint does not depend on addresses, hash seeds or interned strings."""
     program = (
         "import importlib.util, sys; spec = importlib.util.spec_from_file_location('here', sys.argv[1]);"
         "module = importlib.util.module_from_spec(spec); sys.modules['here'] = module;"

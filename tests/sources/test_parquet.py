@@ -3,7 +3,6 @@
 import datetime as dt
 import decimal
 import os
-import pickle
 import re
 import shutil
 import warnings
@@ -180,7 +179,7 @@ def test_each_type_has_its_meaning(tmp_path: Path, name: str) -> None:
     [["id"], ["label", "text"], ["image"], ["tokens", "id"], None],
 )
 def test_a_batch_of_columns_is_the_batch_of_the_records(path: Path, columns: list[str] | None) -> None:
-    """With Batch first, the arrays come from the columns; they are those that records stack to, and writable."""
+    """A batch made from columns equals its records stacked, and is writable."""
     with ParquetDataSource(path, columns=columns) as source:
         keys = np.random.default_rng(0).integers(0, ROWS, 64)
         records = source.__getitems__(keys)
@@ -213,7 +212,7 @@ def test_any_values_come_back(tmp_path: Path, rows: list[Any], lists: list[Any],
 
 
 def test_lists_of_one_length_and_of_many_are_the_same_lists(tmp_path: Path) -> None:
-    """Whether they are copied one by one or as a table, from any row of any row group."""
+    """Lists of equal lengths, copied as a table, and of unequal ones are the lists of the file."""
     rows = [list(range(number, number + 50)) for number in range(60)]
     rows[40] = [1, 2]
     pq.write_table(pa.table({"x": rows}), tmp_path / "a.parquet", row_group_size=7)
@@ -227,7 +226,7 @@ def test_lists_of_one_length_and_of_many_are_the_same_lists(tmp_path: Path) -> N
 
 
 def test_a_changed_record_changes_no_other(path: Path) -> None:
-    """Nor what is read the next time: each reader has its own."""
+    """A record that is changed in place changes neither another one nor the next read."""
     with ParquetDataSource(path) as source:
         first, second = source.__getitems__([5, 5])
         first["tokens"][:] = 0
@@ -248,7 +247,7 @@ def test_the_rows_of_several_files_and_ranges_lie_end_to_end(tmp_path: Path, pat
 
 @pytest.mark.parametrize("window", [1, 2, 100])
 def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(path: Path, window: int) -> None:
-    """With room for two windows, whatever the number of threads."""
+    """A window shuffle in four threads delivers each row once and decodes each row group once."""
     decoded: list[int] = []
 
     class Watched(parquet_file.ParquetFile):
@@ -279,7 +278,7 @@ def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(pa
 def test_batches_that_need_some_row_groups_of_a_window_get_their_rows(
     tmp_path: Path, batch_size: int, cache_bytes: int
 ) -> None:
-    """Whatever lies end to end by then, what has no room, and whichever window comes next."""
+    """Batches over any row groups, cached, evicted or new, have the rows of their keys."""
     pq.write_table(table_of(240), tmp_path / "a.parquet", row_group_size=10)
     with warnings.catch_warnings(), ParquetDataSource(tmp_path / "a.parquet", cache_bytes=cache_bytes) as source:
         warnings.simplefilter("ignore", UserWarning)
@@ -293,7 +292,7 @@ def test_batches_that_need_some_row_groups_of_a_window_get_their_rows(
 
 
 def test_workers_make_the_same_batches(path: Path) -> None:
-    """In processes of their own, which open the files themselves."""
+    """Batches of columns from workers equal those of the process itself."""
 
     def batches(worker_count: int) -> list[Any]:
         with ParquetDataSource(path) as source:
@@ -311,7 +310,7 @@ def test_workers_make_the_same_batches(path: Path) -> None:
 
 
 def test_no_more_is_kept_than_there_is_room_for(path: Path) -> None:
-    """The row groups used last, and at least one."""
+    """The row groups used last are kept while they fit, and at least one."""
     with ParquetDataSource(path, columns=["id"], cache_bytes=500) as source:
         for key in (0, 30, 60, 0, 0):
             source[key]
@@ -323,7 +322,7 @@ def test_no_more_is_kept_than_there_is_room_for(path: Path) -> None:
 
 
 def test_a_row_group_without_room_is_logged_once_with_numbers(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What it takes, what there is, and what to do."""
+    """A row group larger than the cache is logged once, with both sizes and the remedy."""
     with ParquetDataSource(path, columns=["id"], cache_bytes=100) as source:
         assert source[0]["id"] == 0
         assert source[50]["id"] == 50
@@ -332,7 +331,7 @@ def test_a_row_group_without_room_is_logged_once_with_numbers(path: Path, caplog
 
 
 def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Once so many row groups were dropped with most of their rows unread."""
+    """A global shuffle that drops row groups mostly unread logs once which sampler to use."""
     pq.write_table(pa.table({"id": range(2000)}), tmp_path / "a.parquet", row_group_size=20)
     with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=700) as source:
         keys = np.random.default_rng(0).permutation(2000)
@@ -354,7 +353,7 @@ class Counting(ParquetDataSource):
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_shuffled_load_of_more_than_fits_decodes_each_row_group_once(tmp_path: Path, *, mixed: bool) -> None:
-    """So long as the window fits into the memory; where all row groups fit, the shuffle is global."""
+    """`load(shuffle=True)` shuffles by windows if the file exceeds the cache, and globally if it fits."""
     pq.write_table(pa.table({"id": range(2000)}), tmp_path / "a.parquet", row_group_size=20)
     with Counting(tmp_path / "a.parquet", cache_bytes=8000) as source:
         assert source.window_units is not None
@@ -394,7 +393,7 @@ def test_reading_in_order_warns_of_nothing(tmp_path: Path) -> None:
 
 
 def test_columns_are_those_asked_for_in_that_order(path: Path) -> None:
-    """And no others are read: one that cannot be read does no harm."""
+    """`columns` selects and orders the columns, and changes the fingerprint."""
     with ParquetDataSource(path, columns=["text", "id"]) as source:
         assert list(source[0]) == ["text", "id"]
         assert "columns=2:" in source.fingerprint()
@@ -412,13 +411,13 @@ def test_columns_are_those_asked_for_in_that_order(path: Path) -> None:
     ],
 )
 def test_wrong_columns_are_errors(path: Path, columns: Any, error: type[Exception], message: str) -> None:
-    """At construction, with what there is."""
+    """Wrong `columns` are errors at construction; an unknown one lists the columns of the file."""
     with pytest.raises(error, match=message):
         ParquetDataSource(path, columns=columns)
 
 
 def test_files_must_agree_in_the_columns_that_are_read(tmp_path: Path, path: Path) -> None:
-    """In names and meaning; how they are stored is the file's own business."""
+    """Files must agree in the names and meaning of their columns, not in how these are stored."""
     pq.write_table(table_of().drop_columns(["text"]), tmp_path / "b.parquet")
     with pytest.raises(ValueError, match=r"are those of the first file"):
         ParquetDataSource([path, tmp_path / "b.parquet"])
@@ -433,7 +432,7 @@ def test_files_must_agree_in_the_columns_that_are_read(tmp_path: Path, path: Pat
 
 
 def test_an_empty_file_has_no_record(tmp_path: Path) -> None:
-    """It has no record, alone or among others, as an empty row group; one without columns is refused."""
+    """A file without rows has no records, alone or among others."""
     pq.write_table(table_of(0), tmp_path / "none.parquet")
     with ParquetDataSource(tmp_path / "none.parquet") as source:
         assert len(source) == 0
@@ -446,7 +445,7 @@ def test_an_empty_file_has_no_record(tmp_path: Path) -> None:
     "content", [b"", b"PAR1", b"PAR1PAR1", b"PAR1" + bytes(100) + b"PAR1", b"id,label\n1,2\n", bytes(5000)]
 )
 def test_what_is_no_parquet_file_is_an_error_with_its_name(tmp_path: Path, content: bytes) -> None:
-    """Whatever it begins and ends with."""
+    """A file that is not Parquet is an error with its name, whatever it begins and ends with."""
     (tmp_path / "a.parquet").write_bytes(content)
     with pytest.raises(DataSourceError, match=r"a\.parquet': it is not a Parquet file, is damaged"):
         ParquetDataSource(tmp_path / "a.parquet")
@@ -518,7 +517,7 @@ def replace(path: Path) -> None:
 def test_what_happens_to_a_file_is_an_error_with_file_and_record(
     path: Path, change: Callable[[Path], Any], message: str, is_open: bool
 ) -> None:
-    """Whether it is open or not; what was decoded before stays."""
+    """A file damaged after construction is an error with file and record; decoded rows stay readable."""
     with ParquetDataSource(path) as source:
         if is_open:
             before = source[0]
@@ -543,20 +542,11 @@ def test_damaged_text_is_an_error_of_its_own_record_only(tmp_path: Path) -> None
 
 
 def test_a_parquet_file_is_known_by_its_first_bytes(path: Path) -> None:
-    """And by its name; the table of formats opens it."""
+    """A Parquet file is recognized by its name or by its first bytes."""
     shutil.copy(path, path.with_name("noname"))
     for name in ("a.parquet", "noname"):
         with format_of_file(str(path.with_name(name))).open(path.with_name(name)) as source:
             assert isinstance(source, ParquetDataSource)
-
-
-def test_a_closed_copy_stays_closed(path: Path) -> None:
-    """What was decoded is dropped, too."""
-    source = ParquetDataSource(path)
-    source[0]
-    source.close()
-    with pytest.raises(ValueError, match="closed"):
-        pickle.loads(pickle.dumps(source))[0]
 
 
 def test_a_dictionary_whose_texts_exceed_two_gibibytes_is_read(tmp_path: Path) -> None:

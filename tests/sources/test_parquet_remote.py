@@ -14,7 +14,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import FileCache, ParquetDataSource
 from millstream.sources.storage import near_spans
 from millstream.sources.tables import parquet_file
-from support.stores.object_server import ObjectServer, Request
+from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
 
@@ -56,7 +56,7 @@ def test_every_store_is_read_as_files_are(store: ObjectServer, tmp_path: Path, s
 def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those near each other by one; a large one by pieces, on their way together; others not at all."""
+    """Columns near each other take one request; a large one takes several, in flight together; others none."""
     monkeypatch.setattr(parquet_file, "_CHUNK_BYTES", 100_000)
     monkeypatch.setattr(near_spans, "_REQUEST_BYTES", 100_000)
     store.objects["bucket/a"] = content_of(tmp_path)
@@ -90,65 +90,8 @@ def test_a_source_is_made_of_footers(store: ObjectServer, tmp_path: Path) -> Non
     assert len(store.requests) <= 3
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_fails_now_and_then_is_repeated(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
-    """At construction and when reading: nobody notices."""
-    store.objects["bucket/a"] = content_of(tmp_path)
-    seen: set[int | None] = set()
-    failures: list[str | int] = ["reset", 503, "short"]
-
-    def fails_first(request: Request) -> str | int | None:
-        is_first = request.start not in seen
-        seen.add(request.start)
-        return failures[len(seen) % 3] if is_first else None
-
-    store.failure = fails_first
-    with ParquetDataSource(f"{location(store, scheme)}/a") as source:
-        assert [record["id"] for record in source.__getitems__([399, 0, 150])] == [399, 0, 150]
-
-
-@pytest.mark.parametrize(
-    ("failure", "message"),
-    [(500, "500 Internal"), (403, "refuses"), (404, "was removed")],
-)
-def test_what_fails_for_ever_is_an_error_with_url_and_row(
-    store: ObjectServer, tmp_path: Path, failure: int, message: str
-) -> None:
-    """And once the store is well again, reading is."""
-    store.objects["bucket/a"] = content_of(tmp_path)
-    with ParquetDataSource(f"{store.url}/bucket/a") as source:
-        source[0]
-        store.failure = lambda _: failure
-        with pytest.raises(DataSourceError, match=rf"record 250 of '.*bucket/a' \(record key 250\).*{message}"):
-            source[250]
-        store.failure = lambda _: None
-        assert source[250]["id"] == 250
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_replaced_object_is_an_error(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
-    """Whether or not its size is the same: no byte of another version comes out. A new source reads the new one."""
-    store.objects["bucket/a"] = content_of(tmp_path)
-    url = f"{location(store, scheme)}/a"
-    with ParquetDataSource(url) as source:
-        source[0]
-        store.objects["bucket/a"] = content_of(tmp_path, first=7)
-        with pytest.raises(DataSourceError, match=r"record 150 of '.*a' \(record key 150\).*has changed.*again"):
-            source[150]
-    with ParquetDataSource(url) as source:
-        assert source[150]["id"] == 157
-
-
-@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + bytes(5000) + b"PAR1"])
-def test_what_is_no_parquet_file_is_an_error_with_its_url(store: ObjectServer, content: bytes) -> None:
-    """As of files."""
-    store.objects["bucket/a"] = content
-    with pytest.raises(DataSourceError, match=r"bucket/a': it is not a Parquet file, is damaged"):
-        ParquetDataSource(f"{store.url}/bucket/a")
-
-
 def test_damage_in_a_row_group_is_found_when_it_is_read(store: ObjectServer, tmp_path: Path) -> None:
-    """By the checksums of its pages."""
+    """Damage in a row group is found by its page checksums when it is read."""
     content = bytearray(content_of(tmp_path))
     content[300_000] ^= 255
     store.objects["bucket/a"] = bytes(content)
@@ -160,7 +103,7 @@ def test_damage_in_a_row_group_is_found_when_it_is_read(store: ObjectServer, tmp
 
 @pytest.mark.parametrize("copies", [False, True])
 def test_threads_and_workers_make_the_same_batches(store: ObjectServer, tmp_path: Path, copies: bool) -> None:
-    """From the store, and from copies of whole files, which are made once."""
+    """Workers deliver the same batches, from the store and from copies, each made once."""
     for number in range(3):
         store.objects[f"bucket/{number}.parquet"] = content_of(tmp_path, rows=60, first=number * 60, group=20)
     cache = FileCache(1 << 26, tmp_path / "copies") if copies else None

@@ -1,16 +1,19 @@
 """Sources of objects in stores far away, read from a real server that is slow, fails and forgets."""
 
+import io
 import os
 import pickle
 import subprocess
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import millstream
@@ -18,8 +21,8 @@ from millstream.errors import DataSourceError
 from millstream.sources import (
     BagzDataSource,
     CsvDataSource,
-    JsonLinesDataSource,
     MegatronDataSource,
+    ParquetDataSource,
     TextLineDataSource,
     TFRecordDataSource,
     WebDatasetDataSource,
@@ -36,6 +39,32 @@ SPREAD = [number.to_bytes(2, "little") * 20_000 for number in range(300)]
 """Records of which every other one takes a request of its own: the one between is not read along."""
 
 SCHEMES = ["gs", "http", "s3"]
+
+ROWS = 300
+
+
+def parquet_bytes(numbers: Iterable[int]) -> bytes:
+    """Returns a Parquet file of rows of 4 KB, in row groups of 100."""
+    rows = [parquet_row(number) for number in numbers]
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=100, use_dictionary=False, compression="none")
+    return file.getvalue()
+
+
+def parquet_row(number: int) -> dict[str, Any]:
+    """Returns the row of a number."""
+    return {"id": number, "wide": number.to_bytes(2, "little") * 2048}
+
+
+FORMS: dict[str, tuple[Any, Callable[[Iterable[int]], bytes], Callable[[int], Any]]] = {
+    "TFRecord": (
+        TFRecordDataSource,
+        lambda numbers: tfrecord_bytes([number.to_bytes(2, "little") * 20_000 for number in numbers]),
+        lambda number: number.to_bytes(2, "little") * 20_000,
+    ),
+    "Parquet": (ParquetDataSource, parquet_bytes, parquet_row),
+}
+"""The class, the content of a file of some records, and the record of a number."""
 
 
 def location(store: ObjectServer, scheme: str) -> str:
@@ -102,13 +131,13 @@ def test_patterns_are_looked_up_where_there_are_lists(store: ObjectServer, schem
     ],
 )
 def test_urls_that_mean_nothing_are_refused(url: Any, message: str) -> None:
-    """At construction, with the rule and what to do; no store is asked."""
+    """A URL that cannot be read is an error at construction with the rule."""
     with pytest.raises((ValueError, DataSourceError), match=message):
         TFRecordDataSource(url)
 
 
 def test_a_store_that_is_not_configured_is_an_error(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the name of the object, and what the store lacks; no store is asked."""
+    """A store without configuration is an error with the object's name, before any request."""
     monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME")
     with pytest.raises(DataSourceError, match=r"Cannot read 'az://bucket/a': its store is not configured: .*"):
         TFRecordDataSource("az://bucket/a")
@@ -127,7 +156,7 @@ def test_ranges_of_records_and_files_on_disk_go_together(store: ObjectServer, tm
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_batch_is_asked_for_at_once(store: ObjectServer, scheme: str) -> None:
-    """Its requests go out together, whichever files they are for: more than 64 are on their way at one time."""
+    """The requests of a batch, over all of its files, are in flight together: more than 64."""
     for number in range(3):
         store.objects[f"bucket/{number}"] = tfrecord_bytes(SPREAD[number * 100 : number * 100 + 100])
     with TFRecordDataSource([f"{location(store, scheme)}/{number}" for number in range(3)]) as source:
@@ -165,9 +194,11 @@ def test_the_index_is_kept_for_the_version_it_is_of(store: ObjectServer, tmp_pat
 
 @pytest.mark.parametrize("failure", [429, 500, 503, "reset", "short"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_fails_now_and_then_is_repeated(store: ObjectServer, scheme: str, failure: str | int) -> None:
-    """At construction and when reading: nobody notices."""
-    store.objects["bucket/a"] = tfrecord_bytes(SPREAD)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_fails_now_and_then_is_repeated(store: ObjectServer, form: str, scheme: str, failure: str | int) -> None:
+    """A request that fails once is repeated, at construction and when reading."""
+    kind, content, record = FORMS[form]
+    store.objects["bucket/a"] = content(range(ROWS))
     seen: set[int | None] = set()
 
     def fails_first(request: Request) -> str | int | None:
@@ -176,29 +207,39 @@ def test_what_fails_now_and_then_is_repeated(store: ObjectServer, scheme: str, f
         return failure if is_first else None
 
     store.failure = fails_first
-    with TFRecordDataSource(f"{location(store, scheme)}/a") as source:
-        assert every_record(source) == SPREAD
-        keys = np.random.default_rng(0).permutation(150)[:32] * 2
-        assert source.__getitems__(keys) == [SPREAD[key] for key in keys]
+    with kind(f"{location(store, scheme)}/a") as source:
+        assert every_record(source) == [record(number) for number in range(ROWS)]
+        keys = np.random.default_rng(0).permutation(ROWS // 2)[:32] * 2
+        assert list(source.__getitems__(keys)) == [record(key) for key in keys.tolist()]
 
 
-@pytest.mark.parametrize("failure", [500, "reset", "short"])
-def test_what_fails_for_ever_is_an_error(store: ObjectServer, failure: str | int) -> None:
-    """With the record, the file and what the store said, and once the store is well again, reading is."""
-    store.objects["bucket/a"] = tfrecord_bytes(SPREAD)
-    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
-        store.failure = lambda request: failure if (request.start or 0) > 1_000_000 else None
-        with pytest.raises(
-            DataSourceError, match=r"record 200 of '.*bucket/a' \(record key 200\).*Cannot read '.*': Gen"
-        ):
-            source.__getitems__([1, 200])
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (500, "Cannot read '.*bucket/a'.*500 Internal"),
+        ("reset", "Cannot read '.*bucket/a'"),
+        ("short", "Cannot read '.*bucket/a'"),
+        (403, "refuses"),
+        (404, "was removed"),
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_what_fails_for_ever_is_an_error(store: ObjectServer, form: str, failure: str | int, message: str) -> None:
+    """A request that keeps failing is an error with record, file and the store's answer; reading works again after."""
+    kind, content, record = FORMS[form]
+    store.objects["bucket/a"] = content(range(ROWS))
+    with kind(f"{store.url}/bucket/a") as source:
+        assert source[1] == record(1)
+        store.failure = lambda request: failure if (request.start or 0) > 500_000 else None
+        with pytest.raises(DataSourceError, match=rf"record 250 of '.*bucket/a' \(record key 250\).*{message}"):
+            source.__getitems__([1, 250])
         store.failure = lambda _: None
-        assert source[200] == SPREAD[200]
+        assert source[250] == record(250)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_may_not_be_read_is_an_error(store: ObjectServer, scheme: str) -> None:
-    """At construction a PermissionError that says where credentials come from; later the record's error."""
+    """Refused access is a PermissionError that names the credentials; later it is the record's error."""
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     url = f"{location(store, scheme)}/a"
     source = TFRecordDataSource(url)
@@ -212,7 +253,7 @@ def test_what_may_not_be_read_is_an_error(store: ObjectServer, scheme: str) -> N
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_not_there_is_an_error(store: ObjectServer, scheme: str) -> None:
-    """At construction a FileNotFoundError, as for files; later the record's error."""
+    """A missing object is a FileNotFoundError; one removed later is the record's error."""
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     url = f"{location(store, scheme)}/a"
     with pytest.raises(FileNotFoundError, match=r"No such TFRecord file: '.*/b'"):
@@ -223,19 +264,21 @@ def test_what_is_not_there_is_an_error(store: ObjectServer, scheme: str) -> None
             source[3]
 
 
-@pytest.mark.parametrize("records", [RECORDS[::-1], RECORDS[:20], [*RECORDS, b"more"]])
+@pytest.mark.parametrize("numbers", [range(ROWS)[::-1], range(20), range(ROWS + 1)])
 @pytest.mark.parametrize("scheme", [*SCHEMES, "az"])
-def test_a_replaced_object_is_an_error(store: ObjectServer, scheme: str, records: Sequence[bytes]) -> None:
-    """Whether or not it has the same size: no byte of another version comes out. A new source reads the new one."""
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_replaced_object_is_an_error(store: ObjectServer, form: str, scheme: str, numbers: range) -> None:
+    """No byte of a replaced object is read, whatever its size: reading is an error; a new source has the new object."""
+    kind, content, record = FORMS[form]
+    store.objects["bucket/a"] = content(range(ROWS))
     url = f"{location(store, scheme)}/a"
-    with TFRecordDataSource(url) as source:
-        assert source[399] == RECORDS[399]
-        store.objects["bucket/a"] = tfrecord_bytes(records)
+    with kind(url) as source:
+        assert source[ROWS - 1] == record(ROWS - 1)
+        store.objects["bucket/a"] = content(numbers)
         with pytest.raises(DataSourceError, match=r"record 5 of '.*a' \(record key 5\).*has changed.*again"):
-            source.__getitems__([5, 399])
-    with TFRecordDataSource(url) as source:
-        assert every_record(source) == list(records)
+            source.__getitems__([5, ROWS - 1])
+    with kind(url) as source:
+        assert every_record(source) == [record(number) for number in numbers]
 
 
 @pytest.mark.parametrize("etag", [None, 'W/"weak"'])
@@ -264,7 +307,7 @@ def test_a_request_without_a_response_is_repeated(store: ObjectServer, monkeypat
 
 
 def test_every_wait_for_a_store_has_a_limit(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if obstore itself never returned."""
+    """A request that never returns ends with an error after the time limit."""
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     with TFRecordDataSource(f"{store.url}/bucket/a") as source:
         monkeypatch.setattr(object_clients, "REQUEST_SECONDS", 0.25)
@@ -312,7 +355,7 @@ print(len(millstream.TFRecordDataSource(sys.argv[1]).__getitems__(range(0, 60, 2
 def test_secrets_of_a_url_are_in_no_text(
     store: ObjectServer, caplog: pytest.LogCaptureFixture, form: str, tmp_path: Path
 ) -> None:
-    """In no error, nor in the errors that it comes from, no log, no `repr`, no state, and no name of a file."""
+    """Secrets of a URL are in no error, cause, log, `repr`, state or file name."""
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     url = form.format(host=store.url.partition("://")[2])
     failures: list[Callable[[Request], int]] = [lambda _: 500, lambda _: 403, lambda _: 404]
@@ -369,7 +412,7 @@ def test_servers_may_send_elsewhere(store: ObjectServer, status: int) -> None:
 
 @pytest.mark.parametrize(("moved", "words"), [("bucket/a", "redirect"), ("nowhere", "No such TFRecord file")])
 def test_servers_that_send_in_circles_are_errors(store: ObjectServer, moved: str, words: str) -> None:
-    """And those that send to what is not there."""
+    """A redirect loop, or a redirect to a missing object, is an error that names the URL."""
     store.moved = lambda _: moved
     store.failure = lambda request: 302 if request.key == "bucket/a" else None
     with pytest.raises(OSError, match=words) as caught:
@@ -379,7 +422,7 @@ def test_servers_that_send_in_circles_are_errors(store: ObjectServer, moved: str
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_empty_objects_are_files_without_records(store: ObjectServer, scheme: str) -> None:
-    """They have a version, too."""
+    """An empty object is a file without records, in every store."""
     store.objects["bucket/a"] = b""
     store.objects["bucket/b"] = b"line\n"
     with TextLineDataSource([f"{location(store, scheme)}/{name}" for name in "aba"]) as source:
@@ -388,7 +431,7 @@ def test_empty_objects_are_files_without_records(store: ObjectServer, scheme: st
 
 
 def test_a_server_that_sends_whole_files_only_is_refused(store: ObjectServer) -> None:
-    """The error says why, and what to do."""
+    """A server that ignores ranges is an error that says so."""
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     store.supports_ranges = False
     with pytest.raises(DataSourceError, match=r"Cannot read '.*bucket/a' at random: its server sends only whole files"):
@@ -398,7 +441,7 @@ def test_a_server_that_sends_whole_files_only_is_refused(store: ObjectServer) ->
 @pytest.mark.parametrize("size", [1, 3_000_000])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_one_request_identifies_an_object(store: ObjectServer, scheme: str, size: int) -> None:
-    """Its size and version come with its first byte, however large it is."""
+    """Size and version of an object of any size take one request."""
     store.objects["bucket/a"] = bytes(size)
     assert object_stores.state_of(f"{location(store, scheme)}/a").size == size
     assert len(store.requests) == 1
@@ -406,29 +449,11 @@ def test_one_request_identifies_an_object(store: ObjectServer, scheme: str, size
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_size_that_does_not_come_with_a_range_is_found(store: ObjectServer, scheme: str) -> None:
-    """By the headers of the object, which are requested too where it is empty."""
+    """If ranges do not carry the size, it comes from the object's headers."""
     store.tells_sizes = False
     for size in (0, 1, 3_000_000):
         store.objects["bucket/a"] = bytes(size)
         assert object_stores.state_of(f"{location(store, scheme)}/a").size == size
-
-
-def test_processes_and_threads_read_the_same(store: ObjectServer) -> None:
-    """The stream does not depend on who reads; each worker has clients of its own."""
-    for number in range(3):
-        lines = [f'{{"file": {number}, "line": {line}}}\n' for line in range(30)]
-        store.objects[f"bucket/{number}.jsonl"] = "".join(lines).encode()
-    source = JsonLinesDataSource([f"{store.url}/bucket/{number}.jsonl" for number in range(3)])
-
-    def batches(**options: Any) -> list[Any]:
-        with millstream.load(source, shuffle=True, seed=3, num_epochs=1, batch_size=8, **options) as loader:
-            return [[batch["file"].tolist(), batch["line"].tolist()] for batch in loader]
-
-    expected = batches(read_options=millstream.ReadOptions(num_threads=0))
-    assert sum(len(batch[0]) for batch in expected) == 90
-    assert batches(worker_count=2) == expected
-    assert batches(read_options=millstream.ReadOptions(num_threads=4)) == expected
-    source.close()
 
 
 def test_a_copy_needs_no_look_at_the_store(store: ObjectServer) -> None:
@@ -443,7 +468,7 @@ def test_a_copy_needs_no_look_at_the_store(store: ObjectServer) -> None:
 
 
 def test_a_forked_process_gets_an_error(store: ObjectServer) -> None:
-    """It would hang there; the parent reads on."""
+    """Reading in a forked process is an error, not a hang; the parent reads on."""
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     with TFRecordDataSource(f"{store.url}/bucket/a") as source:
         answer, asked = os.pipe()
@@ -472,13 +497,17 @@ DAMAGED: dict[str, tuple[Callable[[str], Any], bytes, str]] = {
     "no Bagz": (BagzDataSource, b"{}\n" * 1000, "is not a Bagz file"),
     "empty CSV": (CsvDataSource, b"", "is empty"),
     "open quotes": (CsvDataSource, b'a,b\n1,"2\n', "unterminated quoted field"),
+    **{
+        f"{len(content)} bytes, no Parquet": (ParquetDataSource, content, "is not a Parquet file, is damaged")
+        for content in (b"", b"PAR1", b"PAR1" + bytes(5000) + b"PAR1")
+    },
     "no Megatron": (MegatronDataSource, b"abc", "is not the index of a Megatron dataset"),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_damaged_objects_are_errors_that_name_them(store: ObjectServer, damage: str) -> None:
-    """As for files."""
+    """Damaged objects are errors that name the object."""
     kind, content, message = DAMAGED[damage]
     store.objects["bucket/a.bin"] = store.objects["bucket/a.idx"] = content
     with pytest.raises((DataSourceError, ValueError), match=message) as caught:
@@ -489,7 +518,7 @@ def test_damaged_objects_are_errors_that_name_them(store: ObjectServer, damage: 
 def test_a_long_object_is_read_ahead_of_the_search(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In blocks, some of which are on their way at one time, each of them once; parts that are passed over are not."""
+    """A scan reads a long object in blocks, each once, and skips the content of large members."""
     monkeypatch.setattr(byte_files, "_BLOCK_BYTES", 1000)
     files = [(f"{number}.txt", bytes(20_000 if number == 5 else 10)) for number in range(20)]
     store.objects["bucket/a"] = write_tar(tmp_path / "a", files).read_bytes()

@@ -43,7 +43,7 @@ NOT_SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", NOT_SOURCES)
 def test_what_is_not_a_source_is_refused_with_the_right_way(name: str) -> None:
-    """At construction, by DataLoader and load alike, with the kind of the value and the code to write."""
+    """DataLoader and load refuse what is not a source, with its kind and the code to write."""
     make, message = NOT_SOURCES[name]
     with pytest.raises(TypeError, match=f"^data_source must be a source of records, {message}|{message}"):
         millstream.load(make())

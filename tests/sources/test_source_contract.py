@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
+import millstream
 from millstream import sources
 from millstream.sources import (
     ArrayRecordDataSource,
@@ -255,10 +256,11 @@ def words(records: Any) -> list[str]:
 
 
 def test_batched_read_is_the_records_one_by_one(source: Any) -> None:
-    """For lists, ranges and arrays of any integer dtype, with repeated keys, and with none."""
+    """A batched read equals single reads, and iteration: for lists, ranges and arrays of keys, repeated and none."""
     assert len(source) == NUM_RECORDS
     everything = words(source[key] for key in range(NUM_RECORDS))
     assert len(set(everything)) >= NUM_RECORDS - 1
+    assert words(source) == everything
     shuffled = np.random.default_rng(0).integers(0, NUM_RECORDS, 200)
     for keys in (shuffled.tolist(), tuple(shuffled), shuffled.astype(np.uint8), shuffled.astype(np.int64), range(37)):
         assert words(source.__getitems__(keys)) == [everything[key] for key in keys]
@@ -305,11 +307,51 @@ def test_another_working_folder_is_the_same_source(
     assert words(source.__getitems__(range(37))) == before[0]
 
 
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_a_relative_path_is_that_of_the_construction(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source built with relative paths is read, by itself and by a pickled copy, from every other folder."""
+    monkeypatch.chdir(tmp_path)
+    source = SOURCES[name](Path())
+    monkeypatch.chdir("/")
+    copy = pickle.loads(pickle.dumps(source))
+    assert words(copy.__getitems__(range(37))) == words(source.__getitems__(range(37)))
+    for each in (source, copy):
+        if hasattr(each, "close"):
+            each.close()
+
+
+@pytest.mark.third_party
+def test_workers_and_threads_read_the_same(tmp_path: Path, store: ObjectServer) -> None:
+    """The stream over sources of all kinds, remote ones too, is the same inline, in threads and in workers."""
+    folders = {name: tmp_path / str(number) for number, name in enumerate([*SOURCES, "remote JSONL"])}
+    for folder in folders.values():
+        folder.mkdir()
+    sources = {name: SOURCES[name](folders[name]) for name in SOURCES}
+    sources["remote JSONL"] = remote("JSONL", folders["remote JSONL"], store)
+    everything = ConcatenatedDataSource(sources)
+
+    def stream(**options: Any) -> list[str]:
+        with millstream.load(
+            everything, transformations=[repr], shuffle=True, seed=3, num_epochs=1, batch_size=32, **options
+        ) as loader:
+            return [text for batch in loader for text in batch.tolist()]
+
+    expected = stream(read_options=millstream.ReadOptions(num_threads=0))
+    assert sorted(expected) == sorted(words(everything.__getitems__(range(len(everything)))))
+    assert stream(read_options=millstream.ReadOptions(num_threads=4)) == expected
+    assert stream(worker_count=2) == expected
+    for source in sources.values():
+        if hasattr(source, "close"):
+            source.close()
+
+
 # The library of ArrayRecord does not survive a fork once it was used (see test_array_record_faults.py), nor do the
 # clients of stores (see test_remote.py).
 @pytest.mark.parametrize("source", sorted(SOURCES.keys() - {"ArrayRecord"}), indirect=True)
 def test_a_forked_process_reads_the_same(source: Any) -> None:
-    """After the parent has read: with files of its own, without waiting for the parent's locks."""
+    """A process forked after a read has the same records, and waits for no lock of its parent."""
     expected = words(source.__getitems__(range(37)))
     answer, asked = os.pipe()
     with warnings.catch_warnings():
@@ -329,15 +371,16 @@ def test_a_forked_process_reads_the_same(source: Any) -> None:
 
 @pytest.mark.parametrize("source", OF_FILES, indirect=True)
 def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> None:
-    """`close` may be called again; then reading raises ValueError, and length and words stay."""
+    """A closed source, or a pickled copy of one, raises ValueError on reads; length, `repr` and fingerprint stay."""
     before = (len(source), repr(source), source.fingerprint())
     source.close()
     source.close()
-    with pytest.raises(ValueError, match="closed"):
-        source[0]
-    with pytest.raises(ValueError, match="closed"):
-        source.__getitems__([0])
-    assert (len(source), repr(source), source.fingerprint()) == before
+    for closed in (source, pickle.loads(pickle.dumps(source))):
+        with pytest.raises(ValueError, match="closed"):
+            closed[0]
+        with pytest.raises(ValueError, match="closed"):
+            closed.__getitems__([0])
+        assert (len(closed), repr(closed), closed.fingerprint()) == before
 
 
 @pytest.mark.parametrize("source", ["ArrayRecord", *OF_SPANS, *REMOTE], indirect=True)
@@ -345,11 +388,6 @@ def test_the_sizes_of_units_are_those_of_files(source: Any) -> None:
     """The sizes of units are those of the files, or of their ranges, in their order."""
     assert source.unit_sizes.dtype == np.int64
     assert source.unit_sizes.tolist() == ([20, 17] if len(source.unit_sizes) == 2 else [20, 5, 12])
-
-
-def test_iteration_ends_after_the_last_record(source: Any) -> None:
-    """`for record in source` works, as for any sequence."""
-    assert len(list(source)) == NUM_RECORDS
 
 
 def test_pickled_copy_reads_the_same(source: Any) -> None:

@@ -1,9 +1,6 @@
 """Lines of text, and JSON values on lines: every one as it was written, whatever ends it."""
 
-import bz2
-import gzip
 import json
-import lzma
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,7 +60,7 @@ def test_any_lines_are_read_in_any_order(
 
 @given(st.lists(st.tuples(st.text(max_size=4).map(str.encode) | st.binary(max_size=4), ENDS), max_size=6), st.data())
 def test_lines_decoded_together_are_those_decoded_alone(lines: list[tuple[bytes, str]], data: st.DataObject) -> None:
-    """To decode lines as one text changes none of them; it is not done where one is not UTF-8, or has no end."""
+    """Lines decoded as one text equal those decoded alone; a line without an end or UTF-8 is decoded alone."""
     spans = [line.replace(b"\n", b"") + end.encode() for line, end in lines]
     try:
         alone = [span.removesuffix(b"\n").removesuffix(b"\r").decode() for span in spans]
@@ -128,18 +125,6 @@ def test_the_encoding_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     assert all(" encoding=" in line for line in words)
 
 
-@pytest.mark.parametrize("kind", [TextLineDataSource, JsonLinesDataSource])
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
-def test_compressed_files_are_refused(tmp_path: Path, kind: Any, compress: Any) -> None:
-    """Compressed files are refused: their lines cannot be found."""
-    path = fresh(tmp_path, compress(b"some text\n" * 100))
-    with pytest.raises(
-        DataSourceError,
-        match=r"file' is compressed as a whole, by \w+, .*Decompress it once.*python -m millstream convert",
-    ):
-        kind(path)
-
-
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -182,7 +167,7 @@ def test_the_last_value_may_have_no_line_end(tmp_path: Path) -> None:
 
 
 def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What only Python's own parser takes, or reads exactly, is the same with both."""
+    """Values are the same with orjson and with Python's parser."""
     lines = [
         b'{"a": [1, 2.5, "\xc3\xa9"]}',
         b'{"b": Infinity}',
@@ -207,7 +192,7 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("line", [b'{"a": 1', b"[1] [2]", b"\xff", b"{'a': 1}", b"nothing", b"[" * 5000])
 def test_what_is_no_json_is_an_error_with_file_and_record(tmp_path: Path, line: bytes) -> None:
-    """What is not JSON is an error with file, record and line; the records beside it can be read."""
+    """A line that is not JSON is an error with file, record and line; the other records are read."""
     path = fresh(tmp_path, b"[1]\n\n \n" + line + b"\n[3]\n")
     with JsonLinesDataSource(path) as source:
         with pytest.raises(DataSourceError, match=r"record 1 of '.*file' \(record key 1\): it is not .*line 4 of"):

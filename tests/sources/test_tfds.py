@@ -108,7 +108,7 @@ def ids(source: TfdsDataSource) -> list[int]:
 
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_a_split_is_the_records_of_its_files(tmp_path: Path, file_format: str) -> None:
-    """In both formats, from a folder or from a builder, with the widths of the features."""
+    """A split, from a folder or a builder, in both formats, has the records with the features' dtypes."""
     folder = write_dataset(tmp_path / "toy" / "1.0.0", NUMBERS, SPLITS, file_format)
     for dataset in (folder, str(folder), SimpleNamespace(data_dir=str(folder)), SimpleNamespace(data_dir=folder)):
         with TfdsDataSource(dataset, "train") as source:
@@ -158,7 +158,7 @@ def test_slices_of_splits_are_those_of_tfds(tmp_path: Path, split: str, expected
     ],
 )
 def test_wrong_splits_are_errors(split: str, message: str) -> None:
-    """With what was asked for, and what there is."""
+    """A wrong split is an error with the rule and the splits or records that exist."""
     splits = {"train": Split("train", ["a", "b"], [10, 15]), "test": Split("test", ["c"], [5])}
     with pytest.raises(ValueError, match=message):
         instructions_of(split, splits)
@@ -220,7 +220,7 @@ def same(left: Any, right: Any) -> bool:
 
 @pytest.mark.parametrize("name", FEATURES)
 def test_each_feature_has_its_meaning(tmp_path: Path, name: str) -> None:
-    """Alone, in a read of all, and in a batch, which is what the records stack to."""
+    """Each feature has its value and dtype alone and in batches, which equal their records stacked."""
     feature, stored, expected = FEATURES[name]
     examples = [{"x": stored(number)} for number in range(7)]
     folder = write_dataset(tmp_path / "toy", features_dict(x=feature), {"train": [examples]})
@@ -267,7 +267,7 @@ def test_features_within_features_keep_their_structure(tmp_path: Path) -> None:
     ],
 )
 def test_features_that_are_not_supported_are_errors(tmp_path: Path, feature: dict[str, Any], message: str) -> None:
-    """At construction, with the name, and what to use instead."""
+    """An unsupported feature is an error at construction with its name and an alternative."""
     folder = write_dataset(tmp_path / "toy", features_dict(x=feature), {"train": [[{"x": 1}]]})
     with pytest.raises(ValueError, match=message) as caught:
         TfdsDataSource(folder, "train")
@@ -275,7 +275,7 @@ def test_features_that_are_not_supported_are_errors(tmp_path: Path, feature: dic
 
 
 def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
-    """With the file that is missing or damaged."""
+    """A folder that is not a prepared dataset is an error with the missing or damaged file."""
     with pytest.raises(FileNotFoundError, match=r"Not a prepared dataset.*dataset_info\.json"):
         TfdsDataSource(tmp_path, "train")
     with pytest.raises(TypeError, match="folder of a prepared dataset, or a builder"):
@@ -319,22 +319,6 @@ def test_a_damaged_record_is_an_error_with_file_and_record(tmp_path: Path) -> No
         source.__getitems__([1])
 
 
-def test_a_loader_reads_it(tmp_path: Path) -> None:
-    """Shuffled, by workers or without, with the columns as the batch."""
-    folder = write_dataset(tmp_path / "toy", NUMBERS, SPLITS)
-
-    def batches(worker_count: int) -> list[Any]:
-        with TfdsDataSource(folder, "train+test") as source:
-            loader = millstream.load(
-                source, shuffle=True, seed=0, num_epochs=1, batch_size=8, worker_count=worker_count
-            )
-            with loader:
-                return [(batch["n"].tolist(), batch["text"].tolist()) for batch in loader]
-
-    assert batches(0) == batches(1)
-    assert sorted(number for part, _ in batches(0) for number in part) == [*range(25), *range(100, 105)]
-
-
 class Protocol:
     """What `tfds.data_source` returns, as far as its users see it."""
 
@@ -350,7 +334,7 @@ class Protocol:
 
 
 def test_what_tfds_data_source_returns_is_a_source_as_it_is() -> None:
-    """It has a length, `[]`, and the batched read."""
+    """An object with the interface of `tfds.data_source` is a source."""
     loader = millstream.load(Protocol(), shuffle=True, seed=0, num_epochs=1, batch_size=5)
 
     assert sorted(number for batch in loader for number in batch["n"].tolist()) == list(range(20))

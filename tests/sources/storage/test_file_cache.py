@@ -60,7 +60,7 @@ def copied(store: ObjectServer) -> list[str]:
 
 
 def test_each_file_is_copied_once(store: ObjectServer, urls: list[str], tmp_path: Path) -> None:
-    """When it is needed first; then its store is asked for its version only, by any source and process."""
+    """A file is copied at its first read; later sources and processes only request its version."""
     cache = FileCache(FILES * LARGEST, tmp_path / "copies")
     with TFRecordDataSource(urls, cache=cache) as source:
         assert every_record(source) == RECORDS
@@ -74,7 +74,7 @@ def test_each_file_is_copied_once(store: ObjectServer, urls: list[str], tmp_path
 
 
 def test_copies_have_their_place_among_all_that_is_kept(urls: list[str], tmp_path: Path) -> None:
-    """Where no folder is given, it is one in that of the indices."""
+    """The default folder of copies is `files` in the folder of the indices."""
     cache = FileCache(LARGEST)
     with TFRecordDataSource(urls[0], cache=cache) as source:
         assert source[3] == RECORDS[3]
@@ -176,7 +176,7 @@ def test_what_a_killed_process_leaves_is_taken_away(store: ObjectServer, urls: l
 
 
 def test_a_copy_that_somebody_cut_short_is_made_again(urls: list[str], tmp_path: Path) -> None:
-    """It has not the size of its object."""
+    """A copy that is shorter than its object is copied again."""
     cache = FileCache(LARGEST, tmp_path / "copies")
     for _ in range(2):
         with TFRecordDataSource(urls[0], cache=cache) as source:
@@ -186,7 +186,7 @@ def test_a_copy_that_somebody_cut_short_is_made_again(urls: list[str], tmp_path:
 
 
 def test_a_copy_that_was_written_to_is_made_again(urls: list[str], tmp_path: Path) -> None:
-    """Its size may be right: its mark is lost with the first write."""
+    """A write to a copy is noticed even if it keeps the size: the file is copied again."""
     cache = FileCache(LARGEST, tmp_path / "copies")
     with TFRecordDataSource(urls[0], cache=cache) as source:
         assert every_record(source) == RECORDS[:ROWS]
@@ -229,7 +229,7 @@ def test_a_pipe_in_place_of_a_copy_is_replaced(urls: list[str], tmp_path: Path) 
 
 
 def test_the_folder_is_private(urls: list[str], tmp_path: Path) -> None:
-    """It is made with mode 0700, as are those above it. One that others may write to or own is refused."""
+    """New folders have mode 0700; a folder of another user, or one that others may write to, is an error."""
     with TFRecordDataSource(urls[0], cache=FileCache(LARGEST, tmp_path / "new" / "copies")) as source:
         assert source[3] == RECORDS[3]
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("new", "new/copies")] == [0o700, 0o700]
@@ -254,7 +254,7 @@ def other_users_folder(folder: Path) -> Path:
 
 
 def test_files_of_others_are_left_alone(urls: list[str], tmp_path: Path) -> None:
-    """They are neither counted nor removed."""
+    """Files that the cache did not write are neither counted nor removed."""
     (tmp_path / "mine.txt").write_bytes(bytes(10 * LARGEST))
     with TFRecordDataSource(urls[:2], cache=FileCache(LARGEST, tmp_path)) as source:
         assert every_record(source) == RECORDS[: 2 * ROWS]
@@ -268,7 +268,7 @@ def test_files_of_others_are_left_alone(urls: list[str], tmp_path: Path) -> None
 def test_a_hierarchical_order_copies_each_file_once_an_epoch(
     store: ObjectServer, urls: list[str], worker_count: int, room: int, most: int
 ) -> None:
-    """With room for two windows; with room for all files once, however many workers read.
+    """A hierarchical order copies each file once per epoch with room for two windows, in workers with room for all.
 
     The records are those that are read without copies.
     """
@@ -301,7 +301,7 @@ def test_a_hierarchical_order_copies_each_file_once_an_epoch(
 
 @pytest.mark.parametrize("scheme", ["gs", "http", "s3"])
 def test_array_record_files_are_read_from_copies(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
-    """From any store, and when their copy was taken away meanwhile; errors have the name of the object."""
+    """ArrayRecord files of any store are read, also after their copy was evicted; errors name the object."""
     for name in ("a", "b"):
         writer = ArrayRecordWriter(str(tmp_path / name), "group_size:1")
         for number in range(20):
@@ -344,13 +344,13 @@ def test_a_copy_that_fails_leaves_nothing(
 
 
 def test_a_file_larger_than_the_bound_is_refused(urls: list[str]) -> None:
-    """At construction, with both sizes."""
+    """A file that does not fit into the cache is an error at construction, with both sizes."""
     with pytest.raises(ValueError, match=rf"max_bytes of the cache must be .*, but '.*bucket/0' has .* got {100:,}"):
         TFRecordDataSource(urls, cache=FileCache(100))
 
 
 def test_room_that_never_comes_is_an_error(urls: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While somebody reads all that there is room for, another waits, but not for ever."""
+    """Waiting for room that other readers hold ends with an error after the time limit."""
     monkeypatch.setattr(file_cache, "STALL_SECONDS", 0.2)
     cache = FileCache(LARGEST, tmp_path / "copies")
     with TFRecordDataSource(urls[0], cache=cache) as one, TFRecordDataSource(urls[1]) as plain:
@@ -367,7 +367,7 @@ def test_room_that_never_comes_is_an_error(urls: list[str], tmp_path: Path, monk
 def test_who_waits_for_a_copy_takes_no_room_for_another(
     store: ObjectServer, urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one copies a file, another that needs the same file takes nothing away."""
+    """Waiting for a file that another thread copies evicts nothing."""
     monkeypatch.setattr(file_cache, "STALL_SECONDS", 0.2)
     cache = FileCache(2 * LARGEST)
     TFRecordDataSource(urls).close()
@@ -394,18 +394,18 @@ def test_who_waits_for_a_copy_takes_no_room_for_another(
 
 @pytest.mark.parametrize("max_bytes", [0, -1, 1.5, None, True])
 def test_a_bound_is_a_positive_integer(max_bytes: Any) -> None:
-    """Anything else is refused at once."""
+    """`max_bytes` that is not a positive integer is an error."""
     with pytest.raises((TypeError, ValueError), match="max_bytes"):
         FileCache(max_bytes)
 
 
 def test_a_folder_that_cannot_be_written_to_is_an_error(urls: list[str]) -> None:
-    """It says what could not be copied, and where to."""
+    """The error of a folder that cannot be written to names the file and the folder."""
     with pytest.raises(DataSourceError, match=r"Cannot copy '.*bucket/0' to the cache in '/dev/null/x': Not a dir"):
         TFRecordDataSource(urls[0], cache=FileCache(LARGEST, "/dev/null/x"))
 
 
 def test_a_cache_is_of_its_class(urls: list[str]) -> None:
-    """A number of bytes is no cache."""
+    """A `cache` that is not a FileCache is a TypeError."""
     with pytest.raises(TypeError, match="cache must be a FileCache"):
         TFRecordDataSource(urls, cache=1000)  # type: ignore[arg-type]

@@ -104,7 +104,7 @@ def test_files_are_listed_and_read_and_the_token_stays_with_the_hub(
 
 
 def test_a_dataset_that_does_not_exist_is_an_error(hub: Hub) -> None:
-    """With its name, and without the token."""
+    """The error of a missing dataset has its name, and not the token."""
     with pytest.raises(DataSourceError, match=r"Cannot list hf://datasets/org/other: it does not exist") as caught:
         TextLineDataSource("hf://datasets/org/other/data/*.txt")
     assert "hf_secret" not in str(caught.value)
@@ -115,13 +115,13 @@ def test_a_dataset_that_does_not_exist_is_an_error(hub: Hub) -> None:
 
 @pytest.mark.parametrize("url", ["hf://datasets/org/name", "hf://org/name/a.txt", "hf://datasets//name/a.txt"])
 def test_urls_of_other_forms_are_refused(url: str) -> None:
-    """With the form that is understood."""
+    """A URL that names no file of a dataset is an error with the expected form."""
     with pytest.raises(ValueError, match=r"must name a file of a dataset, hf://datasets/ORG/NAME/PATH"):
         TextLineDataSource(url)
 
 
 def test_urls_are_split() -> None:
-    """Into dataset, revision and path."""
+    """A path of the Hub is split into dataset, revision and path."""
     assert split_hub_path("datasets/org/name@v1/a/b.txt") == ("datasets/org/name@v1", "a/b.txt")
     assert HubDataset.of("datasets/org/name@v1") == HubDataset("org/name", "v1")
     assert HubDataset.of("datasets/org/name") == HubDataset("org/name", "main")

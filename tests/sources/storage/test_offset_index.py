@@ -95,7 +95,7 @@ def test_the_index_is_made_once_and_kept_in_the_cache(path: Path) -> None:
 
 
 def test_an_index_beside_the_data_is_used(path: Path) -> None:
-    """It may be read by whoever may read the data, no pattern of all files matches it, and the cache stays empty."""
+    """An index beside the data has mode 0644, is not matched by `*`, and leaves the cache empty."""
     index = index_beside(path)
     before = index.stat()
     assert read_lines(path.parent / "*") == LINES
@@ -182,7 +182,7 @@ with millstream.TextLineDataSource(sys.argv[2]) as source:
 
 
 def test_an_index_of_another_user_is_not_used() -> None:
-    """In a folder that two users share, each reads the right records; the owner of the data and root are trusted."""
+    """In a shared folder, only an index of the reader, of root or of the data's owner is trusted."""
     is_root = os.geteuid() == 0
     reader, stranger = (65533, 65534) if is_root else (os.geteuid(), os.geteuid())
     with tempfile.TemporaryDirectory() as folder:
@@ -259,7 +259,7 @@ def test_an_index_is_readable_whatever_the_mask_of_the_process(path: Path) -> No
 
 @pytest.mark.parametrize("is_open", [False, True])
 def test_a_file_rewritten_with_its_old_size_and_time_is_noticed(path: Path, is_open: bool) -> None:
-    """Its lines are cut where they are now: by a new source, and by one that opens the file again."""
+    """A file rewritten with its old size and time is read as it is now, by new sources and when it is reopened."""
     path.write_text("a\nbbbbbbbb\nccc\n")
     before = path.stat()
     with TextLineDataSource(path) as source:
@@ -288,7 +288,7 @@ def write_megatron_lengths(path: Path, lengths: list[int]) -> None:
 
 
 def test_a_second_file_that_changes_is_noticed_with_the_first_unchanged(path: Path) -> None:
-    """Of a Megatron dataset, the tokens stay and the sequences change: another source has the new ones."""
+    """If only the index of a Megatron dataset changes, reading is an error, and a new source has the new sequences."""
     prefix = path.with_name("c")
     write_megatron_lengths(prefix, [6, 6])
     times = prefix.with_name("c.bin").stat()
@@ -304,7 +304,7 @@ def test_a_second_file_that_changes_is_noticed_with_the_first_unchanged(path: Pa
 
 
 def test_limits_that_change_beside_a_bagz_file_are_noticed(path: Path) -> None:
-    """Changed, or removed: the records of a source are those that the limits say when it is constructed."""
+    """A new source uses the changed limits beside a Bagz file; without them, reading is an error."""
     place = path.with_name("t.bag")
     place.write_bytes(b"aabbbb")
     limits = path.with_name("limits.t.bag")

@@ -159,7 +159,7 @@ def test_threads_share_files_that_are_open_while_used() -> None:
 
 
 def test_sources_share_half_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 40 allowed, one source keeps 20 files open, two keep 10 each, and 20 again when the other is closed."""
+    """Of 40 descriptors, one source keeps 20 files open and two keep 10 each, until one of them is closed."""
     # Sources of earlier tests may still wait for the collector.
     monkeypatch.setattr(open_files, "_registry", functools.cache(open_files._Registry))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -184,7 +184,7 @@ def test_sources_share_half_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_forked_process_opens_files_of_its_own() -> None:
-    """What was in use, and locked, at the fork is neither waited for nor closed in the child."""
+    """A forked process neither waits for files that were in use at the fork, nor closes them."""
     disk, files = Disk(), OpenFiles[File](1)
     held = files.acquire("a", disk.open_file)
     opening, go_on = threading.Event(), threading.Event()

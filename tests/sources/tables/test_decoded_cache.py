@@ -23,7 +23,7 @@ class Unit(NamedTuple):
 
 
 def test_those_that_are_missing_are_decoded_at_the_same_time() -> None:
-    """As many as there may be threads, and no more; threads that need the same wait for them."""
+    """Missing units are decoded in at most the given number of threads, once, however many readers want them."""
     both = threading.Barrier(2)
     loads: list[int] = []
 
@@ -40,7 +40,7 @@ def test_those_that_are_missing_are_decoded_at_the_same_time() -> None:
 
 
 def test_one_that_cannot_be_decoded_is_tried_again() -> None:
-    """Its error comes out; the others are there."""
+    """A unit that fails raises its error and is decoded again at the next read; the others are kept."""
     cache = UnitCache[Unit](1000, 1)
     loads: list[int] = []
 
