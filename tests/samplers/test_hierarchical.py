@@ -52,7 +52,7 @@ def test_any_positions_alone_give_the_same(sizes: list[int], window: int, data: 
 
 
 def test_epochs_and_seeds_differ_and_records_mix() -> None:
-    """Neither units nor records come in their order; another epoch or seed has another order."""
+    """Units and records are shuffled, with another order for each epoch and seed."""
     sampler = HierarchicalSampler([50] * 40, window_units=8, seed=1)
     epochs = sampler.record_keys(0, 4000).reshape(2, 2000)
     other = HierarchicalSampler([50] * 40, window_units=8, seed=2).record_keys(0, 2000)
@@ -82,7 +82,7 @@ def test_without_a_seed_the_order_is_the_sources() -> None:
 
 
 def test_far_positions_and_ends() -> None:
-    """Up to 2**63 - 1 where it is endless; an IndexError beyond the end."""
+    """An endless order reaches position 2**63 - 1; positions beyond an end are IndexErrors."""
     sampler = HierarchicalSampler([5, 3], window_units=1, seed=0)
     assert sorted(sampler.record_keys(2**63 - 8, 2**63).tolist()) == list(range(8))
     with pytest.raises(TypeError, match="endless"):
@@ -97,7 +97,7 @@ def test_far_positions_and_ends() -> None:
 
 
 def test_its_generators_are_those_of_an_index_sampler() -> None:
-    """Its generators are those of an IndexSampler, so that random operations draw alike."""
+    """The generators are those of an IndexSampler, so that random operations draw alike."""
     own, other = (
         sampler[11].rng for sampler in (HierarchicalSampler([4, 3], window_units=1, seed=5), IndexSampler(7, seed=5))
     )
@@ -107,7 +107,7 @@ def test_its_generators_are_those_of_an_index_sampler() -> None:
 
 
 def test_shards_and_states_go_with_it() -> None:
-    """Two shards make the global batches of one; a state is refused by other windows."""
+    """Two shards concatenate to the global batch, and a state is an error for other windows."""
 
     def loader_of(window: int, shard: ShardOptions) -> DataLoader:
         sampler = HierarchicalSampler([7, 9, 8], window_units=window, seed=0, num_epochs=1)

@@ -285,7 +285,7 @@ def test_other_keys_are_another_sampler() -> None:
 @settings(deadline=None, max_examples=100)
 @given(data=st.data(), chosen=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=40), shuffle=st.booleans())
 def test_keys_are_what_the_rows_stand_for(data: st.DataObject, chosen: list[int], shuffle: bool) -> None:
-    """With keys, every way of asking gives the keys at the rows that a sampler without them gives."""
+    """A sampler with keys gives keys[row] for each row of the sampler without them."""
     rows = IndexSampler(len(chosen), shuffle=shuffle, seed=6, num_epochs=3)
     sampler = dataclasses.replace(rows, keys=chosen)
     start = data.draw(st.integers(0, len(rows)))
@@ -376,7 +376,7 @@ def test_adapted_samplers_randomness() -> None:
 
 
 def test_an_error_of_a_custom_sampler_keeps_its_type() -> None:
-    """What the user's own code raises comes out as it is, with a note that says where."""
+    """An exception of a custom sampler keeps its type and gets a note with the position."""
     with pytest.raises(LookupError, match="thirteen") as caught:
         vectorised(ByPosition()).record_keys(10, 20)
     assert caught.value.__notes__ == ["The sampler ByPosition raised this at position 13."]
@@ -424,7 +424,7 @@ class AnsweringBlocks(IndexSampler):
     ],
 )
 def test_wrong_answers_of_custom_blocks_are_named(answer: Any, error: type[Exception], text: str) -> None:
-    """Whatever a custom sampler returns for a block is checked; the error names sampler and positions."""
+    """A wrong result of a custom `record_keys_at` is an error with sampler and positions."""
     sampler = AnsweringBlocks(100)
     AnsweringBlocks.answer = answer
     with pytest.raises(error, match=rf"^AnsweringBlocks\.record_keys_at\(positions\) must return .*{text}"):
@@ -485,7 +485,7 @@ class Bounded:
 
 
 def test_the_largest_key_is_asked_of_any_sampler() -> None:
-    """`largest_key` where there is one, else the last of `num_records`, else it is not known."""
+    """The largest key is `largest_key`, else the last of `num_records`, else unknown."""
     assert largest_key(Bounded()) == 41
     assert largest_key(ByRun()) == 9
     assert largest_key(ByPosition()) is None

@@ -224,7 +224,7 @@ def test_weights_of_many_digits_are_as_near_as_31_bits_allow(weights: list[float
     ],
 )
 def test_what_is_no_mixture_is_refused_when_it_is_built(arguments: Any, error: type[Exception], message: str) -> None:
-    """What is not a mixture is an error when it is built, with what was asked and the rule."""
+    """Wrong components or weights are errors at construction with the rule."""
     with pytest.raises(error, match=message):
         MixtureSampler(*arguments)
 
@@ -333,7 +333,7 @@ def test_names_that_look_alike_are_words_of_their_own() -> None:
 def test_changes_rebuild_a_mixture_after_a_way_through_json(
     drawn: tuple[MixtureSampler, list[Change], list[int | None], str], named: bool
 ) -> None:
-    """Whatever weights the constructor is given beside them."""
+    """`changes`, through JSON, rebuild the mixture whatever weights the constructor is given."""
     mixture, changes, _, stop = drawn
     assert [position for position, _ in mixture.changes] == [position for position, _ in changes]
     kept = json.loads(json.dumps(mixture.changes))

@@ -76,7 +76,7 @@ def scanned(sampler: Any, stop: int, num_keys: int) -> list[list[int]]:
 
 @given(drawn=mixtures() | mixtures(rows=True), stop=st.integers(0, 70))
 def test_positions_are_those_that_a_scan_finds(drawn: tuple[Any, int], stop: int) -> None:
-    """Of all orders, mixtures of them and rows: ascending, each once, and none for a key that does not exist."""
+    """`positions_of` is, for all orders, mixtures and rows, the ascending list that a scan finds."""
     sampler, num_records = drawn
     asked = [*range(num_records), num_records + 3, -1, 0]
     table = sampler.positions_of(asked, stop)
@@ -102,7 +102,7 @@ def test_positions_are_those_that_a_scan_finds(drawn: tuple[Any, int], stop: int
 def test_steps_are_those_whose_batches_have_the_record(
     drawn: tuple[Any, int], batches: list[int], ending: str, shards: int, start: int
 ) -> None:
-    """The batches of all shards, by `record_keys`: whatever becomes of the last ones, and from any step on."""
+    """`steps_of` is the inverse of `record_keys` over all shards, for every ending and from any step."""
     sampler, num_records = drawn
     if ending == "pad":
         batches = batches[:1]
@@ -137,7 +137,7 @@ def test_steps_are_those_whose_batches_have_the_record(
 
 
 def test_what_is_not_known_backwards_is_an_error_that_says_why() -> None:
-    """An endless order without a stop, a sampler of one's own, and operations that decide while reading."""
+    """Endless orders without a stop, custom samplers and filters cannot be inverted: the error has the cause."""
 
     class Own:
         def __getitem__(self, position: int) -> millstream.RecordMetadata:

@@ -128,7 +128,7 @@ def test_each_epoch_and_seed_has_other_rows(strategy: str) -> None:
 
 
 def test_partners_of_a_document_are_like_drawn() -> None:
-    """Over 300 epochs of 12 pairs of two equal documents, each has each of 23 others as its partner about as often."""
+    """Over 300 epochs, each of 276 pairs of equal documents shares a row equally often."""
     sampler = PackingSampler([5] * 24, 10, num_epochs=300)
     partners = Counter(frozenset((first[0], second[0])) for first, second in listed(sampler.pieces(0, len(sampler))))
     assert sum(partners.values()) == 3600

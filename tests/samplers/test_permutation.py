@@ -177,7 +177,7 @@ def test_all_permutations_of_six_and_seven_come_equally_often(n: int) -> None:
 
 @pytest.mark.parametrize("n", [1 << 17, 10**6, 10**9, 2**40 + 1, 2**63 - 25])
 def test_a_window_of_a_large_shuffle_is_random(n: int) -> None:
-    """Of 2**16 neighbouring offsets, landing places, differences of neighbours and of epochs and seeds are uniform."""
+    """Images of 2**16 neighbouring offsets, and differences between epochs and seeds, are uniform."""
     bins, width = 64, -(-n // 64)
     window = offsets(n // 3, n // 3 + (1 << 16))
     here, next_epoch, next_seed = (permute(window, n, seed, epoch) for seed, epoch in ((1, 1), (1, 2), (2, 1)))
@@ -190,7 +190,7 @@ def test_a_window_of_a_large_shuffle_is_random(n: int) -> None:
 
 
 def test_is_a_bijection_for_every_n_to_4096() -> None:
-    """For every n from 1 to 4096, the offsets land on 0 … n - 1, each once."""
+    """The offsets land on 0 … n - 1, each once, for every n from 1 to 4096."""
     wrong = [n for n in range(1, 4097) if not np.array_equal(np.sort(permute(offsets(0, n), n, n, 1)), np.arange(n))]
     assert wrong == []
 
@@ -204,7 +204,7 @@ def test_is_a_bijection_for_larger_n(n: int) -> None:
 @settings(deadline=None, max_examples=150)
 @given(n=st.one_of(st.sampled_from(LARGE), st.integers(4097, 2**63)), seed=WORD, epoch=WORD, place=st.floats(0, 1))
 def test_windows_of_large_n_have_no_duplicates(n: int, seed: int, epoch: int, place: float) -> None:
-    """In any window of any large n, all keys differ and lie in [0, n)."""
+    """All keys of a window differ and lie in [0, n), for any large n."""
     start = min(int(place * n), n - 4096)
     window = offsets(start, start + 4096)
     keys = permute(window, n, seed, epoch)

@@ -47,7 +47,7 @@ def test_every_prefix_of_a_table_is_less_than_one_element_off(weights: tuple[int
 
 @given(weights=WEIGHTS)
 def test_every_prefix_of_a_tree_is_less_than_1_7_elements_off(weights: tuple[int, ...]) -> None:
-    """The bound that the module's docstring derives."""
+    """Every prefix of a tree is less than 1.7 elements off the exact shares."""
     seen: Counter[int] = Counter()
     for position, (component, _) in enumerate(listed(Tree(weights), sum(weights))):
         seen[component] += 1
@@ -57,7 +57,7 @@ def test_every_prefix_of_a_tree_is_less_than_1_7_elements_off(weights: tuple[int
 @KINDS
 @given(weights=WEIGHTS, start=st.integers(0, 2**63 - 9))
 def test_any_position_alone_and_the_way_back(kind: type[Table | Tree], weights: tuple[int, ...], start: int) -> None:
-    """Up to 2**63: the way back from a position's element leads to it, and counts up to it leave that element out."""
+    """Locating a position up to 2**63 and going back gives the position; counts exclude its own element."""
     order = kind(weights)
     components, indices = order.locate(start + np.arange(8))
     for position, component, index in zip(range(start, start + 8), components.tolist(), indices.tolist(), strict=True):
@@ -71,7 +71,7 @@ def test_any_position_alone_and_the_way_back(kind: type[Table | Tree], weights: 
 def test_counts_reach_beyond_64_bits(
     kind: type[Table | Tree], weights: tuple[int, ...], component: int, index: int
 ) -> None:
-    """Where a component would end is known even if no position goes that far."""
+    """Positions and counts are exact beyond 64 bits."""
     component %= len(weights)
     order = kind(weights)
     position = order.position_of(component, index)

@@ -64,7 +64,7 @@ NAMES = {
 
 @pytest.mark.parametrize("name", NAMES)
 def test_inspect_knows_every_format(data: Path, name: str) -> None:
-    """By the name: the format, how many files and records, the first record."""
+    """`inspect` finds the format by the name, and prints it with the number of files and records."""
     printed, reported = run("inspect", name, folder=data)
     lines = printed.splitlines()
 
@@ -75,7 +75,7 @@ def test_inspect_knows_every_format(data: Path, name: str) -> None:
 
 
 def test_inspect_shows_units(data: Path) -> None:
-    """Those that are read whole to read one record, or the files. Rows have no sizes: none is read to find them."""
+    """`inspect` prints the units that are read as a whole, or the files; it reads no row for its size."""
     printed, _ = run("inspect", "a.parquet", folder=data)
 
     assert "  units     4 that are read whole, of 30 records (median), at most 30\n" in printed
@@ -86,7 +86,7 @@ def test_inspect_shows_units(data: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(NAMES.keys() - {"a.bag", "a.bagz", "a.csv", "a_document", "a_document.bin"}))
 def test_inspect_knows_most_formats_by_their_first_bytes(data: Path, name: str) -> None:
-    """Where a name says nothing, or is that of a shard as others write it."""
+    """A name without an extension, or of a shard, does not hide the format: the first bytes show it."""
     others = [name] if name.endswith(".idx") else ["other", f"{name}-00000-of-00001"]
     for other in others:
         (data / name).rename(data / other)
@@ -96,7 +96,7 @@ def test_inspect_knows_most_formats_by_their_first_bytes(data: Path, name: str) 
 
 
 def test_inspect_groups_files_by_format(data: Path) -> None:
-    """Patterns are expanded; files of one format are one source; ranges count."""
+    """Patterns are expanded, files of one format are one source, and ranges count."""
     printed, _ = run("inspect", "a.tf*", "a.bag*", "a.tfrecord[10:15]", folder=data)
     records = [line.split()[1] for line in printed.splitlines() if line.startswith("  records")]
 
@@ -105,7 +105,7 @@ def test_inspect_groups_files_by_format(data: Path) -> None:
 
 
 def test_inspect_shows_examples_and_json_feature_by_feature(tmp_path: Path) -> None:
-    """With types, numbers of values and their beginnings, in lines of bounded length."""
+    """`inspect` prints type, size and beginning of each feature, in lines of at most 120 characters."""
     features: dict[str, tuple[str, list[Any]]] = {
         "label": ("int64", [7]),
         "tokens": ("int64", list(range(1000))),
@@ -130,7 +130,7 @@ def test_inspect_shows_examples_and_json_feature_by_feature(tmp_path: Path) -> N
 
 
 def test_inspect_draws_the_sizes_of_records(tmp_path: Path) -> None:
-    """Of spans, all of them, as the index says; the bars add up to the records."""
+    """The bars of `inspect` count every record once, by its size in the index."""
     sizes = [10] * 5 + [100] * 50 + [5000] * 3
     (tmp_path / "a.txt").write_text("".join("x" * (size - 1) + "\n" for size in sizes))
     printed, _ = run("inspect", "a.txt", folder=tmp_path)
@@ -142,7 +142,7 @@ def test_inspect_draws_the_sizes_of_records(tmp_path: Path) -> None:
 
 
 def test_index_makes_the_indices_that_sources_use(data: Path) -> None:
-    """For all formats that need one; a second time, they are found."""
+    """`index` builds an index for each format that needs one, and finds it at the second call."""
     for _ in range(2):
         printed, _ = run("index", *sorted(data.glob("a*")), folder=data)
         assert printed.count("indexed") == 7
@@ -162,7 +162,7 @@ def test_index_makes_the_indices_that_sources_use(data: Path) -> None:
 
 
 def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
-    """Names without room for a longer one stand for folders that cannot be written to."""
+    """An index that no folder can store is an error that names MILLSTREAM_CACHE."""
     path = write_tfrecord(tmp_path / ("a" * 250), RECORDS)
     (tmp_path / "file").touch()
     environment = os.environ | {"MILLSTREAM_CACHE": str(tmp_path / "file" / "cache")}
@@ -184,7 +184,7 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
-    """On the standard error, with exit status 1, and no traceback."""
+    """An error is one sentence on the standard error with exit status 1, and no traceback."""
     (tmp_path / "zeros").write_bytes(bytes(1000))
     (tmp_path / "empty.txt").touch()
     (tmp_path / "a.txt").write_text("a\n")
@@ -205,14 +205,14 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
     ],
 )
 def test_help_says_what_a_command_does(command: str, words: str, tmp_path: Path) -> None:
-    """In a sentence, with names as they are written."""
+    """The help of each command begins with its purpose."""
     printed, _ = run(command, "--help", folder=tmp_path)
 
     assert words in " ".join(printed.split())
 
 
 def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
-    """Each such file is a sentence, the others are shown, and the exit status says that not all were."""
+    """`inspect` reports each unreadable file in a sentence, prints the others, and exits with status 1."""
     (tmp_path / "a.txt").write_text("line\n")
     (tmp_path / "b").write_bytes(bytes(1000))
     (tmp_path / "c.tar").write_bytes(bytes(1000))
@@ -227,14 +227,14 @@ def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"]])
 def test_wrong_usage_has_a_status_of_its_own(arguments: list[str], tmp_path: Path) -> None:
-    """2, with the usage."""
+    """Wrong usage prints the usage and exits with status 2."""
     _, reported = run(*arguments, folder=tmp_path, status=2)
 
     assert reported.startswith("usage: millstream")
 
 
 def test_warnings_are_sentences_too(tmp_path: Path) -> None:
-    """Without the line of code that they come from."""
+    """A warning is one sentence, without the line of code that it comes from."""
     writer = ArrayRecordWriter(str(tmp_path / "a.array_record"), "group_size:10")
     for record in RECORDS:
         writer.write(record)
@@ -246,7 +246,7 @@ def test_warnings_are_sentences_too(tmp_path: Path) -> None:
 
 
 def test_the_script_is_installed(data: Path) -> None:
-    """`millstream` is `python -m millstream`."""
+    """The script `millstream` prints the same as `python -m millstream`."""
     script = Path(sys.executable).parent / "millstream"
     done = subprocess.run([script, "inspect", "a.txt"], cwd=data, capture_output=True, text=True, check=True)
 
@@ -254,7 +254,7 @@ def test_the_script_is_installed(data: Path) -> None:
 
 
 def test_names_in_files_cannot_control_the_terminal(tmp_path: Path) -> None:
-    """Keys of JSON, columns of CSV and names of files, in which a terminal would see commands."""
+    """Control characters in keys, columns and file names are printed escaped."""
     (tmp_path / "a\x1b[2J.jsonl").write_text(json.dumps({"\x1b]0;title\x07": 1}) + "\n")
     (tmp_path / "b.csv").write_text("\x1b[31mred,x\n1,2\n")
     printed, _ = run("inspect", "a\x1b[2J.jsonl", "b.csv", folder=tmp_path)
@@ -265,7 +265,7 @@ def test_names_in_files_cannot_control_the_terminal(tmp_path: Path) -> None:
 
 
 def test_inspect_leaves_no_index_behind(tmp_path: Path) -> None:
-    """Neither beside the data nor in the cache."""
+    """`inspect` writes no index, neither beside the data nor into the cache."""
     (tmp_path / "a.txt").write_text("a\n")
     run("inspect", "a.txt", folder=tmp_path, env=os.environ | {"MILLSTREAM_CACHE": str(tmp_path / "cache")})
 
@@ -280,7 +280,7 @@ def test_the_version_is_printed(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_early_is_no_error(data: Path) -> None:
-    """As of `| head -1`: nothing is reported."""
+    """A closed pipe, as of `| head -1`, ends the command without a message."""
     with subprocess.Popen(
         [*COMMAND, "inspect", "a.txt"], cwd=data, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
@@ -292,7 +292,7 @@ def test_a_reader_that_leaves_early_is_no_error(data: Path) -> None:
 
 
 def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
-    """Any bytes may be a name."""
+    """A file name that is not UTF-8 is inspected and printed escaped."""
     name = os.fsdecode(b"\xff.txt")
     (tmp_path / name).write_text("a\n")
     printed, _ = run("inspect", name, folder=tmp_path)
@@ -301,7 +301,7 @@ def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
-    """With status 130, in the middle of a scan, and without half an index."""
+    """Ctrl-C in a scan exits with status 130, prints no traceback and leaves no partial index."""
     path = tmp_path / "a.txt"
     with path.open("wb") as file:
         file.truncate(1 << 42)  # A sparse file that takes a quarter of an hour to read.
@@ -322,7 +322,7 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
 
 
 def test_the_commands_in_the_documents_are_understood() -> None:
-    """Each line of a shell block that begins with `millstream` has arguments that there are."""
+    """The arguments of every `millstream` command in the documents exist."""
     root = Path(__file__).parents[2]
     documents = [root / "README.md", *(root / "docs").glob("*.md")]
     text = "\n".join(document.read_text() for document in documents)
@@ -335,7 +335,7 @@ def test_the_commands_in_the_documents_are_understood() -> None:
 
 
 def test_a_file_without_records_is_inspected_and_not_converted(tmp_path: Path) -> None:
-    """It has 0 records; a file of none would be of no known kind."""
+    """An empty file has 0 records in `inspect`, and is an error in `convert`."""
     (tmp_path / "empty.txt").touch()
     printed, _ = run("inspect", "empty.txt", folder=tmp_path)
     assert re.search(r"records +0$", printed, re.MULTILINE)

@@ -45,7 +45,7 @@ def visible(folder: Path) -> list[str]:
 @pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize("extension", ["array_record", "bag", "bagz"])
 def test_records_come_out_as_they_went_in(tmp_path: Path, extension: str, jobs: int) -> None:
-    """In order, byte for byte, in as many files as wanted, whoever writes them; nothing else is left."""
+    """Any number of processes writes all records in order, byte for byte, to exactly the given files."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     printed, reported = run("convert", "a.tfrecord", f"b.{extension}", "--shards=7", f"--jobs={jobs}", folder=tmp_path)
     names = [f"b-{number:05}-of-00007.{extension}" for number in range(7)]
@@ -58,7 +58,7 @@ def test_records_come_out_as_they_went_in(tmp_path: Path, extension: str, jobs: 
 
 
 def test_without_shards_it_is_the_file_that_was_named(tmp_path: Path) -> None:
-    """From several files and ranges, in their order; other extensions in the name are part of it."""
+    """Without --shards, several files and ranges go in order to one file with exactly the given name."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     write_tfrecord(tmp_path / "b.tfrecord", RECORDS[:5])
     run("convert", "b.tfrecord", "a.tfrecord[990:1000]", "c.x.bag", folder=tmp_path)
@@ -68,7 +68,7 @@ def test_without_shards_it_is_the_file_that_was_named(tmp_path: Path) -> None:
 
 
 def test_array_records_are_best_for_random_access(tmp_path: Path) -> None:
-    """One record per group, uncompressed unless requested."""
+    """ArrayRecord files have one record per group, uncompressed unless requested."""
     write_tfrecord(tmp_path / "a.tfrecord", [b"x" * 10_000] * 100)
     run("convert", "a.tfrecord", "plain.array_record", folder=tmp_path)
     run("convert", "a.tfrecord", "small.array_record", "--compression=zstd:1", folder=tmp_path)
@@ -80,7 +80,7 @@ def test_array_records_are_best_for_random_access(tmp_path: Path) -> None:
 
 
 def test_json_lines_stay_as_they_are_written(tmp_path: Path) -> None:
-    """Numbers, blanks within and the order of keys; blank lines and ends of lines are not part of a record."""
+    """JSON Lines are copied as text, without blank lines and line ends."""
     lines = ['{"b": 1E5,  "a": 1.10}', '{"a": 123456789012345678901234567890, "a": 2}', '"text"', "[1, 2]"]
     (tmp_path / "a.jsonl").write_text("\n\n".join(lines) + "\r\n")
     for encode in ("auto", "json", "raw"):
@@ -89,7 +89,7 @@ def test_json_lines_stay_as_they_are_written(tmp_path: Path) -> None:
 
 
 def test_lines_that_are_not_json_are_an_error(tmp_path: Path) -> None:
-    """Found when it is converted, not in training; nothing is there under the final name."""
+    """A line that is not JSON is an error of the conversion, and leaves no file."""
     (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": \n')
     _, reported = run("convert", "a.jsonl", "a.bag", folder=tmp_path, status=1)
 
@@ -130,7 +130,7 @@ def test_rows_of_parquet_become_json_or_examples(tmp_path: Path) -> None:
 
 
 def test_samples_become_examples(tmp_path: Path) -> None:
-    """Dicts with bytes: `decode_examples` reads what comes out."""
+    """Samples of WebDataset become Examples that `decode_examples` reads."""
     write_tar(tmp_path / "a.tar", [(f"{number}.{kind}", b"%d" % number) for number in range(9) for kind in ("a", "b")])
     run("convert", "a.tar", "a.array_record", folder=tmp_path)
     feature = FixedLengthFeature((), bytes)
@@ -140,7 +140,7 @@ def test_samples_become_examples(tmp_path: Path) -> None:
 
 
 def test_tokens_stay_tokens(tmp_path: Path) -> None:
-    """Arrays are their bytes; as an Example they are not without a name."""
+    """Arrays of tokens are written as their bytes; encode='example' is an error, because they have no name."""
     write_megatron(tmp_path / "a", [np.arange(number, dtype=np.uint16) for number in range(5)])
     run("convert", "a", "a.bag", folder=tmp_path)
 
@@ -151,7 +151,7 @@ def test_tokens_stay_tokens(tmp_path: Path) -> None:
 
 
 def test_values_become_examples_where_that_is_asked_for(tmp_path: Path) -> None:
-    """The values of JSON Lines, with numbers as numbers."""
+    """JSON values become Examples with --encode=example."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"x": [n, 2 * n], "t": "a"}) + "\n" for n in range(4)))
     run("convert", "a.jsonl", "a.bag", "--encode=example", folder=tmp_path)
     columns = decode_examples({"x": FixedLengthFeature((2,), np.int64)}).map(records_in(tmp_path / "a.bag"))
@@ -197,7 +197,7 @@ def test_what_is_read_in_order_is_refused_with_the_way_out(tmp_path: Path, made:
 
 
 def test_chains_are_converted_as_their_elements_come(tmp_path: Path) -> None:
-    """In order, in worker processes, with lambdas; a chain with another function does not continue the files."""
+    """A chain is written in order by worker processes; another chain does not continue its files."""
     chain = millstream.MapDataset.source(list(range(100))).shuffle(seed=1)
     double = chain.map(lambda number: {"x": np.arange(number)})
     paths = millstream.convert(double, tmp_path / "a.array_record", num_shards=3, worker_count=2)
@@ -229,7 +229,7 @@ def test_chains_are_converted_as_their_elements_come(tmp_path: Path) -> None:
 def test_elements_that_cannot_be_written_are_an_error(
     elements: list[Any], name: str, options: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """Before anything is written, with the remedy."""
+    """Elements or options that cannot be written are an error with the remedy, and leave no file."""
     with pytest.raises((ValueError, DataSourceError, KeyError, TypeError), match=words):
         millstream.convert(elements, tmp_path / name, worker_count=0, **options)
     assert list(tmp_path.iterdir()) == []
@@ -237,7 +237,7 @@ def test_elements_that_cannot_be_written_are_an_error(
 
 @pytest.mark.parametrize("name", ["tokenizer", "absent:tokenize", "json:absent", "json:__doc__"])
 def test_a_function_that_does_not_exist_is_named(name: str, tmp_path: Path) -> None:
-    """No traceback of an import."""
+    """A --map function that does not exist is an error that names the expected form."""
     (tmp_path / "a.txt").write_text("a\n")
     _, reported = run("convert", "a.txt", "a.bin", f"--map={name}", folder=tmp_path, status=1)
     assert "--map must be MODULE:FUNCTION" in reported
@@ -269,7 +269,7 @@ def killed(request: pytest.FixtureRequest, tmp_path: Path, long_text: Path) -> t
 
 @pytest.mark.parametrize("killed", [1, 2], indirect=True)
 def test_what_was_killed_is_resumed(killed: tuple[list[Any], dict[str, int]], tmp_path: Path) -> None:
-    """Files that are finished stay as they are; after the second run all records are there once."""
+    """A conversion that was killed is resumed: finished files stay, and every record is written once."""
     command, finished = killed
     assert 3 <= len(finished) < 50
     assert (tmp_path / ".b.bag.conversion" / "plan.json").exists()
@@ -284,7 +284,7 @@ def test_what_was_killed_is_resumed(killed: tuple[list[Any], dict[str, int]], tm
 
 @pytest.mark.parametrize("killed", [1], indirect=True)
 def test_another_conversion_is_not_mixed_with_it(killed: tuple[list[Any], dict[str, int]], tmp_path: Path) -> None:
-    """Other options and changed files are refused until all is begun anew on purpose."""
+    """A conversion with other options or input does not continue a killed one without --overwrite."""
     command, finished = killed
     _, reported = run(*command, "--encode=json", folder=tmp_path, status=1)
     assert "has a different encode: {'name': 'raw', 'feature': None, 'dtype': None}, here {'name': 'json'" in reported
@@ -297,7 +297,7 @@ def test_another_conversion_is_not_mixed_with_it(killed: tuple[list[Any], dict[s
 
 
 def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
-    """The second one says so, and disturbs nothing; Ctrl-C ends the first one quietly, to be resumed."""
+    """A second conversion to the same files is an error and changes nothing; the first one can be resumed."""
     command = ["convert", str(long_text), "b.bag", "--shards=50", "--jobs=2"]
     with subprocess.Popen([*COMMAND, *command], cwd=tmp_path, stderr=subprocess.PIPE) as process:
         while len(shards_of(tmp_path)) < 2:
@@ -319,7 +319,7 @@ def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
 
 
 def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> None:
-    """Nor is a source ever written over."""
+    """Existing files are replaced only with --overwrite and on success, and an input is never overwritten."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     (tmp_path / "b.bag").write_text("mine")
     _, reported = run("convert", "a.tfrecord", "b.bag", folder=tmp_path, status=1)
@@ -337,7 +337,7 @@ def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> No
 
 
 def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
-    """In a worker, too. What was finished before stays for the next attempt, with the file restored."""
+    """A damaged record ends the conversion with its file and number; the next run continues with the finished files."""
     path = write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     whole, status = path.read_bytes(), path.stat()
     run("index", path, folder=tmp_path)
@@ -369,7 +369,7 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
-    """And nothing is left behind."""
+    """A conversion that cannot be done is one sentence with the reason, and leaves no file."""
     (tmp_path / "a.txt").write_text("a\nb\n")
     (tmp_path / "a.csv").write_text("a\n1\n")
     _, reported = run("convert", *arguments, folder=tmp_path, status=1)
@@ -381,7 +381,7 @@ def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str
 
 
 def test_folders_of_the_destination_are_made(tmp_path: Path) -> None:
-    """To write records, and to unpack."""
+    """Missing folders of the destination are created, for records and for decompressed files."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"one"))
     run("convert", "a.tfrecord", "new/folder/a.bag", folder=tmp_path)
@@ -403,7 +403,7 @@ def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["open to all", "another user's", "link"])
 def test_a_folder_of_others_is_refused(kind: str, tmp_path: Path) -> None:
-    """What is in it may come from anybody. It stays as it is, and so does what a link leads to."""
+    """A working folder that others can write to, own or have linked is an error, and is left unchanged."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     folder, target = tmp_path / ".b.bag.conversion", tmp_path / "target"
     target.mkdir(0o700)
@@ -424,21 +424,12 @@ def test_a_folder_of_others_is_refused(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--shards=0", "--jobs=-1", "--encode=xml"])
 def test_options_that_make_no_sense_are_wrong_usage(option: str, tmp_path: Path) -> None:
-    """With the status of wrong usage."""
+    """Options out of range exit with status 2."""
     run("convert", "a", "b.bag", option, folder=tmp_path, status=2)
 
 
-def test_what_was_converted_is_read_as_any_other(tmp_path: Path) -> None:
-    """Through a loader, in any order."""
-    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
-    run("convert", "a.tfrecord", "b.array_record", "--shards=3", folder=tmp_path)
-    with ArrayRecordDataSource(f"{tmp_path}/b-*.array_record") as source:
-        loader = millstream.load(source, shuffle=True, seed=0, num_epochs=1)
-        assert sorted(loader) == sorted(RECORDS)
-
-
 def test_objects_in_stores_are_converted(tmp_path: Path, store: ObjectServer) -> None:
-    """Their format is found by their names; `inspect` knows them, too."""
+    """Objects of stores are inspected and converted; a name without an extension needs --format."""
     store.objects["bucket/a.tfrecord"] = tfrecord_bytes(RECORDS)
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     url = f"{store.url}/bucket/a"
@@ -454,7 +445,7 @@ def test_objects_in_stores_are_converted(tmp_path: Path, store: ObjectServer) ->
 
 @pytest.mark.parametrize("extension", ["array_record", "bag"])
 def test_a_full_disk_is_a_sentence(tmp_path: Path, extension: str) -> None:
-    """And nothing is left of what was written: a limit on the size of files stands for the end of a disk."""
+    """A full disk is an error in one sentence, and leaves no file."""
     write_tfrecord(tmp_path / "a.tfrecord", [bytes(1_000_000)] * 4)
     run("index", "a.tfrecord", folder=tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -68,7 +68,7 @@ def test_lengths_are_those_of_the_elements_whoever_counts(texts: Path, worker_co
 
 
 def test_lengths_are_kept_beside_the_data_and_found_again(texts: Path, notes: Path) -> None:
-    """The second time, nothing is read; the caller's array is its own."""
+    """Lengths are saved beside the data and found again without reading; changing the array changes no file."""
     for _ in range(2):
         with TextLineDataSource(texts) as source:
             lengths = millstream.lengths_of(source, [Split(notes)])
@@ -84,7 +84,7 @@ def test_lengths_are_kept_beside_the_data_and_found_again(texts: Path, notes: Pa
 
 
 def test_the_log_says_where_they_are_kept(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """So that a person can remove the file."""
+    """The log names the file of lengths."""
     caplog.set_level(logging.INFO, "millstream")
     with TextLineDataSource(texts) as source:
         millstream.lengths_of(source, [str.split])
@@ -93,7 +93,7 @@ def test_the_log_says_where_they_are_kept(texts: Path, caplog: pytest.LogCapture
 
 
 def test_other_operations_have_other_lengths(texts: Path, notes: Path) -> None:
-    """Another parameter, another function, another feature: each is counted, none takes away another's file."""
+    """Each parameter, function and feature has its own file of lengths."""
     with TextLineDataSource(texts) as source:
         for limit in (1000, 3, 1000, 3):
             lengths = millstream.lengths_of(source, [Split(notes, limit)])
@@ -106,7 +106,7 @@ def test_other_operations_have_other_lengths(texts: Path, notes: Path) -> None:
 
 @pytest.mark.parametrize("change", ["size", "time"])
 def test_a_changed_file_is_counted_again(texts: Path, notes: Path, change: str) -> None:
-    """Whether its size changed, or only its time: words may have been joined."""
+    """A file whose size, or only whose time, has changed is counted again."""
     with TextLineDataSource(texts) as source:
         millstream.lengths_of(source, [Split(notes)])
     before = texts.stat()
@@ -121,7 +121,7 @@ def test_a_changed_file_is_counted_again(texts: Path, notes: Path, change: str) 
 
 
 def test_every_truncation_of_the_file_is_counted_again(texts: Path) -> None:
-    """And each one that was damaged."""
+    """A truncated or damaged file of lengths is counted again and replaced."""
     with TextLineDataSource(texts) as source:
         millstream.lengths_of(source, [str.split])
         (kept,) = kept_in(texts.parent)
@@ -137,7 +137,7 @@ def test_every_truncation_of_the_file_is_counted_again(texts: Path) -> None:
 def test_where_nothing_can_be_written_beside_the_data_the_cache_has_the_lengths(
     tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A name that leaves no room for a longer one stands for a folder that cannot be written to."""
+    """If the folder of the data is not writable, the cache stores the lengths."""
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache" / "inner"))
     path = tmp_path / ("a" * 250)
     path.write_text("".join(f"{text}\n" for text in TEXTS))
@@ -170,7 +170,7 @@ class Remembered:
 def test_lengths_of_a_source_without_files_are_in_the_cache(
     tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Under what the source says of itself."""
+    """The cache stores the lengths of a source without files, by its fingerprint."""
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     for name in ("a", "b", "a"):
         assert millstream.lengths_of(Remembered(TEXTS, name), [Split(notes)]).tolist() == WORDS
@@ -232,7 +232,7 @@ def test_records_in_memory_are_counted_each_time(wrap: Any, tmp_path: Path, monk
 
 
 def test_files_may_move_with_their_lengths(texts: Path, notes: Path, tmp_path: Path) -> None:
-    """A mark does not depend on the folder."""
+    """Lengths are found again after their folder was renamed."""
     with TextLineDataSource(texts) as source:
         millstream.lengths_of(source, [Split(notes)])
     texts.parent.rename(tmp_path / "elsewhere")
@@ -242,7 +242,7 @@ def test_files_may_move_with_their_lengths(texts: Path, notes: Path, tmp_path: P
 
 
 def test_several_sources_are_kept_beside_the_first(texts: Path, notes: Path, tmp_path: Path) -> None:
-    """A change of any of them counts."""
+    """The lengths of several sources are saved beside the first, and a change of any of them counts again."""
     other = tmp_path / "b.txt"
     other.write_text("a b c\n")
     for content in ("a b c\n", "a b c\n", "a bbc\n"):
@@ -259,7 +259,7 @@ def test_several_sources_are_kept_beside_the_first(texts: Path, notes: Path, tmp
 
 
 def test_an_error_leaves_nothing_behind(texts: Path) -> None:
-    """Neither half a file nor one with wrong lengths."""
+    """An error in an operation leaves no file of lengths."""
 
     def fail_late(text: str) -> list[str]:
         if text == TEXTS[590]:
@@ -273,7 +273,7 @@ def test_an_error_leaves_nothing_behind(texts: Path) -> None:
 
 @given(st.lists(st.lists(st.integers(0, 65_535), max_size=40), min_size=1, max_size=20))
 def test_megatron_knows_its_lengths(tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]]) -> None:
-    """Of several datasets and dtypes, as many tokens as reading gives, with no file of lengths."""
+    """Lengths of Megatron datasets come from their indices, without reading or a file of lengths."""
     folder = tmp_path_factory.mktemp("megatron")
     for name, dtype in (("a", np.uint16), ("b", np.int32)):
         write_megatron(folder / name, [np.array(row, dtype) for row in rows])
@@ -285,7 +285,7 @@ def test_megatron_knows_its_lengths(tmp_path_factory: pytest.TempPathFactory, ro
 
 
 def test_lengths_fit_a_packing_sampler(tmp_path: Path) -> None:
-    """Rows are laid out of what the same operations give."""
+    """Rows packed by the lengths of the same operations hold every token once."""
     path = write_tfrecord(tmp_path / "a", [np.arange(number % 9, dtype=np.uint16).tobytes() for number in range(50)])
     decode = [lambda record: {"tokens": np.frombuffer(record, np.uint16)}]
     with TFRecordDataSource(path) as source:
@@ -324,12 +324,12 @@ def test_lengths_fit_a_packing_sampler(tmp_path: Path) -> None:
 def test_what_has_no_tokens_is_an_error(
     records: Any, maps: list[Any], feature: Any, error: type[Exception], words: str
 ) -> None:
-    """It says what was got, and what to do."""
+    """Elements without a number of tokens are an error with their type and the remedy."""
     with pytest.raises(error, match=words):
         millstream.lengths_of(records, maps, feature=feature)
 
 
 def test_what_counts_as_tokens() -> None:
-    """Arrays by their first axis, lists and tuples; an integer says itself how many there are."""
+    """Arrays count by their first axis, lists and tuples by their length; an integer is the count itself."""
     records = [[1, 2], (1, 2, 3), np.zeros((4, 7)), np.zeros(0), 5, np.int32(6), np.uint8(7)]
     assert millstream.lengths_of(records).tolist() == [2, 3, 4, 0, 5, 6, 7]

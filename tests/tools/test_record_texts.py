@@ -25,7 +25,7 @@ JSON = st.recursive(
 
 @given(st.lists(JSON, min_size=1, max_size=5))
 def test_json_is_read_as_what_it_was(records: list[Any]) -> None:
-    """Every JSON value, on one line of UTF-8."""
+    """Every JSON value is written to one line of UTF-8 and parsed back."""
     texts = encode_records(Encoding("json"), records, range(len(records)))
 
     assert [json.loads(text.decode()) for text in texts] == records
@@ -33,7 +33,7 @@ def test_json_is_read_as_what_it_was(records: list[Any]) -> None:
 
 
 def test_values_of_numpy_and_times_are_json() -> None:
-    """Arrays as lists, scalars as numbers, times as ISO 8601 has them."""
+    """Arrays become lists, scalars numbers, and times ISO 8601 text."""
     record = {
         "array": np.arange(4, dtype=np.uint8).reshape(2, 2),
         "number": np.float32(0.5),
@@ -67,20 +67,20 @@ def test_values_of_numpy_and_times_are_json() -> None:
     ],
 )
 def test_the_first_record_chooses_an_encoding_that_it_has(record: Any, encoding: str) -> None:
-    """And that it can be written with."""
+    """The encoding chosen for the first record can write it."""
     assert choose_encoding(record) == Encoding(encoding)
     assert len(encode_records(Encoding(encoding), [record], [0])) == 1
 
 
 def test_halves_of_characters_are_an_error() -> None:
-    """They have no UTF-8."""
+    """A lone surrogate has no UTF-8 and is an error with its record."""
     with pytest.raises(DataSourceError, match=r"Cannot write record 1 with encode='json': .*surrogates"):
         encode_records(Encoding("json"), ["a", "\ud800"], [0, 1])
 
 
 @pytest.mark.parametrize("encoding", ["raw", "json", "example"])
 def test_the_record_that_cannot_be_written_is_named(encoding: str) -> None:
-    """By its key, with what is wrong."""
+    """A record that cannot be encoded is an error with its key and the cause."""
     good: Any = {"raw": b"", "json": 1, "example": {}}[encoding]
     bad: Any = {"a": object()} if encoding == "example" else object()
     with pytest.raises(DataSourceError, match=rf"Cannot write record 12 with encode='{encoding}': .*object"):
@@ -88,14 +88,14 @@ def test_the_record_that_cannot_be_written_is_named(encoding: str) -> None:
 
 
 def test_raw_arrays_are_little_endian() -> None:
-    """Whatever order their bytes have, and wherever they lie in memory."""
+    """Arrays of any byte order and layout are written little-endian in C order."""
     array = np.arange(12, dtype=">u2").reshape(3, 4)
     assert encode_records(Encoding("raw"), [array.T], [0]) == [array.T.astype("<u2").tobytes()]
 
 
 @given(st.lists(st.integers(0, 2**45), min_size=1, max_size=200))
 def test_histograms_count_every_record_once(sizes: list[int]) -> None:
-    """In at most twelve lines of bounded length; none where all are about as large."""
+    """A histogram has at most twelve short lines that count every record once; none if all sizes are similar."""
     lines = list(histogram(np.array(sizes)))
 
     assert len(lines) <= 12
@@ -120,7 +120,7 @@ def test_histograms_count_every_record_once(sizes: list[int]) -> None:
     ],
 )
 def test_bytes_in_words(size: int, text: str) -> None:
-    """Three digits, in powers of a thousand."""
+    """Sizes are printed with three digits, in powers of a thousand."""
     assert format_bytes(size) == text
 
 
@@ -132,7 +132,7 @@ def test_bytes_in_words(size: int, text: str) -> None:
     )
 )
 def test_records_are_shown_in_bounded_space(record: Any) -> None:
-    """Whatever they hold: lines without line ends, and not many of them."""
+    """The preview of any record has at most 34 lines."""
     lines = list(preview_lines(record))
 
     assert 1 <= len(lines) <= 34
@@ -141,7 +141,7 @@ def test_records_are_shown_in_bounded_space(record: Any) -> None:
 
 @given(st.binary(max_size=60))
 def test_any_bytes_can_be_shown(record: bytes) -> None:
-    """Those that are nearly an Example, too."""
+    """Any bytes have a preview, also those that are almost an Example."""
     whole = example_message({"a": ("int64", [1, 300]), "b": ("bytes", [b"x"])})
     assert "a tf.train.Example" in next(preview_lines(whole))
     for cut in (record, whole[: len(record)], record + whole, whole + record):
@@ -161,12 +161,12 @@ def test_any_bytes_can_be_shown(record: bytes) -> None:
     ],
 )
 def test_levels_of_compression(extension: str, compression: str | None, level: int | None) -> None:
-    """Each format has a default of its own."""
+    """Each format has its own default level of compression."""
     assert compression_level(extension, compression) == level
 
 
 @pytest.mark.parametrize("compression", ["zstd:", "zstd:0", "zstd:x", "none:1", "", "gzip", "zstd:-1"])
 def test_compressions_that_are_none(compression: str) -> None:
-    """They are refused with what there is."""
+    """An unknown compression is an error with the valid ones."""
     with pytest.raises(ValueError, match=r"must be (none, zstd|between 1 and 22)"):
         compression_level(".array_record", compression)

@@ -194,7 +194,7 @@ def snapshot(batches: int, waited: float, at: float, **iterator: Any) -> dict[st
 
 
 def test_rates_are_those_between_two_looks() -> None:
-    """What happened between the looks counts, the wait that is not over too; what was before does not."""
+    """Rates count the time between two snapshots, an unfinished wait included."""
     before = snapshot(100, 1.0, 10.0)
     text = "\n".join(map(plain, lines_of(before, snapshot(140, 1.0, 14.0, waits_for=2.0))))
 

@@ -37,7 +37,7 @@ PARTS = st.lists(st.binary(max_size=2000) | st.integers(0, 300_000).map(bytes), 
 def test_what_was_compressed_comes_out(
     ending: str, parts: list[bytes], filling: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Of any number of members, one after the other, and with zeros after them."""
+    """Several compressed members, with zeros after them, decompress to their concatenation."""
     folder = tmp_path_factory.mktemp("unpacking")
     packed = folder / "packed"
     packed.write_bytes(b"".join(map(COMPRESS[ending], parts)) + bytes(filling))
@@ -48,7 +48,7 @@ def test_what_was_compressed_comes_out(
 
 @pytest.mark.parametrize("ending", COMPRESS)
 def test_every_truncation_and_damage_is_an_error(ending: str, tmp_path: Path) -> None:
-    """Nothing appears under the final name, and nothing else is left."""
+    """Truncated or damaged input is an error and leaves no file."""
     packed = tmp_path / "packed"
     whole = COMPRESS[ending](b"some text " * 20 + bytes(range(256)))
     for length in range(20, len(whole), 7):
@@ -90,13 +90,13 @@ def test_bombs_are_errors_unless_the_limit_is_raised(
 
 
 def test_a_content_that_is_small_in_any_case_is_never_refused(tmp_path: Path) -> None:
-    """Whatever its ratio: up to 1 GiB."""
+    """Content below 1 GiB is decompressed whatever its ratio."""
     (tmp_path / "packed").write_bytes(bz2.compress(bytes(1_000_000)))
     assert unpack(str(tmp_path / "packed"), str(tmp_path / "plain"), 1) == 1_000_000
 
 
 def test_a_window_of_zstd_that_a_file_cannot_need_is_an_error(tmp_path: Path) -> None:
-    """It would be memory of 2 GB for a few bytes. A file that is trusted may have it."""
+    """A zstd window of 1 GiB for a few bytes is an error, unless the limit is raised."""
     parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)
     compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     (tmp_path / "packed").write_bytes(compressor.compress(b"text") + compressor.flush())
@@ -109,7 +109,7 @@ def test_a_window_of_zstd_that_a_file_cannot_need_is_an_error(tmp_path: Path) ->
     ("name", "plain"), [("a.txt.gz", "a.txt"), ("it's.txt", "it's.unpacked.txt"), ("b", "b.unpacked")]
 )
 def test_the_command_in_the_error_of_a_source_works(name: str, plain: str, tmp_path: Path) -> None:
-    """It is run as it stands there; then the source reads what it makes."""
+    """The command in the error of a compressed file decompresses it, and the source reads the result."""
     (tmp_path / name).write_bytes(gzip.compress(b"one\ntwo\n"))
     with pytest.raises(DataSourceError, match="compressed as a whole, by gzip") as caught:
         TextLineDataSource(tmp_path / name)
@@ -136,7 +136,7 @@ def test_tfrecords_as_tensorflow_compresses_them_are_unpacked(ending: str, tmp_p
 
 
 def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
-    """Unless they are to be replaced; and what is not compressed is not unpacked."""
+    """Existing files are replaced only with --overwrite; a file that is not compressed is an error."""
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"new"))
     (tmp_path / "a.txt").write_text("old")
     _, reported = run("convert", "a.txt.gz", "a.txt", folder=tmp_path, status=1)
