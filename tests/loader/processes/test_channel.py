@@ -154,7 +154,7 @@ def test_descriptors_arrive_with_their_message(plan: list[tuple[int, int]], bloc
 @given(sizes=st.lists(st.sampled_from([0, 100, 10_000, 100_000]), min_size=1, max_size=20))
 @settings(deadline=None, max_examples=50)
 def test_sending_to_one_who_does_not_listen_returns_at_once(sizes: list[int]) -> None:
-    """What the socket does not take waits, in order; both sides may send at the same time without a deadlock."""
+    """Frames that the socket does not take are queued in order, and two senders at the same time do not deadlock."""
     values = [said(bytes([number]) * size) for number, size in enumerate(sizes)]
     with channels(buffer_bytes=4096) as (near, far):
         for value in values:
@@ -202,7 +202,7 @@ def test_the_words_of_one_who_was_not_listening_count() -> None:
 
 
 def test_closing_closes_descriptors_that_wait_or_were_not_taken() -> None:
-    """Neither a frame that was never sent nor a message that was never taken leaks descriptors."""
+    """Closing closes the descriptors of frames that were never sent and of messages that were never taken."""
     before = open_descriptors()
     with channels(buffer_bytes=4096) as (near, far):
         file = numbered_file(7)

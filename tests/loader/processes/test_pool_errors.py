@@ -45,7 +45,7 @@ def error_at_its_turn(loader: millstream.DataLoader, kind: type[BaseException]) 
 @pytest.mark.parametrize("threads", [0, 16])
 @pytest.mark.parametrize("source", [range(SIZE), millstream.RangeDataSource(0, SIZE)], ids=["single", "batched"])
 def test_an_exception_arrives_at_its_turn(source: Any, threads: int) -> None:
-    """After the batches before it, again at each try, with type, operation, record key and traceback."""
+    """An exception follows the batches before it, at each try, with type, operation, record key and traceback."""
     loader = loader_of(
         At(BAD, Raise(KeyError, ("key", 7))), data_source=source, read_options=millstream.ReadOptions(threads)
     )
@@ -80,37 +80,37 @@ def local_class() -> type[Exception]:
     return HiddenError
 
 
-def test_an_exception_that_cannot_be_pickled_arrives_in_words() -> None:
-    """As a WorkerError with type, text, notes and traceback."""
-    error = error_at_its_turn(loader_of(At(BAD, Raise(user_faults.HoldsLockError, ("text",)))), WorkerError)
+def lying(attribute: str) -> type[Exception]:
+    """Returns an exception class whose attribute raises when it is read."""
+    return type("LyingError", (Exception,), {attribute: property(lambda _: 1 / 0)})
 
-    assert str(error) == "support.faults.user_faults.HoldsLockError: text"
-    assert f"record key {BAD}" in error.__notes__[0]
-    assert "in __call__\n    raise self.kind(*self.arguments)" in str(error.__cause__)
+
+HOLDS_LOCK = "support.faults.user_faults.HoldsLockError: text"
 
 
 @pytest.mark.parametrize(
-    ("kind", "arguments"),
-    [(user_faults.NeedsTwoError, ("text", 2)), (user_faults.CannotBeShownError, ())],
-    ids=["needs two", "cannot be shown"],
+    ("kind", "arguments", "arrives_as", "args"),
+    [
+        (user_faults.NeedsTwoError, ("text", 2), user_faults.NeedsTwoError, ("text 2",)),
+        (user_faults.CannotBeShownError, (), user_faults.CannotBeShownError, ()),
+        (user_faults.HoldsLockError, ("text",), WorkerError, (HOLDS_LOCK,)),
+        *((kind, ("text",), kind, ("text",)) for kind in map(lying, ["args", "__notes__", "__dict__"])),
+    ],
+    ids=["needs two", "cannot be shown", "cannot be pickled", "lies about args", "about notes", "about attributes"],
 )
-def test_an_unusual_exception_keeps_its_type(kind: type[Exception], arguments: tuple[Any, ...]) -> None:
-    """One whose constructor does not take its `args`, or whose `__str__` fails, arrives like any other."""
-    error = error_at_its_turn(loader_of(At(BAD, Raise(kind, arguments))), kind)
+def test_an_unusual_exception_arrives(
+    kind: type[Exception], arguments: tuple[Any, ...], arrives_as: type[Exception], args: tuple[Any, ...]
+) -> None:
+    """An exception keeps type, arguments, record and traceback; one that cannot be pickled is a WorkerError."""
+    error = error_at_its_turn(loader_of(At(BAD, Raise(kind, arguments))), arrives_as)
 
-    assert type(error) is kind
-    assert error.args == ("text 2",)[: len(arguments)]
-    assert f"record key {BAD}" in error.__notes__[0]
-
-
-@pytest.mark.parametrize("attribute", ["args", "__notes__", "__dict__"])
-def test_an_exception_that_lies_keeps_its_type(attribute: str) -> None:
-    """One whose attributes raise, so that its notes can be neither read nor added to, kills no worker."""
-    kind = type("LyingError", (Exception,), {attribute: property(lambda _: 1 / 0)})
-    error = error_at_its_turn(loader_of(At(BAD, Raise(kind, ("text",)))), kind)
-
-    assert str(error) == "text"
+    assert type(error) is arrives_as
     assert "in __call__\n    raise self.kind(*self.arguments)" in str(error.__cause__)
+    if kind.__name__ != "LyingError":
+        assert error.args == args
+        assert f"record key {BAD}" in error.__notes__[0]
+    else:
+        assert str(error) == "text"
 
 
 def test_an_exception_of_a_local_class_keeps_its_type() -> None:
@@ -155,15 +155,6 @@ def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
         next(iterator)
 
     assert "the element of type dict: cannot pickle" in str(caught.value)
-
-
-def test_a_batch_that_cannot_be_pickled_is_named() -> None:
-    """The error names a result of `batch_fn` that cannot be pickled."""
-    add_lock = lock_adder()
-    batch = millstream.Batch(BATCH, batch_fn=lambda numbers: list(map(add_lock, numbers)))
-    error = error_of_a_batch(loader_of(operations=[batch]), TypeError)
-
-    assert "[2]['more'][1][0] of type lock" in str(error)
 
 
 def error_of_a_batch(loader: millstream.DataLoader, kind: type[BaseException]) -> BaseException:
@@ -282,7 +273,7 @@ def calls_after(call: Call, key: int) -> bool:
 
 
 def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
-    """Pickling is part of making: the error names the records and the exit status."""
+    """A worker that dies while it pickles an element is an error with the records and the exit status."""
 
     def deadly(numbers: Sequence[Any]) -> Any:
         return user_faults.ExitsWhenPickled() if BAD in numbers else numbers
@@ -304,7 +295,7 @@ def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
 
 
 def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
-    """And the error's advice works: the same object made on first use does no harm."""
+    """The error names the function's variable, and its advice, creating the object on first use, works."""
     lock = threading.Lock()
 
     def guarded(number: int) -> int:
@@ -318,7 +309,7 @@ def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
 
 
 def test_a_pipeline_that_cannot_be_unpickled_is_an_error() -> None:
-    """Its own exception, with a note that it was raised in a worker process that unpickled the pipeline."""
+    """An exception of unpickling the pipeline keeps its type and gets a note that a worker process raised it."""
     source = user_faults.Numbers(SIZE, on_arrival=Raise(ConnectionError, ("no network",)))
     with iter(loader_of(data_source=source)) as iterator:
         for _ in range(2):
@@ -356,7 +347,7 @@ def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_p
 
 
 def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: Path) -> None:
-    """The stream continues while they are replaced, but not forever."""
+    """If only one of the workers can start, the stream continues until the limit of failed starts is reached."""
     births = tmp_path / "births"
 
     def be_born() -> None:

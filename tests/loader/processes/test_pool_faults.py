@@ -61,17 +61,6 @@ def test_a_file_that_breaks_is_an_error_from_a_worker_too(
     assert f"(position {2 * BATCH + 1})" in caught.value.__notes__[0] or damage is not flip
 
 
-@pytest.mark.parametrize("after", [0, 1, 3])
-@pytest.mark.parametrize("before", [0, 1, 3])
-def test_a_state_fits_any_number_of_workers(before: int, after: int) -> None:
-    """A state taken with one number of workers resumes with any other."""
-    step = 5
-    with iter(loader_of(worker_count=before)) as saver, iter(loader_of(worker_count=after)) as resumed:
-        assert [next(saver).tolist() for _ in range(step)] == EXPECTED[:step]
-        resumed.set_state(saver.get_state())
-        assert [batch.tolist() for batch in resumed] == EXPECTED[step:]
-
-
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:
     """If a file cannot grow, saving is an error, and the checkpoint before it is complete and restores."""
     code = """

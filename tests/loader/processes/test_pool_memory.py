@@ -60,7 +60,7 @@ def small_shared_memory() -> list[str]:
 
 
 def test_dev_shm_is_not_used() -> None:
-    """With a /dev/shm that is full, nothing changes: no name is ever made there, however large the batches."""
+    """Nothing is created in /dev/shm, and a full one changes nothing."""
     code = """
 import os
 import numpy as np
@@ -84,7 +84,7 @@ print(os.statvfs("/dev/shm").f_bfree)
 
 @pytest.mark.parametrize("budget", [1 << 30, 12 << 20, 1 << 12], ids=["room for all", "room for some", "no room"])
 def test_batches_that_are_kept_are_never_rewritten(budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them can be kept, for any time: once the arenas are full, batches are copies, and nobody waits."""
+    """Every batch can be kept: once the arenas are full, batches are private copies."""
     monkeypatch.setattr(pool, "memory_budget", lambda: budget)
     expected = expected_numbers()
     with iter(big_loader()) as iterator:
@@ -98,7 +98,7 @@ def test_batches_that_are_kept_are_never_rewritten(budget: int, monkeypatch: pyt
 
 
 def test_batches_outlive_whatever_made_them() -> None:
-    """Those of a worker that was killed, of an iterator that was closed, of a loader that is gone."""
+    """Batches stay valid after their worker was killed, their iterator closed and their loader dropped."""
     expected = expected_numbers()
     iterator = iter(big_loader())
     kept = [next(iterator) for _ in range(8)]
@@ -196,7 +196,7 @@ assert worker_pools.batches(worker_pools.loader_of()) == worker_pools.EXPECTED
 
 
 def test_descriptors_grow_with_workers_only() -> None:
-    """Three for each worker and two for all, however many batches are kept; replaced workers cost nothing."""
+    """A pool holds three descriptors per worker and two more, however many batches are kept."""
 
     def count() -> int:
         return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (the names are wanted)
@@ -260,7 +260,7 @@ print(errors)
 
 
 def test_closing_works_without_descriptors() -> None:
-    """Even after the fork server was killed, when the processes that it left must be found and cannot be."""
+    """Closing works without a free descriptor, also after the fork server was killed."""
     code = """
 import os, resource, signal
 from support.processes import worker_pools

@@ -219,7 +219,7 @@ print("done")
 
 
 def test_a_forked_process_has_workers_of_its_own() -> None:
-    """It cannot use, close or disturb those of its parent; its own iterators work, from any state."""
+    """A forked process cannot use or close the parent's iterators; its own work, from any state."""
     # From 3.12 on Python warns of a fork beside threads, of which an idle pool has one.
     done = python("-W", "ignore:This process:DeprecationWarning", "-c", FORKS)
     assert (done.stderr, done.stdout) == ("", "done\n")
@@ -270,7 +270,7 @@ def test_a_loader_outlives_the_thread_that_started_it() -> None:
 
 
 def test_jax_in_the_parent_is_not_disturbed() -> None:
-    """With JAX running and warnings as errors nothing is printed, and no worker has JAX."""
+    """With JAX running and warnings as errors, nothing is printed, and no worker imports JAX."""
     code = """
 import sys, warnings
 import jax, jax.numpy as jnp
@@ -339,7 +339,7 @@ def test_a_script_needs_no_main_guard(expected_line: str, tmp_path: Path) -> Non
     ids=["standard input", "interactive", "console"],
 )
 def test_standard_input_is_a_program(arguments: tuple[str, ...], expected_line: str) -> None:
-    """So do those that were typed in, or piped in, and have no file at all."""
+    """Functions of a program from standard input reach the workers."""
     done = python(*arguments, input=PROGRAM.replace("COUNT", "2"))
 
     assert result_of(done.stdout) == expected_line
@@ -347,7 +347,7 @@ def test_standard_input_is_a_program(arguments: tuple[str, ...], expected_line: 
 
 
 def test_a_notebook_is_a_program(expected_line: str) -> None:
-    """And those of a cell; a second cell continues, and a kernel that is killed takes the workers with it."""
+    """Functions of notebook cells reach the workers, which end with a killed kernel."""
     second = "print('again', len(list(loader)), [worker.pid for worker in loader._execution.pools.idle[0].workers])"
     code = f"""
 from jupyter_client.manager import start_new_kernel

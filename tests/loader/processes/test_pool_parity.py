@@ -66,7 +66,7 @@ def stream_of(source: Any, operations: list[Transformation], worker_count: int, 
 def test_elements_of_all_kinds_without_a_batch(
     source: list[Any], worker_count: int, threads: millstream.ReadOptions
 ) -> None:
-    """Whatever an element is made of, it arrives as it was, and its classes are the consumer's own."""
+    """An element of any types arrives unchanged, with the consumer's own classes."""
     actual = stream_of(source, [], worker_count, read_options=threads)
 
     assert [comparable(element) for element in actual] == [comparable(element) for element in source]

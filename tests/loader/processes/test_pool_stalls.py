@@ -62,7 +62,7 @@ def test_a_stall_is_a_warning_and_then_an_error(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Log and error say which process, in which state, with which records; the error has its stack."""
+    """The warning and the error of a stall name process, state and records; the error has the stack."""
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is user_faults.stop else user_faults.WAIT_SECONDS)
     monkeypatch.setattr(crash_log, "STEADY_SLICES", 8)
     reading = millstream.ReadOptions(threads)
@@ -131,7 +131,7 @@ def test_a_stall_that_ends_is_a_warning_only(
 
 
 def test_a_stalled_start_is_an_error() -> None:
-    """A source that hangs when it is unpickled, which no call is to blame for."""
+    """A source that hangs while it is unpickled is a stall without a call to blame."""
     loader = loader_of(data_source=Numbers(SIZE, on_arrival=user_faults.hang), stall_timeout=STALL_SECONDS)
     with iter(loader) as iterator, pytest.raises(WorkerStalledError, match="still starting"), at_most(2.0):
         next(iterator)
@@ -185,7 +185,7 @@ def test_a_consumer_that_was_away_sees_no_stall(
     ],
 )
 def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads: int, tmp_path: Path) -> None:
-    """With a worker that will not end, `close` takes at most 2 s; its children are gone as well."""
+    """`close` takes at most 2 s if a worker never returns, and ends the worker's children as well."""
     with Pipe(tmp_path / "there") as there:
         operation = At(BAD, ReportThen(there.path, fault, children=2))
         iterator = iter(loader_of(operation, read_options=millstream.ReadOptions(threads)))

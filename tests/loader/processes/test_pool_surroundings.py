@@ -110,7 +110,7 @@ assert batches(loader_of()) == EXPECTED
 
 @pytest.mark.parametrize("value", ["", None])
 def test_an_interpreter_that_does_not_know_itself(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Python is embedded in a program, the error says what is missing, and what to do."""
+    """In an embedded interpreter without sys.executable, the error names the remedy."""
     iterator = iter(loader_of())
     monkeypatch.setattr(sys, "executable", value)
     with pytest.raises(
@@ -162,7 +162,7 @@ def test_shared_memory_of_the_user_survives_the_workers() -> None:
 
 @pytest.mark.parametrize("fault", ["session", "daemon"])
 def test_children_of_user_code_in_sessions_of_their_own(fault: str, tmp_path: Path) -> None:
-    """Neither a session of its own nor the loss of its parent saves a process that a worker has started."""
+    """Processes that a worker has started end with it, even in a session of their own or without a parent."""
     code = {
         "session": "import os, sys, time; open(sys.argv[1], 'w').write(f'{os.getpid()}\\n'); time.sleep(1000)",
         "daemon": """import os, sys, time

@@ -42,7 +42,7 @@ def test_a_process_waits_when_all_its_threads_do() -> None:
 
 
 def test_a_process_that_is_gone_or_not_there_yet_is_said_to_be() -> None:
-    """Whoever asks may be too late, or too early."""
+    """A process that has ended, or does not exist yet, is reported as such."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     assert describe_process(process.pid) == "in an unknown state"

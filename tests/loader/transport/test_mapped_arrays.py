@@ -125,7 +125,7 @@ def test_what_is_written_to_a_file_is_seen_everywhere(file: Path) -> None:
 def test_a_file_of_a_relative_name_is_found_from_elsewhere(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was mapped by a relative name is the same file after the working folder has changed."""
+    """An array mapped from a relative path is the same file after the working folder has changed."""
     monkeypatch.chdir(tmp_path)
     array = mapped(Path(file.name))
     monkeypatch.chdir("/")
@@ -158,7 +158,7 @@ def changed_privately(file: Path) -> Any:
 
 @pytest.mark.parametrize("make", [deleted, replaced, changed_privately])
 def test_what_is_not_in_a_file_crosses_as_bytes(make: Callable[[Path], Any], file: Path) -> None:
-    """Where no file has an array's bytes any more, or they are private, they are sent, in shared memory."""
+    """Arrays whose bytes no file has, or that are private, are sent as bytes in shared memory."""
     array = make(file)
     pickled, buffers = sent(array)
     copy = NO_CLASSES.loads(pickled, buffers)[0]

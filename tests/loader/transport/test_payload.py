@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import StackError, WorkerError
+from millstream.errors import StackError
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES
@@ -97,7 +97,7 @@ def test_small_arrays_beside_large_ones_are_copies(count: int) -> None:
 
 
 def test_arrays_of_the_arena_are_not_copied() -> None:
-    """What was stacked into the arena is sent as its offset: both sides look at the same memory."""
+    """An array stacked into the arena is sent as its offset: both sides see the same memory."""
     with arena_pair() as (allocator, view):
         batches = [
             allocator.allocate((300, 300), np.dtype(np.float32)),
@@ -198,14 +198,6 @@ class TwoArgumentsError(Exception):
         self.code = code
 
 
-class WithLockError(Exception):
-    """An exception that holds what cannot be pickled."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.lock = threading.Lock()
-
-
 class MuteError(Exception):
     """An exception that cannot say what it is."""
 
@@ -264,17 +256,6 @@ def test_exceptions_keep_their_type(error: BaseException) -> None:
         assert str(arrived) == str(error)
 
 
-def test_an_exception_that_cannot_be_pickled_arrives_in_words() -> None:
-    """It becomes a WorkerError with the class's name, the text and the notes."""
-    error = WithLockError("what happened")
-    error.add_note("a note")
-    arrived = across(error)
-
-    assert isinstance(arrived, WorkerError)
-    assert str(arrived) == f"{__name__}.WithLockError: what happened"
-    assert arrived.__notes__ == ["a note"]
-
-
 def test_notes_cross_once() -> None:
     """The notes of an exception arrive in order and none of them twice."""
     error = KeyError("key")
@@ -301,7 +282,7 @@ def fail_at_the_bottom() -> NoReturn:
 
 
 def test_the_workers_traceback_and_causes_arrive_as_text() -> None:
-    """What the parent prints has the worker's frames, and the exceptions that led to this one."""
+    """The traceback that the parent prints has the worker's frames and the causes."""
     try:
         fail_at_the_bottom()
     except ValueError as error:
@@ -356,7 +337,7 @@ def nested(depth: int) -> list[Any]:
     ids=lambda value: "" if isinstance(value, list) and value and value[0] is LOCK else None,
 )
 def test_leaves_that_cannot_be_pickled_are_named(element: Any, paths: list[str]) -> None:
-    """The error says where in the element they are, of which type, and what is wrong with each."""
+    """The path, type and cause of each leaf that cannot be pickled are found."""
     found = unpicklable_leaves(element)
 
     assert [text.split(":")[0] for text in found] == paths
@@ -398,7 +379,7 @@ def table_of(*classes: type) -> ClassTable:
 
 
 def test_classes_of_the_pipeline_cross_as_numbers() -> None:
-    """They come back as the very same classes, and what happened to these since is not undone."""
+    """Classes of the pipeline arrive as the parent's own, with the changes made to them since."""
     sample, local_error = local_classes()
     classes = table_of(sample, local_error)
     double = sample.double

@@ -83,7 +83,7 @@ RECORDS: dict[str, Callable[[], Sequence[Any]]] = {
 @pytest.mark.usefixtures("everything_is_shared")
 @pytest.mark.parametrize("name", RECORDS)
 def test_shared_records_are_those_of_the_list(name: str) -> None:
-    """By number, from the end, by NumPy's integers, by slice, and one past the end, with the list's own error."""
+    """Shared records equal the list's, by any index or slice, and raise the list's own errors."""
     records = RECORDS[name]()
     shared = arrived(records)
 
@@ -126,7 +126,7 @@ def test_records_keep_their_classes() -> None:
 
 @pytest.mark.usefixtures("everything_is_shared")
 def test_large_arrays_of_records_are_not_copied() -> None:
-    """To read a record twice gives two views of one piece of memory."""
+    """Two reads of a record give two views of the same memory."""
     shared = arrived([{"image": np.ones(LARGE_ARRAY_BYTES, np.uint8)} for _ in range(3)])
 
     assert np.shares_memory(shared[1]["image"], shared[1]["image"])
@@ -229,7 +229,7 @@ def test_workers_share_the_records_of_a_list(name: str, hold: Callable[[Any], An
 
 @pytest.mark.usefixtures("everything_is_shared")
 def test_errors_of_shared_records_are_those_of_the_list() -> None:
-    """What an operation, or the source, raises says the same with workers as inline."""
+    """Errors of operations and of the source have the same text with workers as inline."""
     records = [{"x": number} for number in range(9)]
 
     def error(worker_count: int, **options: Any) -> list[str]:
@@ -264,7 +264,7 @@ class Holder:
 def test_small_arrays_count_as_what_a_worker_keeps_for_itself(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only large arrays are shared: a source's own list of many small ones is as large in each worker."""
+    """Only large arrays are shared; a list of many small ones counts as memory of each worker."""
     monkeypatch.setattr(pipeline_parts, "PRIVATE_BYTES", 1 << 22)
     table = Holder(0)
     table.records = [np.zeros(1 << 15, np.uint8) for _ in range(256)]

@@ -76,7 +76,7 @@ def test_each_substream_gets_what_is_its_own(random: Random, counts: list[int]) 
 
 
 def test_what_was_dismissed_is_wanted_by_nobody() -> None:
-    """Its calls are dropped, also when they are answered."""
+    """The calls of a dismissed substream are dropped, also when they are answered."""
     substreams, other = Substreams(substream_of(0, 9)), substream_of(100, 9)
     substreams.add(other)
     call = other.take(0)
@@ -93,7 +93,7 @@ def test_what_was_dismissed_is_wanted_by_nobody() -> None:
 
 
 def test_who_is_waited_for_comes_first_and_all_once() -> None:
-    """Then the first substream, and then those of which something has come."""
+    """The substream that is waited for comes first, then the consumer's own, then those that have delivered."""
     own, first, second = substream_of(0, 9), substream_of(100, 9), substream_of(200, 9)
     substreams = Substreams(own)
     substreams.add(first)
