@@ -384,7 +384,7 @@ def test_a_custom_sampler_brings_its_own_randomness() -> None:
 
 
 def test_a_custom_sampler_without_randomness_cannot_serve_a_random_operation() -> None:
-    """Whether there is randomness is asked at construction; where it fails later, the error says at which record."""
+    """A random operation needs a sampler with generators: an error at construction, or later at the record."""
 
     class FirstOnly(Backwards):
         def __getitem__(self, position: int) -> millstream.RecordMetadata:

@@ -93,7 +93,7 @@ def test_arguments_by_position_are_told_the_way() -> None:
 
 
 def test_the_length_of_an_iterator_is_what_is_left() -> None:
-    """It counts down to 0, follows every move, and is what tqdm counts to after a resume."""
+    """`len(iterator)` is the number of batches left: it counts down to 0 and follows every seek and resume."""
     loader = load(batch_size=3)
     iterator, resumed = iter(loader), iter(loader)
     lengths = [len(iterator)]
@@ -127,7 +127,7 @@ def test_an_unknown_length_is_a_type_error_and_no_more() -> None:
 
 @pytest.mark.parametrize("shard_count", [1, 2])
 def test_the_epoch_is_that_of_the_next_batch(shard_count: int) -> None:
-    """It begins at 0, grows before each batch that begins in a new epoch, and is the number of epochs at the end."""
+    """`epoch` is the epoch of the next batch, from 0 to the number of epochs at the end."""
     shard = ShardOptions(0, shard_count)
     iterator = iter(load(num_epochs=3, batch_size=shard.local_batch_size(4), shard_options=shard))
     epochs = [iterator.epoch, *(iterator.epoch for _ in iterator)]
@@ -157,7 +157,7 @@ def test_an_order_without_epochs_has_none() -> None:
 
 @pytest.mark.third_party
 def test_an_iterator_on_the_device_counts_what_it_delivered() -> None:
-    """What is staged ahead counts neither in `len` nor in `epoch`."""
+    """`len` and `epoch` of an iterator on the device do not count batches staged in advance."""
     with millstream.device_put(iter(load(8, num_epochs=2, batch_size=4)), buffer_size=3) as batches:
         seen = [(len(batches), batches.epoch)]
         seen += [(len(batches), batches.epoch) for _ in batches]

@@ -73,7 +73,7 @@ def test_sound_batches_are_left_alone() -> None:
 
 
 def test_an_operation_that_counts_is_named() -> None:
-    """It gives something else each time: named with the record and the leaf, once however often it happens."""
+    """An operation that returns something else the second time is named once, with the record and the leaf."""
     count = itertools.count()
 
     def number(value: int) -> dict[str, int]:
@@ -86,7 +86,7 @@ def test_an_operation_that_counts_is_named() -> None:
 
 
 def test_a_filter_that_changes_its_mind_is_named() -> None:
-    """Also where the number of elements is what differs."""
+    """A filter whose second verdict differs is named, although the number of elements differs."""
     turns = itertools.cycle([True] * RECORDS + [False])
     (text,) = findings(millstream.FilterTransform(lambda _: next(turns)))
     assert "Filter(<lambda>), is not pure: run twice, it returned another" in text
@@ -205,14 +205,14 @@ def test_differences_are_found_in_values_of_all_kinds() -> None:
 
 
 def test_views_of_the_source_that_are_given_out_are_named() -> None:
-    """Where nothing stacks or copies them, the trainer gets the source's memory."""
+    """Views of the source's memory that reach the trainer without a copy are named."""
     (text,) = findings(lambda record: {"row": record["x"][:1]}, source=held(), batch_size=None)
     assert text.startswith("debug: The result of operations[0], Map(<lambda>), is the source's own memory")
     assert findings(lambda record: {"row": record["x"] + 0}, source=held(), batch_size=None) == []
 
 
 def test_elements_that_cannot_be_pickled_are_named() -> None:
-    """With the leaf; what does not leave a worker may be anything."""
+    """An element that must leave a worker and cannot be pickled is named with the leaf."""
     locks = [lambda value: {"value": value, "lock": threading.Lock()}]
     (text,) = findings(*locks, batch_size=None)
     assert text.startswith("debug: The result of operations[0], Map(<lambda>), cannot be pickled")
@@ -233,7 +233,7 @@ def test_a_source_that_changes_its_mind_is_named() -> None:
 
 
 def test_batches_are_those_of_any_loader_and_made_in_this_thread() -> None:
-    """Whatever workers and threads were asked for; states are exchanged with other loaders."""
+    """A debug loader computes the usual batches in this thread and exchanges states with other loaders."""
     threads = set()
 
     def here(value: int) -> int:
@@ -265,7 +265,7 @@ def test_batches_are_those_of_any_loader_and_made_in_this_thread() -> None:
 
 
 def test_errors_of_operations_are_raised_as_ever() -> None:
-    """With what came before the bad record; nothing is done twice for it."""
+    """An error comes after the batches before it, and its record is not computed twice."""
     calls = []
 
     def invert(value: int) -> float:

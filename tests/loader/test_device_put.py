@@ -197,7 +197,7 @@ def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> 
 
 
 def test_an_error_arrives_at_its_turn_and_next_tries_again() -> None:
-    """What comes before an error is delivered, the position is kept, and the batch comes once it can be made."""
+    """An error follows the batches before it and keeps the position; the next try delivers the batch."""
     fails = [ConnectionError("once"), ConnectionError("twice")]
 
     def flaky(batch: Any) -> Any:
@@ -539,7 +539,7 @@ def test_it_is_saved_and_restored_by_orbax(interface: str, tmp_path: Path) -> No
     ids=["loader", "function", "spec", "zero", "half"],
 )
 def test_wrong_arguments_are_refused_at_once(arguments: tuple[Any, ...], error: type[Exception], said: str) -> None:
-    """What cannot work is an error where it is written."""
+    """Wrong arguments of device_put are errors of the call."""
     with pytest.raises(error, match=said):
         millstream.device_put(*arguments)
 
@@ -623,7 +623,7 @@ def test_several_devices_of_a_process(tmp_path: Path) -> None:
 
 
 def test_devices_of_several_processes(tmp_path: Path) -> None:
-    """Where the sharding spans processes, each gives its part, and gets the global batch of the oracle."""
+    """With a sharding over several processes, each gives its rows and gets the oracle's global batch."""
     sampler = millstream.IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=2)
     expected = list(oracle(range(SIZE), sampler, [Noise(), Batch(GLOBAL_BATCH, drop_remainder=True)]))[:5]
     for told in run_group("stage", 2, tmp_path / "log", devices=2, steps=5):
@@ -652,7 +652,7 @@ def limited() -> Any:
 @pytest.mark.parametrize("chain", [straight, mixed, limited])
 @pytest.mark.parametrize("place", ["outermost", "in the chain"])
 def test_batches_of_chains_on_the_device(chain: Callable[[], Any], place: str) -> None:
-    """They are those of the chain, at each state too, and one that JAX refuses comes again: none is lost."""
+    """Batches of a chain on the device are the chain's, from each state; one that JAX refuses comes again."""
     expected = [batch.tolist() for batch in chain()]
 
     def begin() -> Any:
@@ -760,7 +760,7 @@ def test_a_device_that_never_takes_a_batch_is_an_error(
 
 
 def test_what_was_delivered_is_counted() -> None:
-    """What is fetched and not delivered does not count, neither while the iterator is there nor afterwards."""
+    """Only delivered batches are counted, during the pass and after it."""
     loader = millstream.load(range(1000), num_epochs=1)
     with iter(loader) as elements:
         for _ in range(600):

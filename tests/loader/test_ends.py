@@ -65,11 +65,7 @@ def documented(positions: list[int], batch_size: int, shard_count: int, rule: st
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shard_count", [1, 2, 3, 4])
 def test_every_small_combination_is_as_documented(shard_count: int, rule: str) -> None:
-    """For all record counts, batch sizes and epochs, each shard yields what the table says, and `len` says how many.
-
-    With a remainder that is dropped or padded all shards yield equally many batches; padded, each record is in exactly
-    one of them, in an epoch, and each batch has `batch_size` rows.
-    """
+    """Every shard yields the batches of the documented table, and `len` counts them, for all small sizes."""
     for num_records, batch_size, num_epochs in itertools.product(range(1, 14), range(1, 5), (1, 2)):
         made = loaders(
             range(num_records),
@@ -96,7 +92,7 @@ def test_every_small_combination_is_as_documented(shard_count: int, rule: str) -
 @pytest.mark.parametrize("drop_remainder", [False, True])
 @pytest.mark.parametrize("shard_count", [1, 2, 3, 4])
 def test_without_a_batch_every_small_combination_is_as_documented(shard_count: int, drop_remainder: bool) -> None:
-    """Where there is no Batch, the table holds for batches of one record."""
+    """A loader without a Batch follows the documented table with batches of one record."""
     for num_records, num_epochs in itertools.product(range(1, 14), (1, 2)):
         sampler = IndexSampler(num_records, num_epochs=num_epochs)
         made = loaders(range(num_records), None, shard_count, drop_remainder, sampler=sampler)
@@ -269,7 +265,7 @@ EMPTY: dict[str, Any] = {
 @pytest.mark.parametrize("name", EMPTY)
 @pytest.mark.parametrize("num_epochs", [None, 2])
 def test_a_loader_of_no_record_ends_at_once(name: str, num_epochs: int | None) -> None:
-    """With a warning when it is built, a length of 0, and a state; however many epochs there are, shuffled or not."""
+    """A loader without records warns at construction and has length 0 and a state, for any epochs and order."""
     for options in ({}, {"shuffle": True, "seed": 0}, {"transformations": [Filter(bool)]}):
         with pytest.warns(UserWarning, match="data_source has no record, got an empty"):
             loader = millstream.load(EMPTY[name], num_epochs=num_epochs, batch_size=2, **options)

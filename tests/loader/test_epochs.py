@@ -100,7 +100,7 @@ def test_epochs_of_other_orders() -> None:
     ],
 )
 def test_wrong_numbers_of_epochs(arguments: tuple[Any, ...], error: type[Exception], text: str) -> None:
-    """They are errors of the call, not of the first epoch."""
+    """Wrong numbers of epochs are errors of the call, not of the first epoch."""
     with pytest.raises(error, match=text):
         loader_of().epochs(arguments[0], **({"start": arguments[1]} if len(arguments) > 1 else {}))
 

@@ -66,7 +66,7 @@ def test_elements_that_do_not_stack_are_named(operations: tuple[Any, ...], readi
 
 
 def test_an_error_of_batch_fn_is_its_own(reading: millstream.ReadOptions) -> None:
-    """What the user's `batch_fn` raises keeps its type and text, with the operation and the batch's first record."""
+    """An exception of `batch_fn` keeps type and text, with the operation and the batch's first record."""
     order = order_of(12)
 
     def refuse(elements: Sequence[int]) -> Any:
@@ -178,7 +178,7 @@ class PipelineFailed(Together):
 def test_a_damaged_record_in_a_batched_read_is_found(
     operations: tuple[Any, ...], reading: millstream.ReadOptions
 ) -> None:
-    """Where a read of many fails, the records before the damaged one are delivered, and the error names that one."""
+    """If a batched read fails, the records before the damaged one are delivered, and the error names that one."""
     order = order_of(10)
     error = first_error(loader_of(reading, PipelineFailed(order[8]), *operations), DataSourceError, step=8)
 
@@ -187,7 +187,7 @@ def test_a_damaged_record_in_a_batched_read_is_found(
 
 
 def test_a_damaged_record_within_a_batch_is_found(reading: millstream.ReadOptions) -> None:
-    """In a batch, too, the error names the damaged record, not the batch's first."""
+    """The error names the damaged record of a batch, not the batch's first one."""
     order = order_of(10)
     error = first_error(loader_of(reading, PipelineFailed(order[8]), Batch(3)), DataSourceError, step=2)
 
@@ -207,7 +207,7 @@ class FailsAtItsSampler:
 
 
 def test_an_error_of_the_sampler_comes_at_its_turn(reading: millstream.ReadOptions) -> None:
-    """What a custom sampler raises at a position arrives after all elements before it, and can be passed over."""
+    """An exception of a custom sampler follows all elements before its position, and can be skipped by a seek."""
     loader = millstream.DataLoader(data_source=range(10), sampler=FailsAtItsSampler(), read_options=reading)
     error = first_error(loader, LookupError, step=6)
     iterator = iter(loader)
@@ -232,7 +232,7 @@ def test_a_key_beyond_the_source_is_the_sources_error(reading: millstream.ReadOp
 
 
 def test_the_first_of_several_errors_comes(reading: millstream.ReadOptions) -> None:
-    """Where several records fail, their order in the stream decides which error comes, and not which read is faster."""
+    """Of several failing records, the first in the stream raises, whichever read is faster."""
     order = order_of(30)
 
     def fail(element: int) -> int:

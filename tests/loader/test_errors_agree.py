@@ -85,7 +85,7 @@ def test_an_error_of_the_sampler(source: Any, operations: tuple[Any, ...]) -> No
 @pytest.mark.parametrize("operations", [(), (Batch(7),)], ids=["elements", "batches"])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
 def test_an_exception_that_is_no_error(kind: type[BaseException], operations: tuple[Any, ...]) -> None:
-    """It keeps its type and says where it was raised. Only what may be Ctrl-C comes before its turn."""
+    """A BaseException keeps its type and origin; only KeyboardInterrupt, inline, may come before its turn."""
     operation = At(BAD, Raise(kind, ("why",)))
     outcomes = {way: outcome_of(way, range(SIZE), in_order(), operation, *operations) for way in WAYS}
 

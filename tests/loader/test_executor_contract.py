@@ -51,7 +51,7 @@ def small_groups() -> Iterator[None]:
 @given(data=st.data())
 @settings(deadline=None, max_examples=100)
 def test_the_consumers_thread(kind: str, data: st.DataObject) -> None:
-    """With num_threads=0, blocks of records give what one record after another gives."""
+    """Blocks of records give the stream of one record after another, with num_threads=0."""
     assert_is_the_oracle_and_resumes(data.draw(PIPELINES[kind]), data)
 
 

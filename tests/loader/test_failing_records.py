@@ -142,7 +142,7 @@ def test_workers_skip_the_same(kind: type[Damaged], dropping: list[Any]) -> None
 
 
 def test_a_substitute_is_the_next_key_that_works() -> None:
-    """In key order, from the last one to the first, in the place of the one that fails and with its draws."""
+    """A failing record is replaced by the next key that works, cyclically, with the draws of its position."""
     loader = millstream.load(
         Damaged(6, [2, 3, 5]),
         seed=0,
@@ -174,7 +174,7 @@ def test_a_substitute_is_of_the_sampler_and_of_the_component() -> None:
 
 
 def test_shards_end_to_end_are_the_same_batches() -> None:
-    """What is skipped does not depend on how many shards there are."""
+    """The skipped records do not depend on the number of shards."""
     source = Damaged(64, [0, 17, 18])
     whole = [batch.tolist() for batch in skipping(source, odd)]
     halves = [
@@ -194,7 +194,7 @@ def test_shards_end_to_end_are_the_same_batches() -> None:
 
 
 def test_each_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """With its key, its position and its error, whatever the number of passes."""
+    """A failing record is logged once with key, position and error, over all passes."""
     loader = millstream.load(Damaged(4, [1]), num_epochs=2, on_error="skip")
     with caplog.at_level(logging.WARNING, logger="millstream"):
         assert list(loader) == list(loader) == [0, 2, 2, 3] * 2
@@ -204,7 +204,7 @@ def test_each_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_above_the_limit_the_error_is_raised() -> None:
-    """At its record's turn, with a note of the limit, and again at each attempt; other passes count the same keys."""
+    """Above max_errors, the record's error is raised at its turn, at each try; other passes count the same keys."""
     loader = millstream.load(Damaged(20, [1, 5, 9]), num_epochs=1, on_error="skip", max_errors=2)
     for _ in range(2):
         with iter(loader) as numbers:
@@ -218,14 +218,14 @@ def test_above_the_limit_the_error_is_raised() -> None:
 
 @pytest.mark.parametrize("operations", [[], [millstream.FilterTransform(bool)]])
 def test_where_every_record_fails_the_error_is_raised(operations: list[Any]) -> None:
-    """Whatever the limit, and however often the order is repeated."""
+    """If every record fails, the error is raised, for any limit and number of epochs."""
     loader = millstream.load(Damaged(5, range(5)), transformations=operations, on_error="skip", max_errors=None)
     with pytest.raises(OSError, match=r"record [04] is damaged"):
         next(iter(loader))
 
 
 def test_substitutes_are_looked_for_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where very many keys in a row fail, the first one's error is raised."""
+    """If very many keys in a row fail, the first one's error is raised."""
     monkeypatch.setattr(substitutes, "MAX_SUBSTITUTES", 3)
     numbers = iter(millstream.load(Damaged(20, [*range(5, 9), *range(12, 15)]), on_error="skip"))
     assert [next(numbers) for _ in range(5)] == [0, 1, 2, 3, 4]
@@ -238,7 +238,7 @@ def test_substitutes_are_looked_for_within_a_bound(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_what_is_not_a_records_failure_is_raised(error: type[BaseException]) -> None:
-    """Too little memory, and Ctrl-C, skip nothing; nor does the error of a Batch."""
+    """MemoryError, Ctrl-C and errors of a Batch are raised, and skip no record."""
 
     def fail(number: int) -> int:
         raise error(number)
@@ -266,7 +266,7 @@ def test_skipping_is_part_of_what_a_stream_is() -> None:
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """At construction, with the rule."""
+    """Wrong options are errors at construction with the rule."""
     with pytest.raises(ValueError, match=message):
         millstream.load(range(3), **options)
 

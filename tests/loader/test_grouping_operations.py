@@ -135,7 +135,7 @@ def taken(iterator: DataLoaderIterator, count: int) -> list[object]:
 
 @EVERY_EXAMPLE
 def test_a_worker_killed_within_a_group_changes_nothing(name: str) -> None:
-    """Its calls are made again, and what the group has taken of others stays."""
+    """If a worker dies within a group, its calls run again and the group is the same."""
     with iter(endless(EXAMPLES[name])) as iterator:
         expected = taken(iterator, 40)
     with endless(EXAMPLES[name], worker_count=2) as loader:
@@ -156,7 +156,7 @@ def test_a_worker_killed_within_a_group_changes_nothing(name: str) -> None:
 def test_a_state_of_the_earlier_release_is_refused_only_where_it_may_be_wrong(
     after: list[Transformation], numbers: int
 ) -> None:
-    """It had a number fewer, and repeated or lost rows, where an operation divides what a grouping makes of a unit."""
+    """A state of the earlier release is an error only if a later operation divides the rows of a group."""
     operations = [Document(3 * ROW), ConcatThenSplit({"a": ROW}), *after, Batch(2)]
     with iter(endless(operations)) as iterator:
         next(iterator)
@@ -190,7 +190,7 @@ class FailAt(MapTransform):
 
 @EVERY_EXAMPLE
 def test_an_error_comes_at_the_same_output_wherever_the_stream_was_resumed(name: str) -> None:
-    """What is whole before the record at fault is delivered, however the stream was cut into groups and calls."""
+    """The outputs before a failing record are the same from every state, and then the error comes."""
     order = IndexSampler(60, num_epochs=1, seed=0)
     stream = Pipeline(range(60), order, (FailAt(), *EXAMPLES[name]), ShardOptions(0, 1))
     iterator = iter(loader_of(stream))
@@ -233,7 +233,7 @@ def test_documents_of_rows_that_are_not_alike_are_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> None:
-    """At its turn, with the record key."""
+    """A document that does not fit is an error at its turn with the record key."""
     source = [{"a": np.arange(4)}] * 3 + [document]
     operation = FirstFitPack({"a": ROW}, num_packing_bins=1)
     loader = DataLoader(data_source=source, sampler=IndexSampler(4, num_epochs=1), operations=[operation])
@@ -267,7 +267,7 @@ def test_a_document_that_does_not_fit_is_named(document: Any, message: str) -> N
 def test_bad_arguments_of_bins_are_errors(
     kind: Any, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    """When the operation is made."""
+    """Wrong arguments of packing into bins are errors at construction."""
     with pytest.raises(error, match=message):
         kind(**{"length_struct": {"a": ROW}, "num_packing_bins": 3, **options})
 
@@ -296,7 +296,7 @@ def test_bad_arguments_of_bins_are_errors(
 def test_bad_arguments_of_concat_then_split_are_errors(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    """When the operation is made."""
+    """Wrong arguments of ConcatThenSplit are errors at construction."""
     with pytest.raises(error, match=message):
         ConcatThenSplit(**{"length_struct": {"a": ROW}, **options})
 
@@ -323,7 +323,7 @@ def test_bad_arguments_of_concat_then_split_are_errors(
     ],
 )
 def test_bad_arguments_are_errors(make: Callable[[], object], error: type[Exception], message: str) -> None:
-    """When the operation is made."""
+    """Wrong arguments of the operations that batch and shuffle are errors at construction."""
     with pytest.raises(error, match=message):
         make()
 
@@ -337,7 +337,7 @@ def test_bad_arguments_are_errors(make: Callable[[], object], error: type[Except
     ],
 )
 def test_an_element_that_fits_into_no_batch_is_named(operation: Transformation, message: str) -> None:
-    """At its turn, with the record key."""
+    """An element that fits into no batch is an error at its turn with the record key."""
     source = [{"a": np.ones(3), "b": np.ones(3)}, {"a": np.ones(4)}]
     iterator = iter(DataLoader(data_source=source, sampler=IndexSampler(2, num_epochs=1), operations=[operation]))
     with pytest.raises(ValueError, match=message) as caught:
@@ -346,7 +346,7 @@ def test_an_element_that_fits_into_no_batch_is_named(operation: Transformation, 
 
 
 def test_buckets_have_one_shape_each() -> None:
-    """But for the last batch of a window, however the lengths fall."""
+    """All batches of a bucket have one shape, except the last of a window."""
     buckets = BucketBatch([4, 8, ROW], [4, 3, 2], ["a", "b"], window_size=30)
     operations = [Document(), buckets, MapTransform(operator.itemgetter("a"))]
     sampler = IndexSampler(90, shuffle=True, seed=1, num_epochs=2)
@@ -356,7 +356,7 @@ def test_buckets_have_one_shape_each() -> None:
 
 
 def test_a_bos_that_replaces_nothing_is_a_warning() -> None:
-    """As in Grain, it does nothing; but that is hardly what was meant."""
+    """A BOS token that replaces nothing does nothing, as in Grain, and is a warning."""
     with pytest.warns(UserWarning, match=r"replaces nothing, as in Grain.*bos_features=\['a'\]"):
         ConcatThenSplit({"a": 3}, bos_handling=BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS, bos_token_id=1)
 
@@ -372,7 +372,7 @@ def test_a_bos_that_replaces_nothing_is_a_warning() -> None:
     ],
 )
 def test_an_element_that_cannot_be_cut_is_named(operation: Transformation, element: Any, message: str) -> None:
-    """At its turn, with the record key."""
+    """An element that cannot be split is an error at its turn with the record key."""
     source = [{"a": np.ones(3), "b": np.ones(3)}, element]
     loader = DataLoader(data_source=source, sampler=IndexSampler(2, num_epochs=1), operations=[operation])
     iterator = iter(loader)

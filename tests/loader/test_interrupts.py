@@ -244,7 +244,7 @@ def test_a_lock_is_free_after_its_block_whatever_interrupts_that(make: Callable[
 
 
 def test_a_lock_is_held_in_its_block() -> None:
-    """While one thread is in the block, no other one can take the lock, and whoever wants it for a block waits."""
+    """The lock excludes other threads while its block runs, and a block waits for the lock."""
     lock = threading.Lock()
     guarded, count = SignalSafeLock(lock), 0
 

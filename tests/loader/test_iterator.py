@@ -253,7 +253,7 @@ def test_the_state_can_be_taken_at_any_time(reading: millstream.ReadOptions) -> 
 
 
 def test_a_refused_state_leaves_everything_as_it_was(reading: millstream.ReadOptions) -> None:
-    """In mid-stream and with work under way, a state that is refused changes nothing: the same batches come."""
+    """A refused state changes nothing, with work in flight either: the same batches follow."""
     expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
     iterator = iter(loader_of(reading, Batch(3)))
     delivered = [next(iterator).tolist() for _ in range(2)]
@@ -400,7 +400,7 @@ def test_seek_reaches_as_far_as_positions_do(reading: millstream.ReadOptions) ->
 
 
 def test_counting_to_a_step_reports_errors_in_between() -> None:
-    """Where batches must be made to be counted, an error on the way is raised, and the position is the old one."""
+    """A seek that must compute batches raises their error, and the position stays."""
     iterator = iter(
         loader_of(millstream.ReadOptions(0), Filter(keep_unless(5, LookupError())), source=range(8), num_epochs=1)
     )
@@ -460,7 +460,7 @@ class Watched:
 
 
 def test_start_prefetch_reads_before_the_first_batch_is_asked_for() -> None:
-    """With threads, reading begins at once and in the background, and the stream is what it always is."""
+    """`start_prefetch` starts reading in the background, and the stream is the same."""
     source = Watched()
     iterator = iter(loader_of(millstream.ReadOptions(num_threads=2), Batch(3), source=source))
     assert not source.read.is_set()
@@ -665,7 +665,7 @@ def test_a_loader_is_what_its_operations_were_when_it_was_built(reading: millstr
 
 
 def test_a_filter_may_be_put_in_where_the_error_says_so() -> None:
-    """What the error of a changed pipeline advises is accepted: the new one begins at the saved position."""
+    """The advice in the error of a changed pipeline works: the new pipeline begins at the saved position."""
     reading = millstream.ReadOptions(0)
     saved = iter(loader_of(reading, Batch(4)))
     next(saved)
@@ -721,7 +721,7 @@ def test_the_last_positions_of_an_endless_stream_can_be_sought() -> None:
 
 @pytest.mark.parametrize("num_threads", [0, 4])
 def test_one_buffer_for_all_elements_makes_all_rows_the_last(num_threads: int) -> None:
-    """As `Map` says, what an operation returns belongs to its batch, so that it must not fill it again."""
+    """An operation that returns one buffer again and again overwrites the rows of a batch, as Map's docstring warns."""
     buffer = np.zeros(2, np.int64)
 
     def fill(number: int) -> Any:

@@ -60,7 +60,7 @@ def test_every_iterator_has_positions_states_and_views(make: Callable[[], Any], 
 
 
 def test_top_sees_the_wait_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the trainer is inside `next` of device_put, top reports the wait and the step that the trainer knows."""
+    """`top` reports the wait inside `next` of device_put, and the trainer's step."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     go_on = threading.Event()
 

@@ -95,7 +95,7 @@ def stream(sampler: IndexSampler, way: str, **arguments: Any) -> list[list[int]]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_sampler_may_reuse_its_memory(way: str) -> None:
-    """What a sampler returned belongs to the loader: written to later, it changes nothing, over 30 look-aheads."""
+    """A sampler may overwrite the array that it returned: 30 look-aheads keep their keys."""
     assert stream(OneBuffer(1000, num_epochs=500), way) == stream(Turned(1000, num_epochs=500), "inline")
 
 

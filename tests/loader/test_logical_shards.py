@@ -210,7 +210,7 @@ def test_where_it_is_and_what_it_is_can_be_asked() -> None:
 
 
 def test_a_one_to_one_pipeline_needs_no_logical_shards() -> None:
-    """They change neither its batches nor its states."""
+    """Logical shards change neither batches nor states of a 1:1 pipeline."""
     plain = dataclasses.replace(WHOLE, operations=(Jitter(), Batch(6)), shard=ShardOptions(1, 2))
     dealt = dataclasses.replace(plain, shard=ShardOptions(1, 2, logical_shards=6))
     with iter(loader_of(plain)) as first, iter(loader_of(dealt)) as second:

@@ -103,7 +103,7 @@ def test_a_budget_is_a_number_of_bytes(value: Any) -> None:
 
 @pytest.mark.parametrize(("num_threads", "most"), [(0, 3), (4, 12)])
 def test_no_record_is_split_before_a_batch_needs_its_children(num_threads: int, most: int, tmp_path: Path) -> None:
-    """For a batch of 16, two records have children enough: few more are read, and not 16."""
+    """A batch of 16 reads few more records than the two whose children fill it."""
     file = tmp_path / "read"
     source = Recorded(file)
     loader = millstream.DataLoader(

@@ -154,7 +154,7 @@ def test_only_for_is_operations_that_ask_each_element(inside: list[str], after: 
 
 
 def test_others_keep_their_index_where_one_component_is_split() -> None:
-    """What is done with one component changes no draw of another."""
+    """Operations on one component do not change the draws of the others."""
     split_first = mixed([OnlyFor("a", FlatMapTransform(split, 2)), RandomMapTransform(draw)])
     others = [element for element in take(split_first, 60) if element[0] != "a"]
     plain = [element for element in take(mixed([RandomMapTransform(draw)]), 100) if element[0] != "a"]
@@ -162,7 +162,7 @@ def test_others_keep_their_index_where_one_component_is_split() -> None:
 
 
 def test_an_error_in_one_component_comes_at_its_turn_and_names_it() -> None:
-    """What comes before is delivered, of all components; the note says which component, position and key."""
+    """An error follows all batches before it; its note names component, position and key."""
 
     def fails(element: Any) -> Any:
         if element[1] == 2:
@@ -294,7 +294,7 @@ def test_a_state_is_accepted_by_every_schedule_that_agrees_before_it() -> None:
 
 
 def test_any_number_of_changes_after_a_state_is_the_same_stream() -> None:
-    """Only changes before the position count, however many come later; another one before it is refused."""
+    """A state is valid for any later changes of weights; another change before its position is an error."""
 
     def iterator_of(count: int, *more: Any) -> Any:
         changes = {8 * number: [1, number % 3 + 2, 1] for number in range(1, count + 1)} | dict(more)
@@ -450,7 +450,7 @@ def test_a_component_of_ones_own_draws_from_its_own_generators() -> None:
 
 
 def test_a_mixture_in_a_mixture_draws_as_it_would_alone() -> None:
-    """In nested mixtures, each record's draws are those of its innermost sampler."""
+    """The draws of a record in nested mixtures are those of its innermost sampler."""
     inner = MixtureSampler([samplers()["a"], samplers()["b"]], [1, 2])
     inner_source = ConcatenatedDataSource([sources()["a"], sources()["b"]])
     outer = MixtureSampler([samplers()["c"], inner], [1, 3])

@@ -247,7 +247,7 @@ def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
 
 @pytest.mark.parametrize("options", [{"read_options": ReadOptions(num_threads=0)}, {"worker_count": 1}])
 def test_an_error_comes_after_the_batches_that_were_made_with_it(options: Any) -> None:
-    """Of several batches of one call, those before a bad document are delivered, with states that resume there."""
+    """Of several batches of one call, those before a bad document are delivered, and their states resume there."""
     sampler = PackingSampler(lengths_of(600), ROW, overflow="drop")
     bad = int(sampler.pieces(3 * 40, 3 * 40 + 1).record_keys[0])
 
@@ -338,7 +338,7 @@ def test_rows_count_in_a_checkpoint() -> None:
 
 
 def test_rows_far_away_are_refused_where_indices_would_overflow() -> None:
-    """Where document indices would exceed int64, a row is an error and does not wrap around to negative ones."""
+    """A row whose document indices exceed int64 is an error."""
     sampler = PackingSampler([5, 5], ROW, num_epochs=None)
     loader = DataLoader(
         data_source=[np.arange(5)] * 2,

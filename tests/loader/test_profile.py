@@ -68,7 +68,7 @@ def test_stages_are_named_in_the_order_of_the_pipeline() -> None:
 
 
 def test_without_threads_and_workers_all_stages_are_inside_next() -> None:
-    """What `next` takes is what the pipeline takes; what the consumer does in between is its own."""
+    """Inline, the time in `next` is the pipeline's, and the time between calls is the consumer's."""
     loader = loader_of(range(RECORDS), spend, millstream.Batch(BATCH), workers=0, threads=0)
     for _ in loader:
         spend(None)

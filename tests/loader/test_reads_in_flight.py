@@ -106,7 +106,7 @@ def reads_in_flight(outputs: Iterable[Any], limit: int = NUM_THREADS) -> int:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("worker_count", [0, 1])
 def test_as_many_reads_are_in_flight_as_threads_allow(kind: type[Storage], shape: str, worker_count: int) -> None:
-    """Where reads wait, num_threads of them wait at the same time, and never more: here, and in each worker."""
+    """Exactly num_threads slow reads are in flight, in this process and in each worker."""
     reading = millstream.ReadOptions(num_threads=NUM_THREADS)
     with iter(loader_of(kind(), shape, worker_count=worker_count, read_options=reading)) as iterator:
         assert reads_in_flight(iterator) == NUM_THREADS
@@ -122,7 +122,7 @@ def test_sixteen_reads_are_in_flight_by_default(worker_count: int) -> None:
 @pytest.mark.parametrize("kind", [Storage, BatchedStorage])
 @pytest.mark.parametrize("worker_count", [0, 1])
 def test_without_threads_one_read_is_in_flight(kind: type[Storage], worker_count: int) -> None:
-    """With num_threads=0, each process reads one call after another."""
+    """Each process reads one call after another with num_threads=0."""
     reading = millstream.ReadOptions(num_threads=0)
     with iter(loader_of(kind(), "Batch", worker_count=worker_count, read_options=reading)) as iterator:
         peaks = [int(next(iterator)["tokens"].max()) for _ in range(12)]
@@ -167,6 +167,6 @@ def test_a_death_with_several_reads_in_flight_is_blamed_on_the_right_one(kills_o
 
 @pytest.mark.parametrize(("switches", "idle"), [(0, 0.0), (3, 0.75)])
 def test_a_call_that_is_kept_from_a_core_does_not_look_like_one_that_waits(switches: int, idle: float) -> None:
-    """Only a process that has given up its core by itself has waited for storage, however long the call took."""
+    """A call that lost its core to another process does not count as waiting for storage."""
     start, end = resource.struct_rusage([0] * 16), resource.struct_rusage([0.125, 0.125, *[0] * 12, switches, 9])
     assert _idle_seconds(1.0, start, end) == idle

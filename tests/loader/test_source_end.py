@@ -74,7 +74,7 @@ def loader_of(operations: Sequence[Any], source: Any = None, **options: Any) -> 
 @pytest.mark.parametrize("how", ["inline", "threads", "workers", "together"])
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_source_ends_the_stream(name: str, how: str) -> None:
-    """What comes before the end is delivered, a short batch too, whoever reads; then `next` says so, every time."""
+    """The end of a source ends the stream after its last, short batch, for every reader and every further `next`."""
     operations, expected = PIPELINES[name]
     threads = millstream.ReadOptions(num_threads=0 if how == "inline" else 2)
     source = Together() if how == "together" else Ending()
@@ -86,7 +86,7 @@ def test_a_source_ends_the_stream(name: str, how: str) -> None:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_a_stream_resumes_before_its_end(name: str) -> None:
-    """From each state, that after the last output too, a fresh iterator yields the rest."""
+    """A fresh iterator yields the rest from each state, that after the last output included."""
     operations, expected = PIPELINES[name]
     loader = loader_of(operations, read_options=millstream.ReadOptions(num_threads=0))
     iterator = iter(loader)
@@ -110,7 +110,7 @@ def test_each_logical_shard_ends() -> None:
 
 
 def test_a_chain_ends_too() -> None:
-    """What a MapDataset reads may end, through whatever comes after it; a record alone is an error."""
+    """The source of a MapDataset may end, through any later operations; a single record beyond the end is an error."""
     dataset = millstream.MapDataset.source(Ending())
     joined = millstream.MapDataset.concatenate([dataset.map(abs), millstream.MapDataset.range(3)])
 
@@ -122,7 +122,7 @@ def test_a_chain_ends_too() -> None:
 
 
 def test_an_operation_that_reads_a_source_which_ends_fails() -> None:
-    """Only what is read for the stream ends it: what an operation reads besides does not."""
+    """An operation that reads beyond the end of another source fails, and does not end the stream."""
     other = millstream.MapDataset.source(Ending())
     with pytest.raises(RuntimeError, match="StopIteration was raised where a result was expected"):
         list(loader_of([Map(lambda key: other[key + 5])], range(20)))
@@ -217,7 +217,7 @@ class NamedNumbers(Numbers):
 
 
 def test_a_stream_says_why_it_cannot_resume_and_loses_no_record_to_a_look() -> None:
-    """What would move it, or read its first records for a picture, is refused; a source with a fingerprint is none."""
+    """Moving or previewing a stream is an error that loses no record; a source with a fingerprint is not a stream."""
     reading = millstream.ReadOptions(num_threads=1, prefetch_buffer_size=64)
     named = loader_of([Batch(4)], NamedNumbers(), read_options=reading)
     for _, move in moves(named):

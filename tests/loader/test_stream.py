@@ -144,11 +144,7 @@ def test_a_private_parameter_is_part_of_the_stream(
 def test_a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused(
     pipeline: Pipeline, epochs: int, data: st.DataObject
 ) -> None:
-    """What was delivered and what comes are together the stream of the new number of epochs: nothing lost or twice.
-
-    The state is refused if what was delivered is not a beginning of that stream: a batch was short, because the sampler
-    or one of the logical shards had ended, or the sampler is too short now.
-    """
+    """A state under another number of epochs continues that stream exactly, or is an error."""
     other = with_epochs(pipeline, epochs)
     before, _ = expected_of(pipeline)
     after, error = expected_of(other)

@@ -52,7 +52,7 @@ def survives(value: Any, operations: Sequence[Transformation]) -> bool:
 def test_reading_the_surviving_keys_gives_what_filtering_gives(
     size: int, operations: list[Transformation], batch_size: int
 ) -> None:
-    """In the source's order, the pipeline over the surviving keys gives the batches of the one that filters."""
+    """The pipeline over the surviving keys gives the batches of the one that filters, in the source's order."""
     keys = millstream.surviving_keys(range(size), operations)
     filtered = loader_of(range(size), SequentialSampler(size), [*operations, Batch(batch_size)])
     if not len(keys):
@@ -128,7 +128,7 @@ def test_other_keys_are_another_stream() -> None:
 
 @pytest.mark.parametrize("operation", [Split(2), Jitter(), AddIndex(), Batch(2)])
 def test_operations_without_a_verdict_on_a_record_are_refused(operation: Transformation) -> None:
-    """What yields elements that are not one record each, or depends on the position, cannot run ahead."""
+    """Operations that split records or depend on the position are an error."""
     with pytest.raises(
         TypeError, match=r"must be Maps and Filters, got .* as operations\[1\]: .*place it after the Filters"
     ):
@@ -155,7 +155,7 @@ def test_mistakes_are_errors(make: Callable[[], object], error: type[Exception],
 
 
 def test_nothing_left_is_an_empty_array() -> None:
-    """Where no record is left, the result is an empty array, still of int64."""
+    """The result is an empty int64 array if every record is dropped."""
     keys = millstream.surviving_keys(range(5), [Filter(nothing_left)])
 
     assert keys.tolist() == []
