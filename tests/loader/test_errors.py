@@ -174,23 +174,15 @@ class PipelineFailed(Together):
         return list(map(self.__getitem__, keys))
 
 
-@pytest.mark.parametrize("operations", [(), (Filter(lambda _: True),)])
+@pytest.mark.parametrize(("operations", "step"), [((), 8), ((Filter(lambda _: True),), 8), ((Batch(3),), 2)])
 def test_a_damaged_record_in_a_batched_read_is_found(
-    operations: tuple[Any, ...], reading: millstream.ReadOptions
+    operations: tuple[Any, ...], step: int, reading: millstream.ReadOptions
 ) -> None:
-    """If a batched read fails, the records before the damaged one are delivered, and the error names that one."""
+    """If a batched read fails, the elements before the damaged record are delivered, and the error names that one."""
     order = order_of(10)
-    error = first_error(loader_of(reading, PipelineFailed(order[8]), *operations), DataSourceError, step=8)
+    error = first_error(loader_of(reading, PipelineFailed(order[8]), *operations), DataSourceError, step)
 
     assert str(error) == f"record {order[8]} is damaged"
-    assert error.__notes__ == [f"millstream: in reading from PipelineFailed, at record key {order[8]} (position 8)."]
-
-
-def test_a_damaged_record_within_a_batch_is_found(reading: millstream.ReadOptions) -> None:
-    """The error names the damaged record of a batch, not the batch's first one."""
-    order = order_of(10)
-    error = first_error(loader_of(reading, PipelineFailed(order[8]), Batch(3)), DataSourceError, step=2)
-
     assert error.__notes__ == [f"millstream: in reading from PipelineFailed, at record key {order[8]} (position 8)."]
 
 

@@ -137,24 +137,6 @@ def test_batches_can_be_written_to() -> None:
     assert all(is_full_of(batch - 1000, numbers) for batch, numbers in zip(kept, expected, strict=True))
 
 
-@pytest.mark.third_party
-def test_batches_that_jax_keeps_are_never_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX takes an array of an arena without a copy; its memory is not reused while JAX has it."""
-    import jax
-
-    monkeypatch.setattr(pool, "memory_budget", lambda: 64 << 20)
-    expected, kept, aliases = expected_numbers(), [], 0
-    with jax.enable_x64(True), iter(big_loader()) as iterator:
-        for step, batch in enumerate(iterator):
-            device_batch = jax.device_put(batch, jax.devices("cpu")[0])
-            aliases += device_batch.unsafe_buffer_pointer() == batch.__array_interface__["data"][0]
-            if step % 3 == 0:
-                kept.append((device_batch, expected[step]))
-            del batch, device_batch
-        assert aliases == len(expected)
-    assert all(is_full_of(np.asarray(device_batch), numbers) for device_batch, numbers in kept)
-
-
 def test_the_limit_of_a_control_group_is_the_memory_that_there_is() -> None:
     """Arenas do not count on memory that the container, or the job, of this process does not have."""
     code = """
