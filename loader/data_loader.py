@@ -29,8 +29,6 @@ from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
 from millstream.samplers import Sampler
-from millstream.samplers.base import vectorised
-from millstream.samplers.epochs import EpochSampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.transforms import Transformation
@@ -197,15 +195,19 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         # Checked after the iterator is registered, because another thread may close the loader.
         if self._closed:
             iterator.close()
-            raise ValueError("This DataLoader is closed: build a new one.")
+        self._check_open()
         return iterator
 
     def epochs(self, num_epochs: int, *, start: int = 0) -> Iterator[tuple[int, DataLoaderIterator]]:
         """Yields the number of each epoch, and an iterator over its batches: a loop over epochs, as in PyTorch.
 
         Each epoch has its own order, random draws and last batch, which is short unless the `Batch` drops it. Epoch 0
-        has the order of `iter(loader)`. The iterator of an epoch is closed when the next one begins. Worker processes
-        are started for each epoch.
+        has the order of `iter(loader)`. The iterator of an epoch is closed when the next one begins. Its worker
+        processes then serve the next epoch, and end after the last one; Ray actors are started for each epoch.
+
+        The sampler decides the order of each epoch. `IndexSampler`, `HierarchicalSampler` and `PackingSampler` shuffle
+        again. In an epoch of a `MixtureSampler`, each component begins its own epoch of that number, and `stop` decides
+        the end. A sampler of your own needs a method `of_epoch(number)` that returns a sampler with a `len`.
 
         To resume, save the number of the epoch with the state of its iterator. Then begin with that epoch, and pass
         the state to its iterator.
@@ -215,8 +217,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             start: the number of the first epoch, 0 … num_epochs.
 
         Raises:
-            TypeError: the sampler has no epochs: it is not an `IndexSampler`, `HierarchicalSampler` or
-                `PackingSampler`.
+            TypeError: the sampler, or that of a component, has no `of_epoch`.
             ValueError: a number is out of range, or the loader is closed.
 
         Examples:
@@ -229,30 +230,40 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         num_epochs, start = as_integer(num_epochs, "num_epochs", 1), as_integer(start, "start", 0)
         if start > num_epochs:
             raise ValueError(f"start must be at most num_epochs, which is {num_epochs}, got {start}.")
-        sampler = self.sampler
-        if not isinstance(sampler, EpochSampler):
+        if not callable(getattr(self.sampler, "of_epoch", None)):
             raise TypeError(
-                "epochs(n) needs an IndexSampler, HierarchicalSampler or PackingSampler, got "
-                f"{type(sampler).__name__}, whose order is not divided into epochs of the loader. Keep one iterator, "
+                f"epochs(n) needs a sampler with of_epoch(number), got {type(self.sampler).__name__}. Give it that "
+                "method, which returns the sampler of one epoch, with a len. Or keep one iterator, "
                 "batches = iter(loader), and end each epoch after a number of steps: "
                 "for batch in itertools.islice(batches, steps): ..."
             )
-        if self._closed:
-            raise ValueError("This DataLoader is closed: build a new one.")
-        return self._each_epoch(sampler, range(start, num_epochs))
+        # An error of the first epoch's order is one of this call.
+        self._check_open()
+        first = self._pipeline.of_epoch(start) if start < num_epochs else self._pipeline
+        if first.order.length is None:
+            raise ValueError(
+                f"of_epoch({start}) of {type(self.sampler).__name__} must return a sampler that ends, got an endless "
+                "one. Give it a len."
+            )
+        return self._each_epoch(range(start, num_epochs))
 
-    def _each_epoch(self, sampler: EpochSampler, numbers: Iterable[int]) -> Iterator[tuple[int, DataLoaderIterator]]:
-        for number in numbers:
-            order = sampler.of_epoch(number)
-            pipeline = dataclasses.replace(self._pipeline, sampler=order, order=vectorised(order))
-            state = {name: value for name, value in self.__getstate__().items() if name != "_stream"}
-            loader = DataLoader.__new__(DataLoader)
-            vars(loader).update(state | {"_pipeline": pipeline})
-            loader._begin(self)  # noqa: SLF001  (of this class)
-            with loader, iter(loader) as batches:
-                # Registered here, too, so that closing this loader closes the iterator.
-                self._execution.insight.iterators[id(batches)] = batches
-                yield number, batches
+    def _each_epoch(self, numbers: Iterable[int]) -> Iterator[tuple[int, DataLoaderIterator]]:
+        state = {name: value for name, value in self.__getstate__().items() if name != "_stream"}
+        try:
+            for number in numbers:
+                self._check_open()
+                loader = DataLoader.__new__(DataLoader)
+                vars(loader).update(state | {"_pipeline": self._pipeline.of_epoch(number)})
+                loader._begin(self)  # noqa: SLF001  (of this class)
+                with loader, contextlib.closing(iter(loader)) as batches:
+                    # Registered here, too, so that closing this loader closes the iterator.
+                    self._execution.insight.iterators[id(batches)] = batches
+                    try:
+                        yield number, batches
+                    finally:
+                        batches.close_epoch()
+        finally:
+            self._execution.stop_idle_workers()
 
     def close(self) -> None:
         """Ends the worker processes and threads of this loader, idle or busy, within seconds. Idempotent.
@@ -291,8 +302,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         """
         from millstream.loader.monitoring.served_pipelines import serve  # noqa: PLC0415  (lazy: off by default)
 
-        if self._closed:
-            raise ValueError("This DataLoader is closed: build a new one.")
+        self._check_open()
         serve(self._execution)
 
     def __repr__(self) -> str:
@@ -337,12 +347,17 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             self._read_options,
             profiler=self._profiler,
             watch=self._watch(),
+            whole=None if whole is None else whole._execution,  # noqa: SLF001  (of this class)
             ray_workers=self._ray_workers,
             front=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
         )
         self._plan = self._execution.plan
         if whole is not None:
             self._plan.errors = whole._plan.errors  # noqa: SLF001  (of this class)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ValueError("This DataLoader is closed: build a new one.")
 
     @property
     def _worker_options(self) -> MultiprocessingOptions:

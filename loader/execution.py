@@ -45,6 +45,7 @@ class Execution:
         shared_workers: which pipelines the workers have, where this one draws from others, or others from it.
         name: what this one is called there.
         threads: the threads of this process, if other pipelines have them, too; None for its own.
+        whole: the execution that this one is an epoch of. Its worker processes serve this one; None for its own.
 
     Attributes:
         pipeline: what is run.
@@ -69,6 +70,7 @@ class Execution:
         shared_workers: "SharedWorkers | None" = None,
         name: Hashable = None,
         threads: "SharedThreads | None" = None,
+        whole: "Execution | None" = None,
     ) -> None:
         if config.py_debug_mode:
             pipeline = dataclasses.replace(pipeline, measures_costs=True)
@@ -81,7 +83,13 @@ class Execution:
         self._threads = threads
         self._number = 0 if shared_workers is None else shared_workers.register(name, pipeline)
         # What an iterator needs is imported now: a trainer that changes its folder must not import what lies there.
-        self.pools = self._pools_of(pipeline, reading) if self._workers.num_workers else None
+        self.pools: WarmPools[Any] | None = None
+        # Actors have no other epochs.
+        self._borrows_pools = whole is not None and ray_workers is None
+        if whole is not None and self._borrows_pools:
+            self.pools = whole.pools
+        elif workers.num_workers:
+            self.pools = self._pools_of(pipeline, reading)
         if self.pools is None:
             _executor_here(reading, workers, threads)
         self.profiler = profiler or Profiler(pipeline.labels)
@@ -118,14 +126,14 @@ class Execution:
         return iterator
 
     def stop_idle_workers(self) -> None:
-        """Ends the processes that no iterator uses."""
-        if self.pools is not None:
+        """Ends the processes that no iterator uses, unless they are those of another execution."""
+        if self.pools is not None and not self._borrows_pools:
             self.pools.stop_idle()
 
     def close(self) -> None:
-        """Ends the processes that no iterator uses, now and from now on."""
+        """Ends the processes that no iterator uses, now and from now on, unless they are those of another execution."""
         self.is_closed = True
-        if self.pools is not None:
+        if self.pools is not None and not self._borrows_pools:
             self.pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":

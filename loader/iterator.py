@@ -401,6 +401,12 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         if self._at_end is not None:
             self._at_end()
 
+    def close_epoch(self) -> None:
+        """Closes the iterator, and leaves its workers to the iterator of the next epoch."""
+        if self._is_sound:
+            self._settle()
+        self.close()
+
     def close_with_loader(self) -> None:
         """Closes the iterator because its loader is closed."""
         self._reason = "its DataLoader was closed; build a new one"

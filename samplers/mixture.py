@@ -206,6 +206,36 @@ class MixtureSampler(Pictured):
             for position, weights in self._changes
         ]
 
+    def of_epoch(self, number: int) -> Self:
+        """Returns the mixture of one epoch of each component, to the end that `stop` decides.
+
+        Args:
+            number: the number of the epoch, from 0 on. In each, the components have their own order.
+
+        Raises:
+            TypeError: the sampler of a component has no `of_epoch`.
+            ValueError: the weights change at a position, which epochs would repeat.
+        """
+        if len(self._changes) > 1:
+            raise ValueError(
+                f"Cannot divide a mixture into epochs: its weights change at position {self._changes[1][0]}. Keep one "
+                "iterator, or build a loader with fixed weights for each epoch."
+            )
+        missing = [name for name, part in self.parts.items() if not callable(getattr(part, "of_epoch", None))]
+        if missing:
+            raise TypeError(
+                f"Cannot divide a mixture into epochs: the sampler of component {missing[0]!r}, a "
+                f"{type(self.parts[missing[0]]).__name__}, has no of_epoch(number). Give it that method, which returns "
+                "the sampler of one epoch, with a len."
+            )
+        parts = {name: part.of_epoch(number) for name, part in self.parts.items()}
+        epoch = object.__new__(type(self))
+        vars(epoch).update(self.__getstate__())
+        epoch.parts = parts
+        epoch.samplers = tuple(checked_component(name, part) for name, part in parts.items())
+        epoch._schedule = MixingSchedule(self._changes, [sampler.length for sampler in epoch.samplers], self.stop)
+        return epoch
+
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
         """Returns the mixture with the rows of each global batch permuted, as a loader reads it.
 

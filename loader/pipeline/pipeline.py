@@ -46,6 +46,7 @@ class Pipeline:
         filter_limits: how much Filters may drop.
         tolerance: how many records may fail; None if the first error is raised.
         measures_costs: True if the costs of each node are measured, wherever it runs.
+        epoch: the number of the epoch that `of_epoch` returned; None for the complete order.
     """
 
     source: DataSource[Any]
@@ -56,6 +57,7 @@ class Pipeline:
     filter_limits: FilterLimits = UNLIMITED
     tolerance: Tolerance | None = None
     measures_costs: bool = False
+    epoch: int | None = None
 
     @classmethod
     def of(
@@ -93,6 +95,17 @@ class Pipeline:
         check_tolerance(tolerance, order)
         warn_checkpoints_need_same_shards(checked, shard)
         return cls(source, sampler, order, checked, shard, tolerance=tolerance)
+
+    def of_epoch(self, number: int) -> Self:
+        """Returns the pipeline of one epoch alone: the sampler's `of_epoch(number)` is its order.
+
+        Raises:
+            Exception: an error of the sampler, or of its checks.
+        """
+        whole: Any = self.sampler
+        sampler = whole.of_epoch(number)
+        order = check_sampler(sampler, self.source)
+        return dataclasses.replace(self, sampler=sampler, order=order, epoch=number)
 
     @functools.cached_property
     def components(self) -> tuple[Any, ...]:

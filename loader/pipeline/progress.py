@@ -21,9 +21,10 @@ def count_outputs(plan: Plan, owner: str) -> int:
 def epoch_of(plan: Plan, position: Position) -> int | None:
     """Returns the epoch of the first record that is not used up, from 0; None where the order has no epochs."""
     num_records, length = plan.pipeline.order.num_records, plan.pipeline.order.length
+    epoch = plan.pipeline.epoch
     if not num_records:
-        return num_records
-    first_epoch: int = getattr(plan.pipeline.sampler, "first_epoch", 0)
+        return epoch if num_records is None else num_records
+    first_epoch: int = getattr(plan.pipeline.sampler, "first_epoch", epoch or 0)
     first = min(cursor.block for cursor in position) * plan.partition.global_block
     return first_epoch + (first if length is None else min(first, length)) // num_records
 

@@ -77,6 +77,7 @@ class Task(NamedTuple):
         released: chunks of the worker's arena that the parent no longer holds.
         request: the first block, the block after the last, and the logical shard; or a pickled `Group` or `Fed`.
         pipeline: the number of the pipeline.
+        epoch: the number of the epoch that is run alone; None for the complete order.
         num_reads: the maximum number of reads in flight, including this call's. With 1, no other call begins before
             this one has ended.
     """
@@ -85,6 +86,7 @@ class Task(NamedTuple):
     released: list[int]
     request: tuple[int, int, int] | bytes
     pipeline: int
+    epoch: int | None
     num_reads: int
 
 

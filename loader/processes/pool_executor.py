@@ -91,7 +91,8 @@ class PoolExecutor(WorkersExecutor[Worker]):
             pipeline = self._own.pipeline if substream is None else substream.pipeline
             # A suspect runs alone, so that another death can be attributed to it.
             num_reads = 1 if self._assignments.is_suspect(number) else self._reads.number
-            worker.submit(Task(number, worker.arena.take_released(), message, pipeline, num_reads))
+            epoch = self._plan.pipeline.epoch
+            worker.submit(Task(number, worker.arena.take_released(), message, pipeline, epoch, num_reads))
 
     def _receive(self, seconds: float) -> None:
         """Waits up to `seconds` for events, and processes all that have arrived."""

@@ -15,7 +15,7 @@ import contextlib
 import os
 import select
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias, final
 
 from millstream.loader.processes.channel import Channel
@@ -34,15 +34,18 @@ class TaskQueue:
 
     Args:
         channel: the worker's end of the channel to the parent.
-        runners: the call runners, one per pipeline.
+        runner_of: returns the call runner of a pipeline, by its number, and of an epoch.
         record_begun: records the number of a call that begins.
     """
 
     def __init__(
-        self, channel: Channel, runners: Sequence[CallRunner[Any]], record_begun: Callable[[int], None]
+        self,
+        channel: Channel,
+        runner_of: Callable[[int, int | None], CallRunner[Any]],
+        record_begun: Callable[[int], None],
     ) -> None:
         self._channel = channel
-        self._runners = runners
+        self._runner_of = runner_of
         self._record_begun = record_begun
         self._unread: deque[Task] = deque()
         self._reading: deque[tuple[Task, AdvanceRead]] = deque()
@@ -97,7 +100,8 @@ class TaskQueue:
                 return
             self._unread.popleft()
             self._record_begun(task.call)
-            self._reading.append((task, self._runners[task.pipeline].read(task.request, self._wake_up)))
+            runner = self._runner_of(task.pipeline, task.epoch)
+            self._reading.append((task, runner.read(task.request, self._wake_up)))
 
     def _wake_up(self) -> None:
         # If the pipe is full, it wakes the worker already. If it is closed, the worker has ended.

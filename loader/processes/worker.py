@@ -31,9 +31,12 @@ from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.transport.arena import Allocator
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.payload import pack, pack_failure
+from millstream.loader.transport.payload import Payload, pack, pack_failure
 from millstream.loader.transport.pipeline_file import read_pipelines
 from millstream.loader.workers.call_runner import CallRunner, leave_if_forked
+
+MAX_EPOCHS = 2
+"""The maximum number of epochs whose plans a worker keeps."""
 
 
 def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
@@ -49,10 +52,26 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
     owner = os.getpid()
     try:
         pipelines, classes = read_pipelines(pipeline, fork.pipeline)
-        profilers = [Profiler(one.labels, measures_costs=one.measures_costs) for one in pipelines]
-        plans = [Plan(pipeline, own.timed) for pipeline, own in zip(pipelines, profilers, strict=True)]
-        leave_if_forked(owner)
         allocator = Allocator(arena, fork.arena_bytes)
+        readers = ReaderThreads(affordable_threads(fork.num_threads))
+        profilers = [Profiler(one.labels, measures_costs=one.measures_costs) for one in pipelines]
+
+        @functools.lru_cache(maxsize=len(pipelines) + MAX_EPOCHS)
+        def runner_of(number: int, epoch: int | None) -> CallRunner[Payload]:
+            whole, profiler = pipelines[number], profilers[number]
+            plan = Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed)
+            return CallRunner(
+                plan,
+                profiler,
+                classes,
+                readers=readers,
+                allocate=allocator.allocate,
+                pack=lambda run: pack(run, allocator, classes),
+            )
+
+        for number in range(len(pipelines)):
+            runner_of(number, None)
+        leave_if_forked(owner)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001  (unpickling user classes may raise anything, and so may limits)
@@ -61,23 +80,12 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
         return
     finally:
         os.close(pipeline)
-    readers = ReaderThreads(affordable_threads(fork.num_threads))
-    runners = [
-        CallRunner(
-            plan,
-            profiler,
-            classes,
-            readers=readers,
-            allocate=allocator.allocate,
-            pack=lambda run: pack(run, allocator, classes),
-        )
-        for plan, profiler in zip(plans, profilers, strict=True)
-    ]
     channel.send(Ready(owner))
-    with contextlib.closing(TaskQueue(channel, runners, functools.partial(record_call, crash_log))) as tasks:
+    with contextlib.closing(TaskQueue(channel, runner_of, functools.partial(record_call, crash_log))) as tasks:
         while (ready := tasks.next(allocator.take_back)) is not None:
             task, reading = ready
-            channel.send(Result(task.call, *runners[task.pipeline].make(task.request, reading)))
+            runner = runner_of(task.pipeline, task.epoch)
+            channel.send(Result(task.call, *runner.make(task.request, reading)))
             del task, ready, reading
     for source in {id(pipeline.source): pipeline.source for pipeline in pipelines}.values():
         close = getattr(source, "close", None)

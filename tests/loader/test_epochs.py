@@ -1,14 +1,18 @@
 """A loop over epochs: each has an order and draws of its own, and can be resumed; a pass that repeats is reported."""
 
+import itertools
 import logging
+import os
 from typing import Any
 
 import numpy as np
 import pytest
 
 import millstream
-from millstream.samplers import HierarchicalSampler, PackingSampler
-from millstream.transforms import Pack, RandomMap
+from millstream import ConcatenatedDataSource, RecordMetadata
+from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
+from millstream.transforms import Batch, Pack, RandomMap
+from support.processes.worker_pools import pids_of, still_there
 
 RECORDS = 10
 
@@ -106,14 +110,141 @@ def test_wrong_numbers_of_epochs(arguments: tuple[Any, ...], error: type[Excepti
 
 
 def test_an_order_without_epochs_has_no_epochs() -> None:
-    """A sampler of the user's, or a mixture, is read as a whole."""
-    loader = millstream.load({"a": range(3), "b": range(3)}, weights=[1, 1], num_epochs=1)
-    with pytest.raises(TypeError, match=r"got MixtureSampler, .* itertools\.islice\(batches, steps\)"):
-        loader.epochs(2)
+    """A sampler of the user's without `of_epoch`, alone or in a mixture, is an error of the call, as is no end."""
+    plain = Backwards(4)
+    for sampler, error, text in (
+        (Plain(), TypeError, r"got Plain. Give it that method, .* itertools\.islice\(batches, steps\)"),
+        (Endless(4), ValueError, r"of_epoch\(1\) of Endless must return a sampler that ends"),
+        (mixture_of({"a": plain, "b": Plain()}), TypeError, "the sampler of component 'b', a Plain, has no of_epoch"),
+        (mixture_of({"a": plain, "b": plain}).reweighted(2, [1, 2]), ValueError, "its weights change at position 2"),
+    ):
+        records = range(4) if sampler.num_records is not None else ConcatenatedDataSource([range(4), range(4)])
+        loader = millstream.DataLoader(data_source=records, sampler=sampler)
+        with pytest.raises(error, match=text):
+            loader.epochs(2, start=1)
     with loader_of() as closed:
         pass
     with pytest.raises(ValueError, match="closed"):
         closed.epochs(2)
+
+
+class Plain:
+    """A sampler of four records, without epochs."""
+
+    num_records = 4
+
+    def __len__(self) -> int:
+        return self.num_records
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        return RecordMetadata(position, position, None)
+
+
+class Backwards:
+    """A sampler of the user's: odd epochs run backwards."""
+
+    def __init__(self, num_records: int, epoch: int = 0) -> None:
+        self.num_records, self._epoch = num_records, epoch
+
+    def __len__(self) -> int:
+        return self.num_records
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        offset = self.num_records - 1 - position if self._epoch % 2 else position
+        return RecordMetadata(position, offset, np.random.default_rng([self._epoch, position]))
+
+    def of_epoch(self, number: int) -> "Backwards":
+        """Returns the sampler of an epoch."""
+        return type(self)(self.num_records, number)
+
+
+class Endless(Backwards):
+    """A sampler whose epochs have no end."""
+
+    length = None
+
+
+def mixture_of(parts: dict[str, Any]) -> MixtureSampler:
+    """Returns a mixture in equal shares."""
+    return MixtureSampler(parts, dict.fromkeys(parts, 1))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sampler_with_of_epoch_has_epochs(workers: int) -> None:
+    """A user's sampler decides the order of each epoch, resumes in it, and refuses the state of another."""
+
+    def loader() -> millstream.DataLoader:
+        operations = [Noise(), Batch(2)]
+        return millstream.DataLoader(
+            data_source=range(4), sampler=Backwards(4), operations=operations, worker_count=workers
+        )
+
+    with loader() as one, loader() as other:
+        whole = {number: rows_of(batches) for number, batches in one.epochs(3)}
+        assert [list(map(int, rows)) for rows in whole.values()] == [[0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3]]
+        assert len({row % 1 for rows in whole.values() for row in rows}) == 12
+        for number, batches in one.epochs(3, start=1):
+            assert batches.epoch == number
+            next(batches)
+            state = batches.get_state()
+            break
+        for number, batches in other.epochs(3, start=1):
+            if number == 1:
+                batches.set_state(state)
+                assert rows_of(batches) == whole[1][2:]
+            else:
+                with pytest.raises(millstream.CheckpointError):
+                    batches.set_state(state)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_epochs_of_a_mixture(workers: int) -> None:
+    """Each component has one epoch, in another order each time, until `stop` ends the mixture; it resumes there."""
+
+    def loader() -> millstream.DataLoader:
+        sources = {"a": range(6), "b": range(100, 106)}
+        return millstream.load(
+            sources, weights={"a": 1, "b": 1}, shuffle=True, seed=3, batch_size=4, worker_count=workers
+        )
+
+    with loader() as one, loader() as other:
+        whole = [rows_of(batches) for _, batches in one.epochs(3)]
+        assert [sorted(rows) for rows in whole] == [[*range(6), *range(100, 106)]] * 3
+        assert whole[0] != whole[1] != whole[2] != whole[0]
+        for number, batches in one.epochs(3, start=1):
+            assert (number, batches.epoch) == (1, 1)
+            next(batches)
+            state = batches.get_state()
+            break
+        for number, batches in other.epochs(3, start=1):
+            if number == 1:
+                batches.set_state(state)
+                assert rows_of(batches) == whole[1][4:]
+            else:
+                with pytest.raises(millstream.CheckpointError):
+                    batches.set_state(state)
+
+
+def process_of(number: int) -> int:
+    """Returns the process that computes an element."""
+    del number
+    return os.getpid()
+
+
+@pytest.mark.parametrize("is_left_early", [False, True])
+def test_worker_processes_stay_over_epochs(is_left_early: bool) -> None:
+    """The same processes serve all epochs, also after one that was left before its end; none is left at the end."""
+    with loader_of(worker_count=2, transformations=[process_of], batch_size=1) as loader:
+        pids = []
+        for _, batches in loader.epochs(4):
+            next(batches)
+            own = set(pids_of(batches))
+            computed = {int(batch[0]) for batch in itertools.islice(batches, 2 if is_left_early else None)}
+            assert computed <= own
+            pids.append(own)
+        assert len(pids[0]) == 2
+        assert pids == [pids[0]] * 4
+        assert not still_there(pids[0])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -20,7 +20,7 @@ from millstream.loader.transport.pipeline_file import PipelineFile
 
 def said(content: Any) -> Task:
     """Returns a message with some content."""
-    return Task(1, [2, 3], content, 0, 1)
+    return Task(1, [2, 3], content, 0, None, 1)
 
 
 messages = st.one_of(
