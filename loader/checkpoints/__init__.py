@@ -1,1 +1,1 @@
-"""Where a stream was, and which stream it was: states, fingerprints, and Orbax."""
+"""Checkpoints: states, fingerprints, and Orbax."""

@@ -1,4 +1,4 @@
-"""Iterators that Orbax saves and restores, whatever their states are: the bytes of a loader, or a dataset's dict."""
+"""Iterators that Orbax saves and restores. States are bytes (loaders) or dicts (datasets)."""
 
 import json
 from collections.abc import Awaitable, Collection
@@ -8,45 +8,45 @@ from millstream.errors import CheckpointError
 
 
 class Checkpointable:
-    """An iterator with `get_state`, `set_state` and `start_prefetch`, which Orbax's newer interface takes as it is.
+    """An iterator with `get_state`, `set_state` and `start_prefetch`, which Orbax's newer interface accepts directly.
 
     Attributes:
-        states_are_bytes: whether its states are bytes; else they are dicts that JSON can hold.
+        states_are_bytes: True if its states are bytes, False if they are dicts that JSON can hold.
     """
 
     states_are_bytes: bool = True
 
     def start_prefetch(self) -> None:
-        """Begins to work ahead in the background and returns at once."""
+        """Begins to prefetch in the background and returns immediately."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position in a dict, `{"state": get_state()}`, for what saves PyTorch's `Stateful` objects."""
+        """Returns the position in a dict, `{"state": get_state()}`, as PyTorch's `Stateful` protocol wants it."""
         return {"state": _as_any(self).get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Moves to the position in a dict that `state_dict` returned.
 
         Args:
-            state_dict: what `state_dict()` returned, here or on another iterator over the same stream.
+            state_dict: a result of `state_dict()`, of this or another iterator over the same stream.
 
         Raises:
-            CheckpointError: it is not such a dict, or its state is of another stream. The iterator is as it was.
+            CheckpointError: the dict is anything else, or its state is of another stream. The iterator is unchanged.
         """
         if not isinstance(state_dict, dict) or state_dict.keys() != {"state"}:
-            raise CheckpointError("The dict is not one that state_dict() returned: it must have the key 'state' alone.")
+            raise CheckpointError("The dict must have only the key 'state'. Pass a result of state_dict().")
         _as_any(self).set_state(state_dict["state"])
 
     async def save(self, directory: Any) -> Awaitable[None]:
-        """Saves the position as it is now, for Orbax's newer interface (`StatefulCheckpointable`).
+        """Saves the current position, for Orbax's newer interface (`StatefulCheckpointable`).
 
         Args:
-            directory: the folder that Orbax is making; awaited before it is written to.
+            directory: the folder that Orbax is creating; awaited before the write.
 
         Returns:
-            The writing, which Orbax awaits in the background.
+            The write, which Orbax awaits in the background.
         """
-        from millstream.loader.checkpoints.state_files import write_state  # noqa: PLC0415  (takes long to import)
+        from millstream.loader.checkpoints.state_files import write_state  # noqa: PLC0415  (lazy: only Orbax needs it)
 
         state = encoded_state(self)
 
@@ -56,15 +56,15 @@ class Checkpointable:
         return write()
 
     async def load(self, directory: Any) -> Awaitable[None]:
-        """Moves to the position saved in a folder, for Orbax's newer interface (`StatefulCheckpointable`).
+        """Moves to the position that a folder holds, for Orbax's newer interface (`StatefulCheckpointable`).
 
         Returns:
-            The beginning of read-ahead, which Orbax awaits in the background.
+            The start of read-ahead, which Orbax awaits in the background.
 
         Raises:
             CheckpointError: the state is missing, unreadable or of another stream.
         """
-        # Here, not in the background: there Orbax would turn a CheckpointError into one of its own about handlers.
+        # Not in the background, where Orbax would replace a CheckpointError by an error about handlers.
         restore_state(self, directory)
 
         async def read_ahead() -> None:
@@ -74,7 +74,7 @@ class Checkpointable:
 
 
 def encoded_state(iterator: Checkpointable) -> bytes:
-    """Returns what is written of an iterator's position: the state itself, or its JSON text."""
+    """Returns an iterator's state as bytes: the state itself, or its JSON text."""
     state = _as_any(iterator).get_state()
     return state if iterator.states_are_bytes else json.dumps(state, allow_nan=False).encode()
 
@@ -82,13 +82,13 @@ def encoded_state(iterator: Checkpointable) -> bytes:
 def restore_state(
     iterator: Checkpointable, directory: Any, allow: Collection[str] = (), *, strict: bool = False
 ) -> None:
-    """Moves an iterator to the position that this process has saved in a folder.
+    """Moves an iterator to the position that this process saved in a folder.
 
     Args:
-        iterator: which one.
+        iterator: the iterator.
         directory: the folder.
-        allow: differences to accept on purpose, where states are bytes.
-        strict: whether to refuse code that has changed, where states are bytes.
+        allow: differences to accept on purpose, if states are bytes.
+        strict: True to refuse changed content, if states are bytes.
 
     Raises:
         CheckpointError: the state is missing, unreadable or of another stream.
@@ -102,5 +102,5 @@ def restore_state(
 
 
 def _as_any(iterator: Checkpointable) -> Any:
-    """Returns the iterator: what its states are, each class says itself."""
+    """Returns the iterator without its type, because the type of its states depends on the class."""
     return iterator

@@ -102,5 +102,5 @@ def _crc_of(kind: str, fields: Mapping[str, Any]) -> int:
 
 
 def _type_name(value: object) -> Any:
-    """Returns what stands for a value that JSON cannot hold, in a state that never leaves memory."""
+    """Returns the substitute for a value that JSON cannot hold, in a state that never leaves memory."""
     return dict(value) if isinstance(value, Mapping) else type(value).__name__

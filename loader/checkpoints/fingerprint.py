@@ -115,7 +115,7 @@ def fingerprint_of(
 
 
 def add_source(found: Description, path: str, source: Any, mixture: _Mixture = _NO_MIXTURE) -> None:
-    """Adds a source: by its `fingerprint()`, by some records of a plain sequence, or by its attributes as content."""
+    """Adds a source: by its `fingerprint()`, by SAMPLE_SIZE records of a list, or by its attributes as content."""
     if (parts := _parts_of(source)) is not None:
         found.identity[path] = written_name(type(source))
         _add_parts(found, path, parts, add_source, mixture)

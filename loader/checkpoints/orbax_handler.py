@@ -1,4 +1,4 @@
-"""Saving and restoring a loader's position with Orbax, beside the model and in the same step.
+"""Saving and restoring a loader's position with Orbax, together with the model of the same step.
 
     manager.save(step, args=ocp.args.Composite(
         model=ocp.args.StandardSave(model), loader=millstream.checkpoint.CheckpointSave(iterator)))
@@ -22,7 +22,7 @@ from millstream.loader.checkpoints.state_files import write_state
 
 @final
 class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Orbax's way to a loader's iterator; `CheckpointSave` and `CheckpointRestore` are what users pass.
+    """The Orbax handler of iterators. Users pass `CheckpointSave` and `CheckpointRestore`.
 
     Examples:
         >>> import orbax.checkpoint as ocp
@@ -33,17 +33,17 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
     async def async_save(
         self, directory: Any, item: Checkpointable | None = None, args: Any = None
     ) -> list[ocp.future.Future]:
-        """Takes the iterator's state as it is at this moment, and returns the writing of it.
+        """Takes the iterator's current state, and returns the write.
 
-        Training waits for this function, but neither for the folder to be made nor for the writing.
+        Training waits for this function, but not until Orbax has created the folder or the write has ended.
 
         Args:
-            directory: the folder that Orbax is making for this item.
-            item: the iterator, where the caller uses Orbax's older interface; None where it is in args.
-            args: a `CheckpointSave`; None where there is an item.
+            directory: the folder that Orbax is creating for this item.
+            item: the iterator, if the caller uses Orbax's older interface; otherwise None.
+            args: a `CheckpointSave`; None if `item` is given.
 
         Raises:
-            TypeError: what is to be saved is not an iterator.
+            TypeError: the item is not an iterator.
         """
         state = encoded_state(_iterator(item, args))
 
@@ -53,30 +53,30 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         return [ocp.future.CommitFutureAwaitingContractedSignals(write(), name="millstream_save")]
 
     def save(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> None:
-        """Writes the iterator's state into the folder, at once.
+        """Writes the iterator's state into the folder.
 
         Args:
-            directory: the folder of this item, which is there.
+            directory: the existing folder of this item.
             item: the iterator, as in `async_save`.
             args: a `CheckpointSave`, as in `async_save`.
 
         Raises:
-            TypeError: what is to be saved is not an iterator.
+            TypeError: the item is not an iterator.
             OSError: the state cannot be written.
         """
         write_state(directory, encoded_state(_iterator(item, args)))
 
     def restore(self, directory: Any, item: Checkpointable | None = None, args: Any = None) -> Checkpointable:
-        """Returns the iterator, set to the position that was saved and already reading ahead.
+        """Returns the iterator, moved to the saved position and already prefetching.
 
         Args:
             directory: the folder of this item.
-            item: the iterator, where the caller uses Orbax's older interface; None where it is in args.
-            args: a `CheckpointRestore`; None where there is an item, whose state is then taken as it is by default.
+            item: the iterator, if the caller uses Orbax's older interface; otherwise None.
+            args: a `CheckpointRestore`; None if `item` is given, which then accepts no differences.
 
         Raises:
-            CheckpointError: the state is missing, unreadable or of another stream. The iterator is as it was.
-            TypeError: what is to be set is not an iterator.
+            CheckpointError: the state is missing, unreadable or of another stream. The iterator is unchanged.
+            TypeError: the item is not an iterator.
         """
         iterator = _iterator(item, args)
         if args is None:
@@ -87,7 +87,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         return iterator
 
     def metadata(self, directory: Any) -> None:
-        """Returns nothing: a position has no shapes.
+        """Returns None, because a position has no shapes.
 
         Args:
             directory: the folder of this item.
@@ -95,7 +95,7 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         del directory
 
     def finalize(self, directory: Any) -> None:
-        """Does nothing: `save` has written everything.
+        """Does nothing, because `save` has written everything.
 
         Args:
             directory: the folder of this item.
@@ -103,19 +103,19 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         del directory
 
     def close(self) -> None:
-        """Does nothing: the iterator is its user's."""
+        """Does nothing, because the iterator belongs to its user."""
 
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclasses.dataclass
 class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Says to Orbax: save the position of this iterator.
+    """The argument with which Orbax saves the position of an iterator.
 
     Attributes:
         item: the iterator.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: the item is not an iterator.
 
     Examples:
         >>> from pathlib import Path
@@ -137,17 +137,17 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
 @ocp.args.register_with_handler(CheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
-    """Says to Orbax: set this iterator to the position that was saved, by this number of processes or another.
+    """The argument with which Orbax moves an iterator to the saved position, of any number of processes.
 
-    A checkpoint without such an item is a CheckpointError, in place of Orbax's KeyError.
+    A checkpoint without such an item is a CheckpointError instead of Orbax's KeyError.
 
     Attributes:
-        item: the iterator; it is changed, and is also what `restore` returns.
+        item: the iterator. It is changed, and `restore` returns it.
         allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`.
-        strict: whether to refuse code that has changed, as there.
+        strict: True to refuse changed content, too.
 
     Raises:
-        TypeError: the item is something else.
+        TypeError: the item is not an iterator.
 
     Examples:
         >>> from pathlib import Path
@@ -174,10 +174,10 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
 
 @functools.cache
 def _name_missing_items() -> None:
-    """Has Orbax raise a CheckpointError where a checkpoint lacks the item of a `CheckpointRestore`.
+    """Makes Orbax raise a CheckpointError if a checkpoint lacks the item of a `CheckpointRestore`.
 
-    Orbax looks for the items itself, and asks the handler of a missing one nothing: there is no other place to catch
-    its KeyError than around its own method. Whatever else that does or raises is left as it is.
+    Orbax looks up the items itself and never calls the handler of a missing one. Its KeyError can therefore only be
+    caught by wrapping its own method, which is otherwise unchanged.
     """
     restore = ocp.CompositeCheckpointHandler.restore
 
@@ -200,21 +200,20 @@ def _check_items(directory: Any, args: Any, error: KeyError) -> None:
     missing = [name for name, arg in args.items() if isinstance(arg, CheckpointRestore) and name not in held]
     if missing:
         raise CheckpointError(
-            f'The checkpoint {directory} holds no item "{missing[0]}": it holds {", ".join(held) or "nothing"}. It was '
-            "saved without the loader, or with it under another name. Restore the other items alone, and go to the "
-            "step with iterator.seek(step)."
+            f'The checkpoint {directory} has no item "{missing[0]}", but {", ".join(held) or "nothing"}: it was saved '
+            "without the loader, or under another name. Restore only the other items, and call iterator.seek(step)."
         ) from error
 
 
 def _iterator(item: Checkpointable | None, args: Any) -> Checkpointable:
-    """Returns the iterator, which Orbax's older interface hands over as it is and the newer one inside `args`."""
+    """Returns the iterator. Orbax's older interface passes it directly, the newer one in `args`."""
     return _check_iterator(getattr(args, "item", None) if item is None else item)
 
 
 def _check_iterator(item: Any) -> Checkpointable:
     if not isinstance(item, Checkpointable):
         raise TypeError(
-            f"millstream.checkpoint saves and restores iterators, got {type(item).__name__}: pass iter(loader), "
-            "or what device_put made of it: the iterator that the training loop draws from."
+            f"millstream.checkpoint saves and restores iterators, got {type(item).__name__}. Pass the iterator of the "
+            "training loop: iter(loader), or the result of device_put."
         )
     return item

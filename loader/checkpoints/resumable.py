@@ -1,4 +1,4 @@
-"""What every iterator of a loader offers, wherever its batches lie: a position that can be told, saved and sought."""
+"""The base of iterators over batches, in host or device memory: a position to report, save and seek."""
 
 import abc
 import contextlib
@@ -15,7 +15,7 @@ class ResumableIterator(Checkpointable, Closing):
     """Yields batches, and knows its position among them: just after the last batch that it delivered."""
 
     _is_in_use = False
-    """Whether a call is at what one at a time may do."""
+    """True while a call is in progress that excludes others."""
 
     @property
     @abc.abstractmethod
@@ -25,14 +25,14 @@ class ResumableIterator(Checkpointable, Closing):
     @property
     @abc.abstractmethod
     def epoch(self) -> int | None:
-        """The epoch that the next batch begins in, from 0; None where the sampler has no epochs."""
+        """The epoch that the next batch begins in, from 0; None if the sampler has no epochs."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """Returns how many batches are left; TypeError where that is not known."""
+        """Returns the number of batches left; TypeError if it is unknown."""
 
     def __bool__(self) -> bool:
-        """Returns True: an iterator is one even where nothing is left, or it is not known how much."""
+        """Returns True, even if no batch is left or their number is unknown."""
         return True
 
     @abc.abstractmethod
@@ -40,7 +40,7 @@ class ResumableIterator(Checkpointable, Closing):
 
     @abc.abstractmethod
     def start_prefetch(self) -> None:
-        """Begins to work ahead in the background and returns at once."""
+        """Begins to prefetch in the background and returns immediately."""
 
     @abc.abstractmethod
     def get_state(self) -> Any:
@@ -48,23 +48,23 @@ class ResumableIterator(Checkpointable, Closing):
 
     @abc.abstractmethod
     def set_state(self, state: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position recorded in a state."""
+        """Moves to the position of a state."""
 
     @abc.abstractmethod
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position recorded in the states of all shards that saved together."""
+        """Moves to the position of the states that all shards saved together."""
 
     @abc.abstractmethod
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` batches."""
 
     def _repr_html_(self) -> str:
-        from millstream import html_fragments  # noqa: PLC0415  (for notebooks)
+        from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
         facts: dict[str, object] = {"step": f"{self.step:,}"}
         if self.epoch is not None:
             facts["epoch"] = self.epoch
-        with contextlib.suppress(TypeError):  # Where it is not known how many are left.
+        with contextlib.suppress(TypeError):  # The number is unknown.
             facts["batches left"] = f"{len(self):,}"
         return html_fragments.figure(html_fragments.card("iterator", repr(self), html_fragments.words(facts)))
 
@@ -72,29 +72,29 @@ class ResumableIterator(Checkpointable, Closing):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuses `copy`, `deepcopy` and `pickle`: two copies would share what works ahead, and so the batches."""
+        """Refuses `copy`, `deepcopy` and `pickle`, because two copies would share the prefetched batches."""
         raise TypeError(
             f"A {type(self).__name__} cannot be copied or pickled: its threads and processes work for one consumer. "
             "For another iterator at the same position: other = iter(loader); other.set_state(iterator.get_state())."
         )
 
     def _alone(self, work: Callable[[], ResultT]) -> ResultT:
-        """Returns what some work gives that one call at a time may do.
+        """Returns the result of work that one call at a time may do.
 
-        It is marked without a lock, which costs less. CPython changes threads and runs handlers at calls and jumps back
-        only, and there is none between the look at the mark and the `try`, or in `finally`: so two never pass, and no
-        mark stays, whatever a handler raises.
+        A flag costs less than a lock. CPython switches threads and runs signal handlers only at calls and backward
+        jumps. There are none between the test of the flag and the `try`, or in `finally`. So two calls never pass, and
+        the flag is always reset, even if a handler raises an exception.
 
         Raises:
-            ValueError: another call is at such work.
-            Exception: whatever the work raises.
+            ValueError: another call is in progress.
+            Exception: an error of the work.
         """
         is_in_use, self._is_in_use = self._is_in_use, True
         if is_in_use:
             raise ValueError(
-                "This iterator is in use: another thread, or the code that a signal's handler interrupted, is fetching "
+                "This iterator is in use: another thread, or the code that a signal handler interrupted, is fetching "
                 "its next batch. Use it in one thread at a time: take a lock around next(iterator), or give each "
-                "thread an iter(loader) of its own, of a shard of its own."
+                "thread its own iter(loader) over its own shard."
             )
         try:
             return work()

@@ -1,8 +1,8 @@
-"""A checkpoint: which stream, and where in it, as some hundred bytes of JSON.
+"""The state of a loader: a stream and a position in it, as a few hundred bytes of JSON.
 
-The text is canonical (sorted keys, no white space) and carries a CRC of itself. It may come back with other white space
-or another order of keys, because users keep it inside JSON of their own; whatever says anything else than what was
-saved is refused. Nothing here depends on workers, threads or buffers: a state speaks of batches that were delivered.
+The text is canonical (sorted keys, no white space) and includes its CRC. It may come back with other white space or
+another order of keys, because users store it inside their own JSON. Any other difference is refused. A state describes
+delivered batches, so it does not depend on workers, threads or buffers.
 """
 
 import bisect
@@ -28,18 +28,18 @@ _MAX_NUMBER = 1 << 63
 @final
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Which stream a state belongs to, and which part of it: what stays the same from its first batch to its last.
+    """The stream of a state, and the shard of it: the part of a state that never changes between batches.
 
     Attributes:
-        shard_index: which shard, 0 … shard_count - 1.
-        shard_count: how many shards share each step.
-        logical_shards: to how many parts the positions are dealt. A shard runs logical_shards / shard_count of them,
-            the first one those from 0 on, and so on. A 1:1 pipeline is dealt to its shards.
-        drop_remainder: `ShardOptions.drop_remainder`, which decides about the last global batch.
-        global_batch: records per step over all shards.
-        one_to_one: whether every record becomes exactly one element before it is batched.
-        length: how many positions the sampler's order has, over all epochs; None where it is endless.
-        fingerprint: source, sampler and operations.
+        shard_index: the number of the shard, 0 … shard_count - 1.
+        shard_count: the number of shards that share each step.
+        logical_shards: the number of logical shards, to which positions are dealt in turn. Each shard runs
+            logical_shards / shard_count consecutive ones. In a 1:1 pipeline, they are the shards.
+        drop_remainder: `ShardOptions.drop_remainder`, which affects the last global batch.
+        global_batch: the number of records per step over all shards.
+        one_to_one: True if every record becomes exactly one element before it is batched.
+        length: the number of positions in the sampler's order, over all epochs; None if it is endless.
+        fingerprint: the source, sampler and operations.
     """
 
     shard_index: int
@@ -52,7 +52,7 @@ class Stream:
     fingerprint: Fingerprint
 
     def before(self, position: int) -> "Stream":
-        """Returns the stream up to a position: as a state at that position describes it."""
+        """Returns the stream as a state at a position describes it."""
         if not self.fingerprint.changes:
             return self
         count = bisect.bisect_left(self.fingerprint.changes, position, key=operator.itemgetter(0))
@@ -73,7 +73,7 @@ class Stream:
 
     @functools.cached_property
     def ending(self) -> bytes:
-        """How every state of this stream ends."""
+        """The last bytes of every state of this stream."""
         return b',"stream":%b%b' % (self.encoded.encode(), _ENDING)
 
     @classmethod
@@ -81,7 +81,7 @@ class Stream:
         """Returns the stream with the fields that `encoded` wrote.
 
         Raises:
-            TypeError, ValueError, KeyError: they are not those of a stream.
+            TypeError, ValueError, KeyError: the fields do not describe a stream.
         """
         named = fields["fingerprint"]
         fingerprint = Fingerprint(named["identity"], named["content"], named["python"])
@@ -103,14 +103,14 @@ class Stream:
 
 
 class Place(NamedTuple):
-    """Where one logical shard stands, between two batches.
+    """The position of one logical shard, between two batches.
 
     Attributes:
-        position: the first position, over all shards, that no delivered batch has used. It is that of a global block,
-            or the end of the order. A 1:1 pipeline is at the same position in all of them.
-        skip: what a pipeline that is not 1:1 must skip at `position`, one number per stage; zeros where it is 1:1.
-        is_final: whether the last batch delivered is what it is because the order ends: short, or padded. A longer
-            order has another batch there.
+        position: the first position, over all shards, that no delivered batch has used: the start of a global block,
+            or the end of the order. In a 1:1 pipeline, all shards have the same.
+        skip: the numbers of elements to skip at `position`, one per stage; zeros in a 1:1 pipeline.
+        is_final: True if the last delivered batch is short or padded because the order ends. A longer order has another
+            batch there.
     """
 
     position: int
@@ -122,7 +122,7 @@ class Place(NamedTuple):
         """Returns the place with the fields that `encoded` wrote.
 
         Raises:
-            TypeError, ValueError: they are not those of a place.
+            TypeError, ValueError: the fields do not describe a place.
         """
         _check_is(fields["skip"], list, "skip")
         place = cls(**{**fields, "skip": tuple(fields["skip"])})
@@ -133,20 +133,19 @@ class Place(NamedTuple):
 
     @property
     def encoded(self) -> str:
-        """The place as canonical JSON: numbers only, which takes a third of the time that an encoder does."""
+        """The place as canonical JSON, formatted in a third of the time of an encoder."""
         is_final = "true" if self.is_final else "false"
         return f'{{"is_final":{is_final},"position":{self.position},"skip":[{",".join(map(str, self.skip))}]}}'
 
 
 @final
 class LoaderState(NamedTuple):
-    """Where a stream stands for one shard, between two batches.
+    """The position of one shard in a stream, between two batches.
 
     Attributes:
         step: the number of batches that this shard has delivered.
-        places: where each of the logical shards stands that the shard runs, in their order; one where the pipeline is
-            1:1.
-        stream: which stream this is.
+        places: the positions of the logical shards that the shard runs, in their order; a single one in a 1:1 pipeline.
+        stream: the stream.
     """
 
     step: int
@@ -154,8 +153,8 @@ class LoaderState(NamedTuple):
     stream: Stream
 
     def encode(self) -> bytes:
-        """Returns the state as canonical JSON, some hundred bytes."""
-        # In the order of the alphabet. The stream is encoded once, however many states are taken of it.
+        """Returns the state as canonical JSON, a few hundred bytes."""
+        # Sorted by key. The stream is encoded once for all its states.
         places = ",".join([place.encoded for place in self.places])
         text = f'{{"format":"{FORMAT}","places":[{places}],"step":{self.step}'.encode() + self.stream.ending
         return b'{"crc32":%d,%b' % (zlib.crc32(text), text[1:])
@@ -166,10 +165,10 @@ class LoaderState(NamedTuple):
 
         Args:
             raw: the state.
-            here: the stream that it is likely to be of: what says the same, letter by letter, need not be parsed.
+            here: the expected stream. A state of it that is byte for byte the same is not parsed; None to parse always.
 
         Raises:
-            CheckpointError: whatever else `raw` is.
+            CheckpointError: `raw` is anything else.
         """
         try:
             fields = _checked_fields(raw, here)
@@ -185,14 +184,14 @@ class LoaderState(NamedTuple):
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CheckpointError(
-                f"The state cannot be read: {error or type(error).__name__}. Give what get_state() returned, unchanged."
+                f"Cannot read the state: {error or type(error).__name__}. Pass a result of get_state(), unchanged."
             ) from error
 
 
 def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) -> dict[str, Any]:
-    """Returns the fields of the state itself, once format, version and CRC are found right and taken off.
+    """Returns the fields of a state without format, version and CRC, which are checked.
 
-    The stream is `here` itself where the text says so.
+    The stream is `here` itself if the text ends like its states.
     """
     # The annotation is the contract, but callers read states from anywhere.
     if not isinstance(raw, (bytes, bytearray, memoryview)):
@@ -200,7 +199,7 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
     text = bytes(raw)
     is_of_here = here is not None and text.endswith(here.ending) and _is_as_written(text)
     try:
-        # All that a state of this stream says of its own comes before the ending.
+        # The position comes before the ending, which all states of a stream share.
         own = text[: -len(here.ending)] + _ENDING if here is not None and is_of_here else text
         fields = json.loads(own.decode())
     except ValueError as error:
@@ -217,7 +216,7 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
             f"{'an earlier' if version < VERSION else 'a newer'} one. {advice}"
         )
     crc = fields.pop("crc32", None)
-    # As it was written, which it mostly is, the text need not be made again.
+    # Encoding again is only necessary if the text was rewritten.
     is_whole = (
         is_of_here
         or _is_as_written(text)
@@ -232,7 +231,7 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
 def _check_places(places: tuple[Place, ...], stream: Stream) -> None:
     own = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
     if len(places) != own or len({len(place.skip) for place in places}) > 1:
-        raise ValueError(f"it needs {own} places, and has {len(places)}")
+        raise ValueError(f"it must have {own} places, got {len(places)}")
 
 
 def _check_is(value: object, kind: type, name: str) -> None:
@@ -246,6 +245,6 @@ def _check_number(value: object, name: str, *, minimum: int = 0) -> None:
 
 
 def _is_as_written(text: bytes) -> bool:
-    """Returns whether a text begins as `encode` writes it, with the CRC of the rest."""
+    """Returns True if a text begins as `encode` writes it, with the CRC of the rest."""
     crc, _, rest = text.removeprefix(b'{"crc32":').partition(b",")
     return crc == b"%d" % zlib.crc32(rest, zlib.crc32(b"{"))

@@ -1,9 +1,9 @@
-"""How states are stored in a checkpoint's folder: one small JSON file for each JAX process.
+"""The files of states in a checkpoint's folder: one small JSON file per JAX process.
 
-Folders are whatever Orbax hands over (`epath.Path`, for buckets too) or a `pathlib.Path`: only what both have is used.
+Folders are of Orbax's type (`epath.Path`, buckets included) or a `pathlib.Path`. Only their common methods are used.
 
-Every process looks at all the states, not at its own alone: so all of them refuse the same checkpoints. If only one
-did, the others would wait for it in Orbax's barrier, until JAX's own timeout ends them minutes later.
+Every process reads all states, not only its own, so all processes refuse the same checkpoints. If only one did, the
+others would wait for it in Orbax's barrier until JAX's timeout, minutes later.
 """
 
 import json
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from millstream.loader.checkpoints.resumable import ResumableIterator
 
 READS_AT_ONCE = 16
-"""How many states are read at the same time: in a bucket, each of them takes its tens of milliseconds."""
+"""The number of states that are read concurrently, because each read from a bucket takes tens of milliseconds."""
 _NAME = re.compile(r"process_(0|[1-9]\d{0,8})-of-([1-9]\d{0,8})\.json", re.ASCII)
 
 
 def write_state(folder: Any, state: bytes) -> None:
-    """Writes this process's state into a checkpoint's folder, which Orbax makes appear as a whole or not at all."""
+    """Writes this process's state into a checkpoint's folder, which Orbax commits atomically."""
     (folder / _name(*jax_process())).write_bytes(state)
 
 
 def restore(iterator: "ResumableIterator", folder: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
-    """Moves an iterator to the position that was saved in a checkpoint's folder, by any number of processes.
+    """Moves an iterator to the position that any number of processes saved in a checkpoint's folder.
 
     Raises:
-        CheckpointError: a state is missing, cannot be read, or is of another stream; or those of another number of
-            processes are not of the same step. The iterator is as it was.
+        CheckpointError: a state is missing, unreadable, or of another stream; or the states of another number of
+            processes differ in step. The iterator is unchanged.
     """
     states = read_states(folder)
     if len(states) == 1:
@@ -48,12 +48,12 @@ def restore(iterator: "ResumableIterator", folder: Any, *, allow: Collection[str
 
 
 def read_states(folder: Any) -> list[bytes]:
-    """Returns the states that this process resumes from: its own or, of another number of processes, those of all.
+    """Returns the states from which this process resumes: its own, or all if the number of processes has changed.
 
-    Processes that all read everything have saved the same: that is one state.
+    Equal states, of processes that all read everything, are returned once.
 
     Raises:
-        CheckpointError: a state is missing or cannot be read.
+        CheckpointError: a state is missing or unreadable.
     """
     own = _name(*jax_process())
     raw = _read_all(folder, own)
@@ -63,18 +63,18 @@ def read_states(folder: Any) -> list[bytes]:
 
 
 def read_own_state(folder: Any) -> Any:
-    """Returns the state of a dataset's iterator that this process has saved: what its JSON text says.
+    """Returns the state of a dataset's iterator that this process saved.
 
     Raises:
-        CheckpointError: it is missing, or cannot be read.
+        CheckpointError: the state is missing or unreadable.
     """
     own = _name(*jax_process())
     try:
         raw = _read_all(folder, own)
         if own not in raw:
             raise CheckpointError(
-                f"{folder} holds no {own}, but {', '.join(sorted(raw))}: the position of a dataset's iterator can be "
-                "restored by as many processes as have saved it."
+                f"{folder} holds no {own}, but {', '.join(sorted(raw))}. Restore the position of a dataset's iterator "
+                "with the number of processes that saved it."
             )
         return json.loads(raw[own])
     except ValueError as error:
@@ -84,44 +84,47 @@ def read_own_state(folder: Any) -> Any:
 
 
 def _name(index: int, count: int) -> str:
-    """Returns the name of the file in which a process keeps its state."""
+    """Returns the name of a process's file."""
     return f"process_{index}-of-{count}.json"
 
 
 def _read_all(folder: Any, own: str) -> dict[str, bytes]:
-    """Returns the content of every state in the folder by the name of its file, once all of them are there."""
+    """Returns the content of every state in the folder, by file name. Raises an error if one is missing."""
     try:
         names = [path.name for path in folder.glob("process_*-of-*.json") if _NAME.fullmatch(path.name)]
         if not names:
-            raise CheckpointError(f"{folder} holds no loader state: looked for {own} and other process_*-of-*.json.")
-        # Where every host saves to a disk of its own, a process finds nothing but its own state there.
+            raise CheckpointError(
+                f"{folder} holds no loader state: neither {own} nor another process_*-of-*.json. Pass the folder of "
+                "the item."
+            )
+        # If every host saves to its own disk, a process finds only its own state.
         if names != [own]:
             _check_complete(folder, names)
         with ThreadPoolExecutor(READS_AT_ONCE, "millstream-states") as readers:
             contents = readers.map(lambda name: (folder / name).read_bytes(), names)
             return dict(zip(names, contents, strict=True))
     except OSError as error:
-        raise CheckpointError(f"The loader state in {folder} cannot be read: {error}") from error
+        raise CheckpointError(f"Cannot read the loader state in {folder}: {error}") from error
 
 
 def _check_complete(folder: Any, names: list[str]) -> None:
-    """Raises unless these are the states of all processes that saved together."""
+    """Raises an error unless these are the states of all processes that saved together."""
     counts = sorted({int(name.removesuffix(".json").rpartition("-")[2]) for name in names})
     if len(counts) > 1:
         raise CheckpointError(
-            f"{folder} mixes loader states of {' and '.join(map(str, counts))} processes, and a checkpoint holds those "
-            "of one number of processes: remove those that are not of this checkpoint."
+            f"{folder} mixes loader states of {' and '.join(map(str, counts))} processes. Remove the files that do not "
+            "belong to this checkpoint."
         )
     missing = next((name for index in range(counts[0]) if (name := _name(index, counts[0])) not in names), None)
     if missing is not None:
         raise CheckpointError(
-            f"{folder} is not complete: it was saved by {counts[0]} processes and holds {len(names)} of their loader "
-            f"states; {missing} is missing. Restore an older checkpoint, or bring back the missing files."
+            f"{folder} is incomplete: {counts[0]} processes saved it, and it holds {len(names)} of their loader "
+            f"states; {missing} is missing. Restore an older checkpoint, or the missing files."
         )
 
 
 def _check(folder: Any, name: str, raw: bytes) -> None:
-    """Raises unless a file's content is a state; the error names the file."""
+    """Raises an error unless the content of a file is a state. The error names the file."""
     try:
         LoaderState.decode(raw)
     except CheckpointError as error:

@@ -45,8 +45,8 @@ def move(states: Path) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "half-written": (cut_short, "cannot be read"),
-    "empty": (lambda states: (states / "process_1-of-3.json").write_bytes(b""), "cannot be read"),
+    "half-written": (cut_short, "Cannot read"),
+    "empty": (lambda states: (states / "process_1-of-3.json").write_bytes(b""), "Cannot read"),
     "one missing": (lambda states: (states / "process_1-of-3.json").unlink(), "process_1-of-3.json is missing"),
     "all missing": (remove_all, "holds no loader state"),
     "mixed": (

@@ -186,7 +186,7 @@ def one_to_one(index: int, step: int = 5) -> LoaderState:
     ("states", "text"),
     [
         ([], "got none"),
-        (SAVED_BY_TWO[:1], "those of 1 of 2 shards: shard 1 is missing"),
+        (SAVED_BY_TWO[:1], "of 1 of 2 shards: shard 1 is missing"),
         ([with_stream(FILTERED, shard_index=5, shard_count=8)], "shards 0, 1, 2, 3, 4, 6, 7 are missing"),
         (SAVED_BY_TWO[:1] * 2, "Two of the 2 states are of shard 0 of 2"),
         ([*SAVED_BY_TWO, with_stream(FILTERED, shard_count=4)], "of 2 and of 4 shards"),
