@@ -21,6 +21,7 @@ from millstream.dataset.shown_chain import ShownIterator, shown_names
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
+from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Cursor, Position
@@ -319,6 +320,8 @@ def decoded(state: Any) -> LoaderState:
     """Returns the state that a dict says; CheckpointError for anything else."""
     if not isinstance(state, dict):
         raise CheckpointError(f"A state of a dataset's iterator is a dict, got {type(state).__name__}.")
+    if "kind" in state:
+        raise wrong_kind(STRAIGHT, state)
     try:
         text = json.dumps(state)
     except (TypeError, ValueError) as error:

@@ -13,6 +13,8 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import FORMAT, VERSION
 
 MAX_NUMBER = 1 << 63
+STRAIGHT = "a chain over a MapDataset"
+"""The kind of a chain whose state is a `LoaderState`, without an envelope of its own."""
 
 Check: TypeAlias = Callable[[Any], bool]
 """A predicate: True if a field can have a value."""
@@ -68,10 +70,7 @@ def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, An
     if not isinstance(state, Mapping):
         raise CheckpointError(f"A state of {kind} must be a dict, got {type(state).__name__}.")
     if state.get("kind") != kind or state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"The state must be one of {kind}, got one of {state.get('kind', 'something else')!r:.80}. Pass a result "
-            "of get_state() of the same chain."
-        )
+        raise wrong_kind(kind, state)
     if state.get("version") != VERSION:
         raise CheckpointError(
             f"The state has version {state.get('version')!r:.40}, and this millstream reads version {VERSION}: another "
@@ -90,6 +89,15 @@ def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, An
             "get_state(), unchanged."
         )
     return fields
+
+
+def wrong_kind(kind: str, state: Mapping[Any, Any]) -> CheckpointError:
+    """Returns the error for the state of another kind of chain than the expected one."""
+    got = f"{state['kind']!s:.80}" if "kind" in state else STRAIGHT if "places" in state else "something else"
+    return CheckpointError(
+        f"The state must be one of {kind}, got one of {got}. Pass a result of get_state() of the same chain, with "
+        "mp_prefetch and prefetch at the same positions."
+    )
 
 
 def _crc_of(kind: str, fields: Mapping[str, Any]) -> int:
