@@ -321,7 +321,7 @@ def _() -> None:
 @ROWS.of("`batch` after a `map` that returned `None`")
 def _() -> None:
     holey = grain.MapDataset.range(4).map(lambda x: None if x == 1 else x)
-    with pytest.raises(ValueError, match="no element at position 1"):
+    with pytest.raises(ValueError, match="missing element at position 1"):
         list(holey.batch(2))
     assert [batch.tolist() for batch in holey.to_iter_dataset().batch(2)] == [[0, 2], [3]]
 
