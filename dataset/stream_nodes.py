@@ -111,7 +111,7 @@ class ReadIterDataset(IterDataset[Any]):
         return _iterator_of(self)
 
     def _without_threads(self) -> IterDataset[Any]:
-        return ReadIterDataset(self.source, ReadOptions(num_threads=0), self.allow_nones)
+        return ReadIterDataset(self.map_dataset, ReadOptions(num_threads=0), self.allow_nones)
 
     def _line(self) -> str:
         return ".to_iter_dataset()"
