@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         TFRecordDataSource,
         TokenDataSource,
         WebDatasetDataSource,
+        ZarrDataSource,
     )
     from millstream.tools import convert, lengths_of
     from millstream.transforms import (
@@ -179,6 +180,7 @@ __all__ = [
     "WorkerDiedError",
     "WorkerError",
     "WorkerStalledError",
+    "ZarrDataSource",
     "__version__",
     "checkpoint",
     "config",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from millstream.sources.tokens import TokenDataSource
     from millstream.sources.webdataset import WebDatasetDataSource
     from millstream.sources.whole_files import FileDataSource
+    from millstream.sources.zarr_arrays import ZarrDataSource
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -49,6 +50,7 @@ else:
             "TfdsDataSource": "millstream.sources.tfds",
             "TokenDataSource": "millstream.sources.tokens",
             "WebDatasetDataSource": "millstream.sources.webdataset",
+            "ZarrDataSource": "millstream.sources.zarr_arrays",
         },
     )
 
@@ -75,4 +77,5 @@ __all__ = [
     "TfdsDataSource",
     "TokenDataSource",
     "WebDatasetDataSource",
+    "ZarrDataSource",
 ]

@@ -49,6 +49,7 @@ FACADE = {
 IMPORTERS = {
     "array_record": {"millstream.sources.array_record", "millstream.tools.record_writers"},
     # What is quicker or nicer where it is installed.
+    "tensorstore": {"millstream.sources.zarr_arrays"},
     "h5py": {"millstream.sources.hdf5_file"},
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},

@@ -41,9 +41,10 @@ from millstream.sources import (
     TFRecordDataSource,
     TokenDataSource,
     WebDatasetDataSource,
+    ZarrDataSource,
 )
 from millstream.transforms import encode_example
-from support.files.record_files import write_bagz, write_mds, write_megatron, write_tar, write_tfrecord
+from support.files.record_files import write_bagz, write_mds, write_megatron, write_tar, write_tfrecord, write_zarr
 from support.stores.object_server import ObjectServer
 
 NUM_RECORDS = 37
@@ -145,6 +146,15 @@ def hdf5(folder: Path) -> Hdf5DataSource:
     return Hdf5DataSource({name: f"{folder}/*.h5/{name}" for name in names})
 
 
+def zarr(folder: Path) -> ZarrDataSource:
+    """The same as rows of three arrays."""
+    numbers = np.arange(NUM_RECORDS)
+    write_zarr(folder / "n", numbers, 5)
+    write_zarr(folder / "rows", np.repeat(numbers, 6).reshape(-1, 2, 3).astype(np.float32), 8, "zarr")
+    write_zarr(folder / "ones", np.ones((NUM_RECORDS, 2)), 1)
+    return ZarrDataSource({name: folder / name for name in ("n", "rows", "ones")})
+
+
 def whole_files(folder: Path) -> FileDataSource:
     """Files that are a record each."""
     for number in range(NUM_RECORDS):
@@ -183,6 +193,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "tokens": tokens,
     "TFRecord": tfrecord,
     "WebDataset": webdataset,
+    "Zarr": zarr,
     "text": functools.partial(of_lines, TextLineDataSource),
     "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
     "concatenated": lambda _: ConcatenatedDataSource(
@@ -347,9 +358,9 @@ def test_workers_and_threads_read_the_same(tmp_path: Path, store: ObjectServer) 
             source.close()
 
 
-# The library of ArrayRecord does not survive a fork once it was used (see test_array_record_faults.py), nor do the
-# clients of stores (see test_remote.py).
-@pytest.mark.parametrize("source", sorted(SOURCES.keys() - {"ArrayRecord"}), indirect=True)
+# The library of ArrayRecord does not survive a fork once it was used (see test_array_record_faults.py), nor do
+# TensorStore (see test_zarr_arrays.py) and the clients of stores (see test_remote.py).
+@pytest.mark.parametrize("source", sorted(SOURCES.keys() - {"ArrayRecord", "Zarr"}), indirect=True)
 def test_a_forked_process_reads_the_same(source: Any) -> None:
     """A process forked after a read has the same records, and waits for no lock of its parent."""
     expected = words(source.__getitems__(range(37)))

@@ -11,7 +11,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
 import millstream
-from support.files.record_files import write_bagz, write_mds, write_megatron, write_tar, write_tfrecord
+from support.files.record_files import write_bagz, write_mds, write_megatron, write_tar, write_tfrecord, write_zarr
 
 WORDS = [b"one", b"two", b"three"]
 
@@ -36,6 +36,8 @@ def write_docstring_files(folder: Path) -> None:
         for name in ("demo_0", "demo_1"):
             file[f"data/{name}/image"] = np.zeros((3, 8, 8, 3), np.uint8)
             file[f"data/{name}/grip"] = np.arange(3, 6, dtype=np.float32)
+    write_zarr(folder / "digits.zarr" / "image", np.zeros((10, 8, 8), np.uint8), 4)
+    write_zarr(folder / "digits.zarr" / "label", np.arange(10, dtype=np.int32), 4)
     rows = {"tokens": [[number] * 8 for number in range(1000)], "label": [number % 10 for number in range(1000)]}
     pq.write_table(pa.table(rows), folder / "train-0.parquet", row_group_size=100)
     for name in ("cat/1.png", "cat/2.png", "dog/1.png"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import google_crc32c
 import numpy as np
+import tensorstore
 import zstandard
 from numpy.typing import NDArray
 
@@ -114,3 +115,23 @@ def write_mds(folder: Path, columns: dict[str, str], samples: Sequence[dict[str,
         shards.append(described | {"samples": len(encoded), "raw_data": {"basename": name, "bytes": len(content)}})
     (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
     return folder
+
+
+def write_zarr(path: Path, rows: NDArray[Any], rows_per_chunk: int, driver: str = "zarr3") -> None:
+    """Writes an array of chunks that have all of some rows.
+
+    Args:
+        path: the folder of the array.
+        rows: the array.
+        rows_per_chunk: the number of rows per chunk.
+        driver: the format: `zarr`, `zarr3` or `n5`, whose axes are in the opposite order.
+    """
+    shape, chunk = rows.shape, (rows_per_chunk, *rows.shape[1:])
+    array = tensorstore.open(
+        {"driver": driver, "kvstore": {"driver": "file", "path": f"{path}/"}},
+        create=True,
+        dtype=rows.dtype,
+        shape=shape[::-1] if driver == "n5" else shape,
+        chunk_layout=tensorstore.ChunkLayout(read_chunk_shape=chunk[::-1] if driver == "n5" else chunk),
+    ).result()
+    (array.T if driver == "n5" else array).write(rows).result()
