@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from millstream.sources.hugging_face import HuggingFaceDataSource
     from millstream.sources.image_folder import ImageFolderDataSource
     from millstream.sources.json_lines import JsonLinesDataSource
+    from millstream.sources.lance_rows import LanceDataSource
     from millstream.sources.mds import MdsDataSource
     from millstream.sources.megatron import MegatronDataSource
     from millstream.sources.parquet import ParquetDataSource
@@ -42,6 +43,7 @@ else:
             "HuggingFaceDataSource": "millstream.sources.hugging_face",
             "ImageFolderDataSource": "millstream.sources.image_folder",
             "JsonLinesDataSource": "millstream.sources.json_lines",
+            "LanceDataSource": "millstream.sources.lance_rows",
             "MdsDataSource": "millstream.sources.mds",
             "MegatronDataSource": "millstream.sources.megatron",
             "ParquetDataSource": "millstream.sources.parquet",
@@ -67,6 +69,7 @@ __all__ = [
     "ImageFolderDataSource",
     "InMemoryDataSource",
     "JsonLinesDataSource",
+    "LanceDataSource",
     "MdsDataSource",
     "MegatronDataSource",
     "ParquetDataSource",

@@ -12,6 +12,7 @@ from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.column_blocks import records_of_arrays
+from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.storage.urls import is_url
 
 
@@ -67,9 +68,8 @@ class ZarrDataSource(Pictured):
         self._urls = _checked(arrays)
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._metadata: dict[str, str] = {}
-        self._process = os.getpid()
-        self._arrays: dict[str, Any] | None = None
-        opened = self._opened()
+        self._arrays: OpenedHere[dict[str, Any]] = OpenedHere("TensorStore")
+        opened = self._arrays.get(self._open)
         lengths = {name: array.shape[0] for name, array in opened.items()}
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name!r} has {length:,}" for name, length in lengths.items())
@@ -96,23 +96,8 @@ class ZarrDataSource(Pictured):
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
         keys = checked_record_keys(record_keys, self._num_records)
-        try:
-            columns = self._read(keys)
-        except _ReadError as failed:
-            # TensorStore does not say which row it was.
-            for key in keys.tolist():
-                try:
-                    self._read(np.array([key]))
-                except _ReadError as error:
-                    raise DataSourceError(f"Cannot read record {key} of {error}") from error
-            raise DataSourceError(f"Cannot read a batch with record {keys[0]} of {failed}") from failed
+        columns = read_naming_failures(self._read, keys)
         return records_of_arrays(columns, len(keys))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_arrays": None, "_process": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state | {"_process": os.getpid()})
 
     def __repr__(self) -> str:
         first, *others = self._urls.values()
@@ -126,50 +111,38 @@ class ZarrDataSource(Pictured):
         digest = hashlib.blake2b(repr(list(self._metadata.items())).encode(), digest_size=8).hexdigest()
         return f"Zarr records={self._num_records} columns={len(self._urls)} digest={digest}"
 
-    def _opened(self) -> dict[str, Any]:
-        """Returns the open arrays of this process.
+    def _open(self) -> dict[str, Any]:
+        """Returns the open arrays.
 
         Raises:
-            DataSourceError: an array cannot be opened, has changed, or was opened before a fork.
+            DataSourceError: an array cannot be opened, or has changed.
         """
-        if self._process != os.getpid():
-            raise DataSourceError(
-                "TensorStore cannot read Zarr arrays after a fork of the process that opened them. Use workers of the "
-                "loader, or start processes by 'spawn' or 'forkserver'."
-            )
-        arrays = self._arrays
-        if arrays is None:
-            tensorstore = _tensorstore()
-            context = tensorstore.Context({"cache_pool": {"total_bytes_limit": self._cache_bytes}})
-            arrays = {name: _open(tensorstore, url, context) for name, url in self._urls.items()}
-            for name, array in arrays.items():
-                described = _describe(array)
-                if self._metadata.setdefault(name, described) != described:
-                    raise DataSourceError(
-                        f"{self._urls[name]!r} has changed since the source was constructed. Construct it again."
-                    )
-            self._arrays = arrays
+        tensorstore = _tensorstore()
+        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": self._cache_bytes}})
+        arrays = {name: _open(tensorstore, url, context) for name, url in self._urls.items()}
+        for name, array in arrays.items():
+            described = _describe(array)
+            if self._metadata.setdefault(name, described) != described:
+                raise DataSourceError(
+                    f"{self._urls[name]!r} has changed since the source was constructed. Construct it again."
+                )
         return arrays
 
     def _read(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Returns the rows of all columns, requested together.
 
         Raises:
-            _ReadError: a row cannot be read.
+            LibraryReadError: a row cannot be read.
         """
-        begun = {name: array[keys].read() for name, array in self._opened().items()}
+        begun = {name: array[keys].read() for name, array in self._arrays.get(self._open).items()}
         columns: dict[str, NDArray[Any]] = {}
         for name, request in begun.items():
             try:
                 # Several columns of one row: TensorStore returns arrays in any memory order.
                 columns[name] = np.ascontiguousarray(request.result())
             except (ValueError, OSError, RuntimeError) as error:
-                raise _ReadError(f"{self._urls[name]!r} (record key {keys[0]}): {_reason(error)}") from error
+                raise LibraryReadError(f"{self._urls[name]!r} (record key {keys[0]}): {_reason(error)}") from error
         return columns
-
-
-class _ReadError(Exception):
-    """TensorStore cannot read some rows."""
 
 
 def _checked(arrays: Any) -> dict[str, str]:

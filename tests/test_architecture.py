@@ -50,6 +50,7 @@ IMPORTERS = {
     "array_record": {"millstream.sources.array_record", "millstream.tools.record_writers"},
     # What is quicker or nicer where it is installed.
     "tensorstore": {"millstream.sources.zarr_arrays"},
+    "lance": {"millstream.sources.lance_rows"},
     "h5py": {"millstream.sources.hdf5_file"},
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},

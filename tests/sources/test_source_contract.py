@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import h5py
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,6 +33,7 @@ from millstream.sources import (
     ImageFolderDataSource,
     InMemoryDataSource,
     JsonLinesDataSource,
+    LanceDataSource,
     MdsDataSource,
     MegatronDataSource,
     ParquetDataSource,
@@ -146,6 +148,14 @@ def hdf5(folder: Path) -> Hdf5DataSource:
     return Hdf5DataSource({name: f"{folder}/*.h5/{name}" for name in names})
 
 
+def of_lance(folder: Path) -> LanceDataSource:
+    """The same as rows of two fragments, of which some were deleted, and some do not fulfil the filter."""
+    numbers = np.arange(50)
+    rows = pa.table({"n": numbers, "text": [f"record {number}" for number in numbers]})
+    lance.write_dataset(rows, folder / "rows.lance", max_rows_per_file=20).delete("n in (3, 30)")
+    return LanceDataSource(folder / "rows.lance", filter="n < 39")
+
+
 def zarr(folder: Path) -> ZarrDataSource:
     """The same as rows of three arrays."""
     numbers = np.arange(NUM_RECORDS)
@@ -187,6 +197,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "JSONL": functools.partial(of_lines, JsonLinesDataSource),
     "Bagz": bagz,
     "MDS": mds,
+    "Lance": of_lance,
     "Megatron": megatron,
     "Parquet": parquet,
     "TFDS": tfds,
@@ -207,6 +218,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.third_party
 def test_every_public_source_is_in_the_list(tmp_path: Path) -> None:
     """A source of `millstream.sources` that SOURCES lacks is found: nothing would be tested of it."""
     listed = set()
@@ -245,7 +257,10 @@ def remote(name: str, folder: Path, store: ObjectServer, **options: Any) -> Any:
     return type(local)([url + words for url, words in zip(urls, ranges, strict=True)], **options)
 
 
-@pytest.fixture(params=[*sorted(SOURCES), *REMOTE])
+WITH_LIBRARIES = [pytest.param(name, marks=pytest.mark.third_party) for name in ("Lance", "Zarr")]
+
+
+@pytest.fixture(params=[*sorted(SOURCES.keys() - {"Lance", "Zarr"}), *WITH_LIBRARIES, *REMOTE])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Each kind of source, with 37 records."""
     where, _, name = request.param.partition(" ")
@@ -359,8 +374,8 @@ def test_workers_and_threads_read_the_same(tmp_path: Path, store: ObjectServer) 
 
 
 # The library of ArrayRecord does not survive a fork once it was used (see test_array_record_faults.py), nor do
-# TensorStore (see test_zarr_arrays.py) and the clients of stores (see test_remote.py).
-@pytest.mark.parametrize("source", sorted(SOURCES.keys() - {"ArrayRecord", "Zarr"}), indirect=True)
+# TensorStore and Lance (see test_zarr_arrays.py and test_lance_rows.py) and the clients of stores (see test_remote.py).
+@pytest.mark.parametrize("source", sorted(SOURCES.keys() - {"ArrayRecord", "Lance", "Zarr"}), indirect=True)
 def test_a_forked_process_reads_the_same(source: Any) -> None:
     """A process forked after a read has the same records, and waits for no lock of its parent."""
     expected = words(source.__getitems__(range(37)))

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import h5py
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,6 +37,8 @@ def write_docstring_files(folder: Path) -> None:
         for name in ("demo_0", "demo_1"):
             file[f"data/{name}/image"] = np.zeros((3, 8, 8, 3), np.uint8)
             file[f"data/{name}/grip"] = np.arange(3, 6, dtype=np.float32)
+    people = {"name": ["Ada", "Grace", "Alan"], "age": [36, 39, 41]}
+    lance.write_dataset(pa.table(people), folder / "people.lance")
     write_zarr(folder / "digits.zarr" / "image", np.zeros((10, 8, 8), np.uint8), 4)
     write_zarr(folder / "digits.zarr" / "label", np.arange(10, dtype=np.int32), 4)
     rows = {"tokens": [[number] * 8 for number in range(1000)], "label": [number % 10 for number in range(1000)]}

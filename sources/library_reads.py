@@ -1,0 +1,73 @@
+"""Reads by libraries with threads of their own, which do not survive a fork and do not say which record failed.
+
+Guarantees:
+    - Each process opens its own objects of a library, when it first reads. A pickled copy has none.
+    - In a forked process, reading is an error: the library would wait forever for threads that are missing.
+"""
+
+import os
+from collections.abc import Callable
+from typing import Generic, TypeVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.errors import DataSourceError
+
+_T = TypeVar("_T")
+
+
+class LibraryReadError(Exception):
+    """A library cannot read records. The text begins with the name of the data, and ends with the reason."""
+
+
+def read_naming_failures(read: Callable[[NDArray[np.int64]], _T], keys: NDArray[np.int64]) -> _T:
+    """Returns the records of keys.
+
+    Raises:
+        DataSourceError: the first record that cannot be read.
+    """
+    try:
+        return read(keys)
+    except LibraryReadError as failed:
+        for key in keys.tolist():
+            try:
+                read(np.array([key]))
+            except LibraryReadError as error:
+                raise DataSourceError(f"Cannot read record {key} of {error}") from error
+        raise DataSourceError(f"Cannot read a batch with record {keys[0]} of {failed}") from failed
+
+
+@final
+class OpenedHere(Generic[_T]):
+    """An object of a library, opened by the process that reads.
+
+    Args:
+        library: the name of the library, for the error.
+    """
+
+    def __init__(self, library: str) -> None:
+        self._library = library
+        self._process = os.getpid()
+        self._opened: list[_T] = []
+
+    def __getstate__(self) -> str:
+        return self._library
+
+    def __setstate__(self, library: str) -> None:
+        self.__init__(library)
+
+    def get(self, open_object: Callable[[], _T]) -> _T:
+        """Returns the object, opened at the first call.
+
+        Raises:
+            DataSourceError: this process was forked from the one that opened it.
+        """
+        if self._process != os.getpid():
+            raise DataSourceError(
+                f"{self._library} cannot read after a fork of the process that opened its files. Use workers of the "
+                "loader, or start processes by 'spawn' or 'forkserver'."
+            )
+        if not self._opened:
+            self._opened = [open_object()]
+        return self._opened[0]
