@@ -20,6 +20,7 @@ from millstream.sources.files.scan import BLOCK_BYTES, Scan
 from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.byte_files import exists, identify, open_stored
+from millstream.sources.storage.compression import zstandard_library
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.urls import with_other_name, without_query
 
@@ -187,11 +188,7 @@ def _is_compressed(path: str) -> bool:
 
 
 def _zstandard() -> Any:
-    try:
-        import zstandard  # noqa: PLC0415
-    except ImportError as error:
-        raise ImportError("Cannot read .bagz files without zstandard: pip install 'millstream[bagz]'.") from error
-    return zstandard
+    return zstandard_library(".bagz files")
 
 
 def _damaged(scan: Scan) -> DataSourceError:

@@ -14,7 +14,6 @@ from millstream.errors import DataSourceError
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.files.record_file import RecordFile, RecordT
 from millstream.sources.storage.file_cache import FileCache, LocalCopy
-from millstream.sources.storage.paths import FileIdentity
 
 if TYPE_CHECKING:
     import weakref
@@ -25,22 +24,19 @@ class CopiedFile(Generic[RecordT]):
     """A remote file that is read from a copy, which is made when it is needed.
 
     Args:
-        cache: the cache that makes and evicts the copy.
         url: the URL of the file.
-        identity: the version of the file.
+        acquire: returns the copy, given the URL.
         open_file: opens the file of records, given its URL and the path of the copy.
     """
 
     def __init__(
         self,
-        cache: FileCache,
         url: str,
-        identity: FileIdentity,
+        acquire: "weakref.WeakMethod[Callable[[str], LocalCopy]]",
         open_file: "weakref.WeakMethod[Callable[[str, str], RecordFile[RecordT]]]",
     ) -> None:
-        self._cache = cache
         self._url = url
-        self._identity = identity
+        self._acquire = acquire
         self._open_file = open_file
         self._lock = SignalSafeLock(threading.Lock())
         self._users = 0
@@ -91,10 +87,10 @@ class CopiedFile(Generic[RecordT]):
                 self._opened.copy.release()
 
     def _open(self) -> "_Opened[RecordT]":
-        open_file = self._open_file()
-        if open_file is None:
+        open_file, acquire = self._open_file(), self._acquire()
+        if open_file is None or acquire is None:
             raise ReferenceError("The source that this file belongs to is gone.")
-        copy = self._cache.acquire(self._url, self._identity)
+        copy = acquire(self._url)
         try:
             return _Opened(copy, open_file(self._url, copy.path))
         except BaseException:
@@ -114,3 +110,9 @@ class _Opened(Generic[RecordT]):
 
     copy: LocalCopy
     file: RecordFile[RecordT]
+
+
+def check_cache(cache: object) -> None:
+    """Raises TypeError unless an argument is a cache."""
+    if not isinstance(cache, FileCache):
+        raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")

@@ -75,9 +75,9 @@ class FileRecords(Files[RecordFile[RecordT]]):
 
     def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
         """Returns the open file. A remote file with a cache is opened, and copied, when it is read."""
-        if is_url(path) and self._cache is not None:
+        if self._is_copied(path):
             from millstream.sources.files.cached_file import CopiedFile  # noqa: PLC0415  (lazy: only caches need it)
 
-            # A weak reference: open files must not keep the source alive.
-            return CopiedFile(self._cache, path, self._identities[path], weakref.WeakMethod(self._open_checked))
+            # Weak references: open files must not keep the source alive.
+            return CopiedFile(path, weakref.WeakMethod(self._copy_of), weakref.WeakMethod(self._open_checked))
         return super()._open_unchanged(path)

@@ -41,7 +41,7 @@ from millstream.sources.storage.urls import is_url
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from millstream.sources.storage.file_cache import FileCache
+    from millstream.sources.storage.file_cache import FileCache, LocalCopy
 
 MAX_OPEN_FILES = 512
 """The maximum number of open files per source, if the process may have so many descriptors."""
@@ -84,7 +84,9 @@ class Files(Pictured, Closing, Generic[FileT]):
 
     def __init__(self, paths: Any, cache: "FileCache | None" = None) -> None:
         if cache is not None:
-            _check_cache(cache)
+            from millstream.sources.files.cached_file import check_cache  # noqa: PLC0415  (lazy: only caches need it)
+
+            check_cache(cache)
         self._cache = cache
         self._parts = self._resolved(paths)
         self._paths = list(dict.fromkeys(part.path for part in self._parts))
@@ -216,13 +218,22 @@ class Files(Pictured, Closing, Generic[FileT]):
             )
         return identity
 
+    def _is_copied(self, path: str) -> bool:
+        return self._cache is not None and is_url(path)
+
+    def _copy_of(self, path: str) -> "LocalCopy":
+        return self._cache.acquire(path, self._identities[path], self._unpacked_size(path))  # type: ignore[union-attr]
+
+    def _unpacked_size(self, path: str) -> int | None:
+        """Returns the size of the content of a compressed file, in bytes; None for all others."""
+
     @contextlib.contextmanager
     def _location_of(self, path: str) -> Iterator[str]:
         """Yields the path or URL to read a file from: its own, or that of a copy that stays until the block ends."""
-        if self._cache is None or not is_url(path):
+        if not self._is_copied(path):
             yield path
             return
-        copy = self._cache.acquire(path, self._identities[path])
+        copy = self._copy_of(path)
         try:
             yield copy.path
         finally:
@@ -309,13 +320,6 @@ class Files(Pictured, Closing, Generic[FileT]):
         stop = self._stops.get(path, 0)
         if stop > num_records:
             raise DataSourceError(f"{path!r} has {num_records} records, but a range of it ends at record {stop}.")
-
-
-def _check_cache(cache: object) -> None:
-    from millstream.sources.storage.file_cache import FileCache  # noqa: PLC0415  (lazy: only caches need it)
-
-    if not isinstance(cache, FileCache):
-        raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
 
 
 def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:

@@ -26,15 +26,23 @@ class Scan:
         file: the open file. The scan closes it.
         identity: the identity that the file must have.
         progress: the progress report, in bytes.
+        unpacked_size: the size of the content, if it is that of a compressed file; None if it is the file itself.
 
     Attributes:
         path: the path of the file.
-        size: the size of the file, in bytes.
+        size: the size of the content, in bytes.
     """
 
-    def __init__(self, path: str, file: StoredFile, identity: FileIdentity, progress: Progress) -> None:
+    def __init__(
+        self,
+        path: str,
+        file: StoredFile,
+        identity: FileIdentity,
+        progress: Progress,
+        unpacked_size: int | None = None,
+    ) -> None:
         self.path = path
-        self.size = identity.size
+        self.size = identity.size if unpacked_size is None else unpacked_size
         self._identity = identity
         self._progress = progress
         self._done = 0

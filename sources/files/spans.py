@@ -193,7 +193,7 @@ class SpanRecords(FileRecords[RecordT]):
         progress = self._progress or Progress(f"Indexing {path!r}", key.identity.size)
         with self._location_of(path) as location:
             _wait_for_clock(key.identity)
-            scan = Scan(path, open_stored(location, key.identity), key.identity, progress)
+            scan = Scan(path, open_stored(location, key.identity), key.identity, progress, self._unpacked_size(path))
             try:
                 offsets, saved_at, failures = store_offsets(key, lambda: self._scanned(scan), self._placement)
             except CancelledScanError:

@@ -1,10 +1,15 @@
-"""Detection of compressed files, which have no random access."""
+"""Compressed files, which have no random access: their detection, and their content in order."""
 
 import os
 import re
 import shlex
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 from millstream.errors import DataSourceError
+
+_UNPACKED_BYTES = 4 << 20
+"""The maximum number of bytes that are unpacked at a time."""
 
 HEAD_BYTES = 512
 """The number of first bytes that are enough to detect the format of a file."""
@@ -48,3 +53,49 @@ def compressed_error(path: str, compression: str) -> DataSourceError:
         f"{path!r} is compressed as a whole, by {compression}, which rules out random access. Decompress it once, and "
         f"read the result: python -m millstream convert {shlex.quote(path)} {shlex.quote(plain)}"
     )
+
+
+def zstandard_library(what: str) -> Any:
+    """Returns the library, which reads `what`.
+
+    Raises:
+        ImportError: it is not installed.
+    """
+    try:
+        import zstandard  # noqa: PLC0415  (lazy: an optional package)
+    except ImportError as error:
+        raise ImportError(f"Cannot read {what} without zstandard: pip install 'millstream[bagz]'.") from error
+    return zstandard
+
+
+class _Readable(Protocol):
+    def read(self, start: int, length: int, /) -> bytes: ...
+
+
+class _InOrder(NamedTuple):
+    """The bytes of a file, as the library reads them."""
+
+    file: _Readable
+    size: int
+    position: list[int]
+
+    def read(self, length: int) -> bytes:
+        content = self.file.read(self.position[0], min(length, self.size - self.position[0]))
+        self.position[0] += len(content)
+        return content
+
+
+def unpacked_zstd(file: _Readable, size: int) -> Iterator[bytes]:
+    """Yields the content of a file that Zstandard has compressed, at most 4 MiB at a time.
+
+    Raises:
+        ImportError: `zstandard` is not installed.
+        OSError: the file cannot be read, or is damaged (DataSourceError). A file that was cut short has less content.
+    """
+    zstandard = zstandard_library("files that are compressed by Zstandard")
+    reader = zstandard.ZstdDecompressor().stream_reader(_InOrder(file, size, [0]), read_across_frames=True)
+    try:
+        while content := reader.read(_UNPACKED_BYTES):
+            yield content
+    except zstandard.ZstdError as error:
+        raise DataSourceError(f"it cannot be decompressed: {error}") from error

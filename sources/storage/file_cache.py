@@ -26,13 +26,14 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import final
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.storage.byte_files import RemoteFile
+from millstream.sources.storage.byte_files import StoredFile, open_stored
 from millstream.sources.storage.cache_folder import cache_folder, cached_name
+from millstream.sources.storage.compression import unpacked_zstd
 from millstream.sources.storage.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import is_private, make_private_folder, open_private
@@ -89,14 +90,23 @@ class FileCache:
     def __repr__(self) -> str:
         return f"FileCache({self.max_bytes:,} bytes in {self.folder!r})"
 
-    def acquire(self, url: str, identity: FileIdentity) -> "LocalCopy":
+    def acquire(self, url: str, identity: FileIdentity, unpacked_size: int | None = None) -> "LocalCopy":
         """Returns a copy of an object, downloaded if it is not cached, and in use until released.
+
+        Args:
+            url: the URL of the object, or the path of a local file that is to be unpacked.
+            identity: the version of the object.
+            unpacked_size: the size of the content in bytes, if the object is compressed by Zstandard and the copy is to
+                be its content; None to copy the object as it is.
 
         Raises:
             DataSourceError: the object cannot be read, the copy cannot be written, the folder belongs to another user,
                 or a timeout expired while other processes used the whole cache or downloaded the same object.
         """
-        path = self._path_of(url, identity.version)
+        path, source = self._path_of(url, identity.version), identity
+        if unpacked_size is not None:
+            path = self._path_of(url, b"unpacked" + (identity.version or repr(identity.content_state).encode()))
+            identity = identity._replace(size=unpacked_size)
         deadline = time.monotonic() + 2 * STALL_SECONDS + identity.size / SLOWEST_BYTES_PER_SECOND
         try:
             make_private_folder(self.folder)
@@ -106,7 +116,7 @@ class FileCache:
                         return copy
                     partial = self._reserve(path, identity.size)
                 if partial is not None:
-                    return self._download(partial, path, url, identity)
+                    return self._download(partial, path, url, source, identity)
                 self._sleep(deadline, url)
         except DataSourceError:
             raise
@@ -151,12 +161,20 @@ class FileCache:
         os.ftruncate(partial, size)
         return partial
 
-    def _download(self, partial: int, path: str, url: str, identity: FileIdentity) -> "LocalCopy":
-        """Fills a partial file, and renames it."""
-        file = RemoteFile(url, identity)
+    def _download(self, partial: int, path: str, url: str, source: FileIdentity, identity: FileIdentity) -> "LocalCopy":
+        """Fills a partial file, and renames it.
+
+        Args:
+            partial: the descriptor of the partial file.
+            path: the path of the copy.
+            url: the object.
+            source: the identity of the object.
+            identity: the identity of the copy: the same, or with the size of the unpacked content.
+        """
+        file = open_stored(url, source)
         try:
-            for start in range(0, identity.size, _CHUNK_BYTES):
-                _write(partial, file.read(start, _CHUNK_BYTES), start)
+            blocks = _blocks(file, source.size) if source is identity else unpacked_zstd(file, source.size)
+            _write_all(partial, blocks, identity.size)
             os.utime(partial, ns=(time.time_ns(), identity.modified))
             os.fsync(partial)
             with self._locked(time.monotonic() + STALL_SECONDS, url):
@@ -274,6 +292,21 @@ def _evict(path: str) -> bool:
     finally:
         os.close(descriptor)
     return True
+
+
+def _blocks(file: StoredFile, size: int) -> Iterator[bytes]:
+    return (file.read(start, _CHUNK_BYTES) for start in range(0, size, _CHUNK_BYTES))
+
+
+def _write_all(descriptor: int, blocks: Iterable[bytes], size: int) -> None:
+    """Writes the content of a copy. Raises DataSourceError if it does not have the given size in bytes."""
+    done = 0
+    for content in blocks:
+        if done + len(content) <= size:
+            _write(descriptor, content, done)
+        done += len(content)
+    if done != size:
+        raise DataSourceError(f"its content has {done:,} bytes instead of {size:,}. Restore the file")
 
 
 def _write(descriptor: int, content: bytes, start: int) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import struct
 from collections.abc import Callable
@@ -12,9 +13,10 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import pytest
+import zstandard
 
 from millstream.errors import DataSourceError
-from millstream.sources import MdsDataSource
+from millstream.sources import FileCache, MdsDataSource
 from support.files.record_files import write_mds
 from support.stores.object_server import ObjectServer
 
@@ -171,7 +173,7 @@ def cut(folder: Path) -> None:
                 )
             ),
             DataSourceError,
-            r"x.mds.zstd' is compressed.*zstd -d",
+            r"x.mds.zstd': it is compressed by None, not by Zstandard",
         ),
     ],
 )
@@ -196,6 +198,98 @@ def test_shards_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer) -> None:
     with MdsDataSource("gs://bucket/mds/") as source, MdsDataSource(tmp_path / "mds") as local:
         assert list(source.__getitems__(range(10))) == list(local.__getitems__(range(10)))
         assert source.fingerprint() == local.fingerprint()
+
+
+def compress(folder: Path) -> None:
+    """Compresses the shards of a folder as MosaicML's writer does, and removes the shards themselves."""
+    index = json.loads((folder / "index.json").read_text())
+    for shard in index["shards"]:
+        path = folder / shard["raw_data"]["basename"]
+        content = zstandard.ZstdCompressor().compress(path.read_bytes())
+        path.with_name(f"{path.name}.zstd").write_bytes(content)
+        path.unlink()
+        shard["zip_data"] = {"basename": f"{path.name}.zstd", "bytes": len(content)}
+        shard["compression"] = "zstd:3"
+    (folder / "index.json").write_text(json.dumps(index))
+
+
+def compressed(folder: Path) -> tuple[list[Any], FileCache]:
+    """Writes compressed shards, and returns their samples and a cache with room for one and a half of them."""
+    write_mds(folder, COLUMNS, SAMPLES, 4)
+    samples = [*MdsDataSource(folder).__getitems__(range(10))]
+    size = (folder / "shard.00000.mds").stat().st_size
+    compress(folder)
+    return samples, FileCache(size * 3 // 2, folder.parent / "copies")
+
+
+def test_compressed_shards_are_read_from_copies_of_their_content(tmp_path: Path) -> None:
+    """One by one, in batches, by a pickled copy, and by another source; no shard is unpacked before it is read."""
+    samples, cache = compressed(tmp_path / "mds")
+    with MdsDataSource(tmp_path / "mds", cache=cache) as source:
+        assert not Path(cache.folder).exists()
+        assert len(source) == 10
+        assert source.unit_sizes.tolist() == [4, 4, 2]
+        assert [source[key] for key in range(10)] == samples
+        assert [*source.__getitems__([9, 0, 5, 0])] == [samples[9], samples[0], samples[5], samples[0]]
+        with pickle.loads(pickle.dumps(source)) as copy:
+            assert [*copy.__getitems__(range(10))] == samples
+        assert sum(path.stat().st_size for path in Path(cache.folder).iterdir()) <= cache.max_bytes
+    with MdsDataSource(tmp_path / "mds", cache=cache) as again:
+        assert [*again.__getitems__(range(10))] == samples
+        assert again.fingerprint() == source.fingerprint()
+
+
+@pytest.mark.third_party
+def test_compressed_shards_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer) -> None:
+    """The records are those of the same folder on a disk."""
+    samples, cache = compressed(tmp_path / "mds")
+    for path in (tmp_path / "mds").glob("*"):
+        store.objects[f"bucket/mds/{path.name}"] = path.read_bytes()
+    with MdsDataSource("gs://bucket/mds", cache=cache) as source:
+        assert [*source.__getitems__(range(10))] == samples
+
+
+def test_damage_of_a_compressed_shard_is_an_error_with_file_and_record(tmp_path: Path) -> None:
+    """Cut short, of another format, with another size or number of samples than listed: other shards stay readable."""
+    samples, cache = compressed(tmp_path / "mds")
+    shard = tmp_path / "mds" / "shard.00001.mds.zstd"
+    whole = shard.read_bytes()
+    other = zstandard.ZstdCompressor().compress(b"other content")
+    for content in (whole[:-5], whole[:20], b"%PDF" + whole[4:], other, b""):
+        shard.write_bytes(content)
+        with MdsDataSource(tmp_path / "mds", cache=cache) as source:
+            for key in (4, 7):
+                with pytest.raises(DataSourceError, match=rf"record {key - 4} of .*shard.00001.mds.zstd.*key {key}\)"):
+                    source[key]
+            assert [source[key] for key in (0, 9)] == [samples[0], samples[9]]
+    shard.write_bytes(whole)
+    edit_index(lambda index: index["shards"][1].update(samples=3))(tmp_path / "mds")
+    with MdsDataSource(tmp_path / "mds", cache=cache) as source, pytest.raises(DataSourceError, match="has 4 records"):
+        source[4]
+
+
+def test_a_compressed_shard_that_changed_is_an_error(tmp_path: Path) -> None:
+    """Rewritten or removed after construction."""
+    _, cache = compressed(tmp_path / "mds")
+    shard = tmp_path / "mds" / "shard.00001.mds.zstd"
+    with MdsDataSource(tmp_path / "mds", cache=cache) as source:
+        os.utime(shard, (1, 1))
+        with pytest.raises(DataSourceError, match=r"record key 5\)"):
+            source[5]
+        shard.unlink()
+        with pytest.raises(DataSourceError, match=r"record key 5\)"):
+            source[5]
+
+
+def test_compressed_shards_need_a_cache_with_room_for_one(tmp_path: Path) -> None:
+    """The error says how large it must be."""
+    _, cache = compressed(tmp_path / "mds")
+    with pytest.raises(
+        ValueError, match=r"cache must be a FileCache, because .*00000.mds.zstd' is compressed.*least \d+"
+    ):
+        MdsDataSource(tmp_path / "mds")
+    with pytest.raises(ValueError, match="at least the size of the largest shard"):
+        MdsDataSource(tmp_path / "mds", cache=FileCache(cache.max_bytes // 2))
 
 
 def test_a_png_file_is_decoded_by_an_operation(tmp_path: Path) -> None:
