@@ -257,10 +257,13 @@ def remote(name: str, folder: Path, store: ObjectServer, **options: Any) -> Any:
     return type(local)([url + words for url, words in zip(urls, ranges, strict=True)], **options)
 
 
-WITH_LIBRARIES = [pytest.param(name, marks=pytest.mark.third_party) for name in ("Lance", "Zarr")]
+NAMES = [
+    *sorted(SOURCES.keys() - {"Lance", "Zarr"}),
+    *(pytest.param(name, marks=pytest.mark.third_party) for name in ("Lance", "Zarr")),
+]
 
 
-@pytest.fixture(params=[*sorted(SOURCES.keys() - {"Lance", "Zarr"}), *WITH_LIBRARIES, *REMOTE])
+@pytest.fixture(params=[*NAMES, *REMOTE])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """Each kind of source, with 37 records."""
     where, _, name = request.param.partition(" ")
@@ -333,7 +336,7 @@ def test_another_working_folder_is_the_same_source(
     assert words(source.__getitems__(range(37))) == before[0]
 
 
-@pytest.mark.parametrize("name", sorted(SOURCES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_relative_path_is_that_of_the_construction(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

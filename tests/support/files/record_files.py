@@ -128,7 +128,7 @@ def write_zarr(path: Path, rows: NDArray[Any], rows_per_chunk: int, driver: str 
     """
     shape, chunk = rows.shape, (rows_per_chunk, *rows.shape[1:])
     array = tensorstore.open(
-        {"driver": driver, "kvstore": {"driver": "file", "path": f"{path}/"}},
+        {"driver": driver, "kvstore": {"driver": "file", "path": f"{path.absolute()}/"}},
         create=True,
         dtype=rows.dtype,
         shape=shape[::-1] if driver == "n5" else shape,
