@@ -1,4 +1,4 @@
-"""The command line: `millstream inspect`, `convert`, `index` and `top`, also available as `python -m millstream`.
+"""The command line: `millstream inspect`, `convert`, `index`, `lineage` and `top`; also `python -m millstream`.
 
 The exit status is 0 on success, 1 on failure, 2 on wrong usage, 130 after Ctrl-C, and 141 after a broken pipe. An
 expected error is one sentence on stderr. A traceback is a bug.
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the argument parser of all commands."""
     root = argparse.ArgumentParser(
         prog="millstream",
-        description="Inspect, convert and index record files; monitor running trainers.",
+        description="Inspect, convert and index record files; trace records; monitor running trainers.",
     )
     root.add_argument("--version", action="version", version=f"millstream {__version__}")
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -127,6 +127,32 @@ def parser() -> argparse.ArgumentParser:
         help="decompress a file to more than 1 GiB only if it grows at most N-fold (default: 200)",
     )
     convert.add_argument("--overwrite", action="store_true", help="replace existing files")
+    lineage = _command(commands, "lineage", _lineage, "show the steps of records, and the records of steps")
+    lineage.add_argument(
+        "loader", metavar="MODULE:FUNCTION", help="a Python function without arguments that returns a DataLoader"
+    )
+    lineage.add_argument("--state", metavar="FILE", help="a saved state of its iterator; its step becomes the stop")
+    lineage.add_argument(
+        "--key",
+        type=_count,
+        action="append",
+        default=[],
+        metavar="K",
+        dest="keys",
+        help="a record key, whose steps are found; may be repeated",
+    )
+    lineage.add_argument(
+        "--step",
+        type=_count,
+        action="append",
+        default=[],
+        metavar="N",
+        dest="steps",
+        help="a step, whose records are listed; may be repeated",
+    )
+    lineage.add_argument(
+        "--stop", type=_count, metavar="N", help="consider steps before N only (default: the end of the order)"
+    )
     top = _command(commands, "top", _top, "monitor the pipelines of a running trainer")
     top.add_argument(
         "pid",
@@ -160,6 +186,12 @@ def _seconds(text: str) -> float:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a positive integer, got {text!r}")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a non-negative integer, got {text!r}")
     return int(text)
 
 
@@ -213,6 +245,13 @@ def _convert(options: argparse.Namespace) -> None:
 
     keywords = {name: value for name, value in vars(options).items() if name not in {"run", "sources", "destination"}}
     print(run_convert(options.sources, options.destination, **keywords))
+
+
+def _lineage(options: argparse.Namespace) -> None:
+    from millstream.tools.lineage_command import lineage_lines  # noqa: PLC0415
+
+    for line in lineage_lines(options.loader, options.state, options.keys, options.steps, options.stop):
+        print(line)
 
 
 def _top(options: argparse.Namespace) -> None:

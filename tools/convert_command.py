@@ -1,10 +1,7 @@
 """The command `millstream convert`: writes records to other files, or decompresses a file."""
 
-import contextlib
-import importlib
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset
@@ -15,6 +12,7 @@ from millstream.sources.storage.compression import HEAD_BYTES, compression_of, i
 from millstream.tools.cli_paths import find_files
 from millstream.tools.conversion import convert
 from millstream.tools.inspection import format_bytes
+from millstream.tools.named_objects import load_callable
 from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS
 from millstream.tools.unpacking import MAX_RATIO, unpack
 
@@ -54,7 +52,9 @@ def run_convert(
         if not len(source):
             raise ValueError(f"SRC must have at least one record, got none in {', '.join(paths)}.")
         targets = convert(
-            source if function is None else MapDataset.source(source).map(_load_function(function)),
+            source
+            if function is None
+            else MapDataset.source(source).map(load_callable(function, "--map must be MODULE:FUNCTION")),
             destination,
             encode="raw" if isinstance(source, JsonTexts) else encode,
             feature=feature,
@@ -71,25 +71,6 @@ def run_convert(
 def _open(kind: FileFormat, paths: list[str], *, keeps_json: bool) -> Any:
     """Opens the source. JSON that stays JSON is checked, but neither parsed nor formatted again."""
     return JsonTexts(paths) if keeps_json else kind.open(paths)
-
-
-def _load_function(name: str) -> Callable[[Any], Any]:
-    """Imports `module:function`, also from the current folder.
-
-    Raises:
-        ValueError: it does not exist, or is not a function.
-    """
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise ValueError(f"--map must be MODULE:FUNCTION, got {name!r}.")
-    if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
-        sys.path.insert(0, os.getcwd())  # noqa: PTH109
-    function: Callable[[Any], Any] | None = None
-    with contextlib.suppress(ModuleNotFoundError):
-        function = getattr(importlib.import_module(module), attribute, None)
-    if function is None or not callable(function):
-        raise ValueError(f"--map must be MODULE:FUNCTION, but {name!r} cannot be imported or is not a function.")
-    return function
 
 
 def _unpack(sources: Sequence[str], destination: str, max_ratio: int, *, overwrite: bool) -> str:

@@ -201,6 +201,7 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
         ("inspect", "Show the format, record sizes and first record of files"),
         ("index", "Build the record indices of files in advance"),
         ("convert", "Write records of any format to ArrayRecord, Bagz or token files"),
+        ("lineage", "Show the steps of records, and the records of steps"),
         ("top", "Monitor the pipelines of a running trainer"),
     ],
 )
