@@ -68,7 +68,7 @@ if TYPE_CHECKING:
         prometheus_text,
         surviving_keys,
     )
-    from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
+    from millstream.samplers import BalancedSampler, HierarchicalSampler, MixtureSampler, PackingSampler
     from millstream.sources import (
         ArrayRecordDataSource,
         BagzDataSource,
@@ -116,6 +116,7 @@ __all__ = [
     "ArrayRecordDataSource",
     "BOSHandling",
     "BagzDataSource",
+    "BalancedSampler",
     "Batch",
     "BestFitPack",
     "BucketBatch",

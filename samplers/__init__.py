@@ -2,7 +2,8 @@
 
 `IndexSampler` serves nearly everyone: in order or globally shuffled, for one epoch or endlessly. `SequentialSampler`
 is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `MixtureSampler` mixes the
-orders of several sources. `PackingSampler` makes rows of several documents. An order of your own is a class with
+orders of several sources. `PackingSampler` makes rows of several documents. `BalancedSampler` deals the rows of each
+global batch of another order so that its parts cost alike. An order of your own is a class with
 `__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
 (`VectorisedSampler`).
 
@@ -11,6 +12,8 @@ orders of several sources. `PackingSampler` makes rows of several documents. An 
     permutation.py      where an offset lands in a shuffled epoch
     rounds.py           what the rounds of that do to words
     hierarchical.py     a shuffle of units, and of the records in a few of them
+    balanced.py         global batches dealt to parts of equal cost
+    equal_parts.py      the rows of each part
     epochs.py           what samplers of epochs have in common
     packing.py          rows made of several documents
     packed_rows.py           what a row is made of
@@ -34,6 +37,7 @@ from millstream.samplers.base import Sampler, VectorisedSampler
 from millstream.samplers.index import IndexSampler, SequentialSampler
 
 if TYPE_CHECKING:
+    from millstream.samplers.balanced import BalancedSampler
     from millstream.samplers.hierarchical import HierarchicalSampler
     from millstream.samplers.mixture import MixtureSampler
     from millstream.samplers.packed_rows import Pieces
@@ -42,6 +46,7 @@ else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
+            "BalancedSampler": "millstream.samplers.balanced",
             "HierarchicalSampler": "millstream.samplers.hierarchical",
             "MixtureSampler": "millstream.samplers.mixture",
             "PackingSampler": "millstream.samplers.packing",
@@ -50,6 +55,7 @@ else:
     )
 
 __all__ = [
+    "BalancedSampler",
     "HierarchicalSampler",
     "IndexSampler",
     "MixtureSampler",

@@ -102,7 +102,7 @@ def is_packed(sampler: object) -> TypeGuard[PackedSampler]:
 
 def is_mixed(sampler: object) -> TypeGuard[MixedSampler]:
     """Whether a sampler deals its positions to components."""
-    return hasattr(sampler, "located")
+    return hasattr(sampler, "located") and bool(getattr(sampler, "names", ()))
 
 
 def is_mixed_and_packed(sampler: object) -> TypeGuard[MixedPackedSampler]:

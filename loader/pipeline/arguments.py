@@ -8,6 +8,7 @@ from millstream.descriptions import described
 from millstream.loader.pipeline.mixed_arguments import check_component_seeds, check_sources
 from millstream.loader.pipeline.random_streams import has_randomness
 from millstream.samplers import Sampler
+from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
 from millstream.samplers.protocols import is_mixed
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
@@ -139,6 +140,39 @@ def check_ends(
             f"{shard.shard_count} shards independently, so shards may end at different steps, and a JAX collective "
             "would then hang. Filter ahead with millstream.surviving_keys and give the keys to "
             "IndexSampler(len(keys), keys=keys), or read endlessly (num_epochs=None) and count the steps."
+        )
+
+
+def check_balance(
+    operations: Sequence[Transformation],
+    sampler: VectorisedSampler | AdaptedSampler,
+    batch_size: int,
+    shard_count: int,
+) -> None:
+    """Refuses a BalancedSampler whose global batches or parts are not those of the pipeline.
+
+    Args:
+        operations: the operations, in order.
+        sampler: the order.
+        batch_size: the number of positions per step and shard.
+        shard_count: the number of shards.
+    """
+    if not isinstance(sampler, BalancedSampler):
+        return
+    if (number := first_deciding(operations)) is not None:
+        raise ValueError(
+            f"A BalancedSampler needs a 1:1 pipeline, got operations[{number}], {described(operations[number])}: the "
+            "elements of a batch depend on their content, so it cannot be dealt in advance."
+        )
+    if sampler.global_batch_size != batch_size * shard_count:
+        raise ValueError(
+            f"global_batch_size of the BalancedSampler must be {batch_size * shard_count}, the batch size of the "
+            f"pipeline times the number of shards, {batch_size} * {shard_count}, got {sampler.global_batch_size}."
+        )
+    if sampler.parts % shard_count:
+        raise ValueError(
+            f"parts of the BalancedSampler must be a multiple of the number of shards, {shard_count}, got "
+            f"{sampler.parts}."
         )
 
 

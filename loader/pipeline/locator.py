@@ -13,6 +13,7 @@ from millstream.loader.pipeline.look_ahead import LookAhead
 from millstream.loader.pipeline.packing import locate_pieces
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
 from millstream.samplers.protocols import is_mixed, is_packed
 
@@ -64,6 +65,9 @@ class Locator:
             locate = functools.partial(_locate_documents, partition, order)
         if is_mixed(order):
             keys *= min(len(order.names), MOST_LOOK_AHEADS)
+        if isinstance(order, BalancedSampler):
+            # Each shard arranges complete global batches.
+            keys = keys * partition.block // partition.global_block
         if num_records := order.num_records:
             keys = min(keys, LOOK_AHEAD_EPOCHS * num_records)
         self._locate: Locate = functools.partial(isolated, watch(locate))

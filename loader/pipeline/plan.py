@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from millstream.columnar import Allocate
-from millstream.loader.pipeline.arguments import first_deciding
+from millstream.loader.pipeline.arguments import check_balance, first_deciding
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, describe_records
 from millstream.loader.pipeline.error_log import ErrorLog
 from millstream.loader.pipeline.failing_records import without_failures
@@ -280,6 +280,7 @@ def _with_shuffled_batches(pipeline: Pipeline, stages: Sequence[Sequence[Transfo
     to balance, and the rows at the end of the order are the first ones of the batch that a longer order has there.
     """
     order, num_shards = pipeline.order, pipeline.logical_shards[0].shard_count
+    check_balance(pipeline.operations, order, records_per_block(stages, pipeline.share), num_shards)
     if not is_mixed(order) or (num_shards == 1 and first_deciding(pipeline.operations) is not None):
         return pipeline
     size = records_per_block(stages, pipeline.share) * num_shards

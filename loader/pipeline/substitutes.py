@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from millstream.loader.pipeline.elements import Elements, Origins, add_note
 from millstream.samplers import IndexSampler
+from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import largest_key
 from millstream.samplers.protocols import is_mixed
 
@@ -95,6 +96,8 @@ class KeyCycle:
             self._starts = np.cumsum([0, *sampler.source_lengths[:-1]])
             self.count = max(part.count for part in self._parts)
             return
+        if isinstance(sampler, BalancedSampler):
+            sampler = sampler.order
         if isinstance(sampler, IndexSampler) and sampler.keys is not None:
             self._chosen = np.unique(np.asarray(sampler.keys, np.int64))
         largest = largest_key(sampler)

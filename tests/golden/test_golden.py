@@ -18,7 +18,14 @@ import pytest
 import millstream
 from millstream import samplers, transforms
 from millstream.experimental import WindowShuffleIterDataset, WindowShuffleMapDataset
-from millstream.samplers import HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, SequentialSampler
+from millstream.samplers import (
+    BalancedSampler,
+    HierarchicalSampler,
+    IndexSampler,
+    MixtureSampler,
+    PackingSampler,
+    SequentialSampler,
+)
 from millstream.sharding import ShardOptions
 from millstream.transforms import (
     Batch,
@@ -146,6 +153,9 @@ CASES: dict[str, Callable[[], list[int]]] = {
     "MixtureSampler, first_exhausted": lambda: keys_of(mixture("first_exhausted"), count=50),
     "MixtureSampler, second epochs": lambda: keys_of(
         MixtureSampler([IndexSampler(4, shuffle=True, seed=1), IndexSampler(9, shuffle=True, seed=2)], [1, 2])
+    ),
+    "BalancedSampler": lambda: keys_of(
+        BalancedSampler(IndexSampler(48, shuffle=True, seed=7), costs=np.arange(48) ** 2, global_batch_size=16, parts=4)
     ),
     "PackingSampler, Pack": packed_rows,
     "PackingSampler in order": lambda: packed_rows(shuffle=False),

@@ -1,0 +1,299 @@
+"""An order whose global batches are dealt to parts of equal cost."""
+
+import operator
+import zlib
+from typing import Any, Self, cast, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer, named_arguments
+from millstream.notebook_repr import Pictured
+from millstream.randomness import generator
+from millstream.record import RecordMetadata
+from millstream.samplers.base import (
+    POSITION_LIMIT,
+    AdaptedSampler,
+    VectorisedSampler,
+    check_range,
+    checked_keys_at,
+    largest_key,
+    vectorised,
+)
+from millstream.samplers.epochs import positions_between
+from millstream.samplers.equal_parts import as_integer_costs, dealt
+from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
+from millstream.samplers.packed_rows import Pieces
+from millstream.samplers.protocols import Located, MixedPackedSampler, PackedSampler, is_mixed, is_packed
+from millstream.sharding import ShardOptions
+
+_POSITIONS_PER_CALL = 1 << 15
+"""The order is called for the positions of several global batches together, up to this number."""
+
+
+@final
+class BalancedSampler(Pictured):
+    """The records of another order, each global batch of which is dealt so that all parts of it cost alike.
+
+    A step takes as long as its slowest device. If records differ in cost, this sampler rearranges the rows within each
+    global batch: it has the same records, so the training is the same except for the order of a sum. Part p consists of
+    the rows `p * size … (p + 1) * size - 1`, where `size = global_batch_size // parts`. Parts are nested: as long as
+    their number can be halved, neighbouring pairs are balanced as well. So any number of hosts that divides `parts` has
+    the same global batch.
+
+    It pays if the time of a step depends on the costs: attention over variable lengths, vision encoders, batches that
+    are padded to their longest row, decoding on hosts. It gains nothing with kernels that compute whole rows whatever
+    their segments. One record that costs more than an average part is the limit of what any arrangement can do.
+
+    It is the outermost order: of a `MixtureSampler`, pass the mixture. The pipeline must be 1:1. The last, incomplete
+    global batch keeps its order. Rearranging takes about a microsecond per record.
+
+    Args:
+        order: the order of the records, usually shuffled; any sampler. Of a `PackingSampler`, rows are dealt.
+        costs: the cost of each record, by record key: numbers from 0 on, shape (n,), for instance `lengths**2`. A row
+            costs the sum of its documents; a document that is cut counts in proportion to its tokens.
+        global_batch_size: the number of rows per step, over all shards: a multiple of parts.
+        parts: the number of parts, usually that of the devices, or of devices times accumulated microbatches.
+
+    Attributes:
+        order, global_batch_size, parts: as given.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or there are fewer costs than records.
+
+    Examples:
+        >>> costs = np.array([9, 1, 1, 5, 1, 7, 1, 1])
+        >>> order = millstream.IndexSampler(8, shuffle=True, seed=0, num_epochs=1)
+        >>> costs[order.record_keys(0, 8)].reshape(2, 4).sum(axis=1)
+        array([10, 16])
+        >>> balanced = millstream.BalancedSampler(order, costs=costs, global_batch_size=8, parts=2)
+        >>> costs[balanced.record_keys(0, 8)].reshape(2, 4).sum(axis=1)
+        array([14, 12])
+    """
+
+    _picture_kind = "order"
+
+    @named_arguments()
+    def __init__(self, order: Any, *, costs: Any, global_batch_size: int, parts: int) -> None:
+        self.order: VectorisedSampler | AdaptedSampler = vectorised(order)
+        self.global_batch_size = as_integer(global_batch_size, "global_batch_size", minimum=1)
+        self.parts = as_integer(parts, "parts", minimum=1)
+        if self.global_batch_size % self.parts:
+            raise ValueError(
+                f"global_batch_size must be a multiple of parts={self.parts}, got {self.global_batch_size}."
+            )
+        self._costs = as_integer_costs(costs)
+        largest = largest_key(order)
+        if largest is not None and largest >= len(self._costs):
+            raise ValueError(
+                f"costs must have a number for each record key, up to {largest}, got {len(self._costs)} numbers."
+            )
+
+    def __len__(self) -> int:
+        length = self.length
+        if length is None:
+            raise TypeError("This order is endless and has no len(): give num_epochs to its sampler.")
+        return length
+
+    def __repr__(self) -> str:
+        return f"BalancedSampler({self.order!r}, global_batch_size={self.global_batch_size}, parts={self.parts})"
+
+    def fingerprint(self) -> str:
+        """Returns the class, the arguments, and the fingerprint of the order; of the costs, there is a CRC."""
+        own = getattr(self.order, "fingerprint", None)
+        of = own() if callable(own) else type(self.order).__name__
+        crc = zlib.crc32(self._costs.astype("<i8", copy=False).data)
+        words = f"costs={len(self._costs)}#{crc:08x} global_batch_size={self.global_batch_size} parts={self.parts}"
+        return f"BalancedSampler {words} of {of}"
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the order."""
+        return self.order.seed
+
+    @property
+    def num_records(self) -> int | None:
+        """The number of positions per epoch of the order; None if it has no epochs."""
+        return self.order.num_records
+
+    @property
+    def length(self) -> int | None:
+        """The number of positions; None if the order is endless."""
+        return self.order.length
+
+    @property
+    def largest_key(self) -> int | None:
+        """A key that no record key exceeds, or None."""
+        return largest_key(self.order)
+
+    @property
+    def shard_options(self) -> ShardOptions | None:
+        """The shard that the order is given, or None."""
+        return getattr(self.order, "shard_options", None)
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        """Returns the record key at a position, and its generator (None without a seed).
+
+        Raises:
+            IndexError: the position is negative or beyond the end.
+        """
+        position = operator.index(position)
+        (place,) = self._places(positions_between(position, position + 1, self.length)).tolist()
+        metadata = self.order[place]
+        rng = metadata.rng
+        if self.seed is not None:
+            rng = generator(self.seed, position // (self.num_records or POSITION_LIMIT), position, operation=0)
+        return RecordMetadata(position, metadata.record_key, rng)
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the record keys of the positions [start, stop), shape (stop - start,).
+
+        Args:
+            start: the first position, from 0 on.
+            stop: the position after the last one.
+
+        Raises:
+            IndexError: start is negative or above stop, or stop is beyond the end.
+        """
+        return checked_keys_at(self.order, self._places(positions_between(start, stop, self.length)))
+
+    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the record keys of any positions, shape (m,), in their order.
+
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+        """
+        return checked_keys_at(self.order, self._places(positions))
+
+    def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
+        """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
+
+        Rows are ascending, and padded with -1 if other keys come more often.
+
+        Args:
+            keys: record keys, shape (m,). A key that never comes has a row of -1.
+            stop: the position before which to search, from 0 on; None for the end of the order.
+
+        Raises:
+            TypeError: keys are not integers, or the order cannot be inverted.
+            ValueError: the order is endless, and stop is None.
+        """
+        wanted = checked_keys(keys)
+        return self.occurrences(wanted, checked_stop(stop, self.length)).table(len(wanted))
+
+    def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
+        """Returns the occurrences of keys before a position, in any order."""
+        if not hasattr(self.order, "occurrences"):
+            raise TypeError(
+                f"The positions of records are not known: the order, {type(self.order).__name__}, has no positions_of."
+            )
+        size = self.global_batch_size
+        end = -(-stop // size) * size
+        found = self.order.occurrences(keys, end if self.length is None else min(end, self.length))
+        positions = self._places(found.positions, inverse=True)
+        is_before = positions < stop
+        return Occurrences(found.rows[is_before], positions[is_before])
+
+    # Rows made of documents, if the order has such.
+
+    @property
+    def row_length(self) -> int | None:
+        """The number of tokens per row; None if the order has no rows of documents."""
+        return getattr(self.order, "row_length", None)
+
+    @property
+    def num_source_records(self) -> int:
+        """The number of records of the source."""
+        return self._rows.num_source_records
+
+    def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
+        """Returns the documents of the rows at any positions, in their order; the order must have rows."""
+        return Pieces(*self._rows.pieces_at(self._places(positions)))
+
+    def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of tokens of documents, shape (m,); the order must have rows."""
+        return self._rows.lengths_at(record_keys)
+
+    # Components, if the order is a mixture.
+
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """The names of the components; empty if the order is not a mixture."""
+        return self._mixture.names if is_mixed(self.order) else ()
+
+    @property
+    def samplers(self) -> tuple[Any, ...]:
+        """The samplers of the components."""
+        return self._mixture.samplers
+
+    @property
+    def source_lengths(self) -> tuple[int, ...]:
+        """The number of records of the source of each component."""
+        return self._mixture.source_lengths
+
+    def shuffled_within(self, global_batch_size: int, seed: int) -> Self:  # noqa: ARG002
+        """Returns the order itself, because the rows of each global batch are arranged already."""
+        return self
+
+    def drawn_before(self, position: int) -> tuple[int, ...]:
+        """Returns the number of elements of each component before the first position of a global batch."""
+        return self._mixture.drawn_before(position)
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the component at each position, and the position in its own order; both of shape (m,)."""
+        return self._mixture.locate(self._places(positions))
+
+    def located(self, positions: NDArray[np.int64]) -> Located:
+        """Returns the component, the index and the record key of any positions."""
+        return self._mixture.located(self._places(positions))
+
+    def located_pieces(
+        self, positions: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[NDArray[np.int64], ...]]:
+        """Returns the component, the index and the documents of the rows at any positions."""
+        return self._mixture.located_pieces(self._places(positions))
+
+    @property
+    def _rows(self) -> PackedSampler:
+        return cast("PackedSampler", self.order)
+
+    @property
+    def _mixture(self) -> MixedPackedSampler:
+        return cast("MixedPackedSampler", self.order)
+
+    def _places(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
+        """Returns the positions in the order at which the records of positions are, or the inverse; shape (m,)."""
+        positions = np.asarray(positions, dtype=np.int64)
+        if not len(positions):
+            return positions
+        check_range(int(positions.min()), int(positions.max()) + 1, self.length)
+        size = self.global_batch_size
+        complete = POSITION_LIMIT // size if self.length is None else self.length // size
+        batches = positions // size
+        numbers, rows = np.unique(batches, return_inverse=True)
+        offsets, places = positions - batches * size, positions.copy()
+        count = int(np.searchsorted(numbers, complete))
+        step = max(1, _POSITIONS_PER_CALL // size)
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            arranged = self._arranged(numbers[start:stop])
+            arranged = np.argsort(arranged, axis=1) if inverse else arranged
+            own = np.flatnonzero((rows >= start) & (rows < stop))
+            places[own] = arranged[rows[own] - start, offsets[own]] + batches[own] * size
+        places.flags.writeable = False
+        return places
+
+    def _arranged(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns an offset in the order for each row of complete global batches, shape (batches, rows)."""
+        size = self.global_batch_size
+        positions = (numbers[:, np.newaxis] * size + np.arange(size)).reshape(-1)
+        if is_packed(self.order):
+            starts, keys, begins, ends = self.order.pieces_at(positions)
+            own = self._costs[keys] * (ends - begins) // self.order.lengths_at(keys)
+            costs = np.add.reduceat(own, starts[:-1])
+        else:
+            costs = self._costs[checked_keys_at(self.order, positions)]
+        return np.stack([dealt(of_batch, self.parts) for of_batch in costs.reshape(-1, size)])
