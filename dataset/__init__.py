@@ -1,21 +1,21 @@
-"""A pipeline said as a chain: `MapDataset.source(files).shuffle(seed=0).map(decode).batch(64)`.
+"""Pipelines written as method chains: `MapDataset.source(files).shuffle(seed=0).map(decode).batch(64)`.
 
-nodes/               what a MapDataset is made of: positions become elements
-map_dataset.py       the class that users hold, with its methods
-chain_picture.py     a chain as text and as a picture, and its fingerprint
+nodes/               the steps of a MapDataset, from positions to elements
+map_dataset.py       MapDataset and its methods
+chain_picture.py     a chain as text and as HTML, and its fingerprint
 
-iter_dataset.py      the class of streams that users hold, with its methods
-dataset_iterator.py  the class of their iterators
-stream_nodes.py      what a straight chain of them consists of; stream_seeds.py: where its random operations draw from
-chain.py             such a chain becomes a loader's pipeline; running.py: with workers that stay warm
-chain_iterator.py    which reads a MapDataset; absence.py: where elements are absent
-fed_iterator.py      which is fed from another stream; drawing.py: many of its elements at once
-stream_mixing.py     several streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads
-                     those that can be read at random as one dataset
-streams.py           how streams are drawn from; counted_iterator.py: those without states
-shown_chain.py       what an iterator shows of itself; options.py: what may be set for a whole chain
+iter_dataset.py      IterDataset and its methods
+dataset_iterator.py  DatasetIterator
+stream_nodes.py      the steps of a straight chain; stream_seeds.py: the seeds of its random operations
+chain.py             compiles a straight chain to a loader's pipeline; running.py: with workers that stay warm
+chain_iterator.py    iterates over a MapDataset; absence.py: drops missing elements
+fed_iterator.py      applies operations to another stream; drawing.py: draws many of its elements in one call
+stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those with
+                     random access as one dataset
+streams.py           opens the streams below others; counted_iterator.py: those without states
+shown_chain.py       the views of an iterator; options.py: the options of an entire chain
 
-grain_compat/        what `millstream.experimental` names: further datasets, and functions for those of one's own
+grain_compat/        the other names of `millstream.experimental`: more datasets, and functions for a user's own
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,8 @@
-"""Elements that are absent: what a MapDataset has at a position where a filter dropped one, or a map returned None.
+"""Missing elements: the positions of a MapDataset at which a filter dropped the element, or a map returned None.
 
-A chain is compiled as if there were none, unless one of its operations may drop some. Then a block is a batch, and any
-step can be sought. Where an element is absent all the same, it shows when it is made (`transforms/absence_check.py`).
+A chain is compiled without missing elements unless one of its operations may drop some. A block is then a batch, and
+any step can be sought. A missing element that turns up anyway is detected when it is read
+(`transforms/absence_check.py`).
 """
 
 from typing import Any, ClassVar, final
@@ -11,7 +12,7 @@ from millstream.transforms import Filter
 
 @final
 class KeepAll(Filter[Any]):
-    """Keeps every element: a pipeline that begins with it is not 1:1, so that records which fail are dropped."""
+    """Keeps every element. A pipeline that begins with it is not 1:1, so that records that fail can be dropped."""
 
     is_between: ClassVar[bool] = True
 
@@ -23,10 +24,10 @@ class KeepAll(Filter[Any]):
 
 @final
 class DropAbsent(Filter[Any]):
-    """Keeps the elements that are there."""
+    """Drops missing elements."""
 
     is_between: ClassVar[bool] = True
 
     def filter(self, element: Any) -> bool:
-        """Says whether there is one."""
+        """Returns True if the element exists."""
         return element is not None

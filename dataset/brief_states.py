@@ -1,8 +1,7 @@
-"""The state of a chain below others: its position, and a hash of its fingerprint instead of the fingerprint itself.
+"""The state of a chain below others: its position, and a hash of its fingerprint instead of the fingerprint.
 
-A mixture of 64 chains would otherwise save 64 fingerprints. The hashes have two parts, as fingerprints have: another
-identity is an error, other content a warning.
-
+A mixture of 64 chains would otherwise save 64 fingerprints. Like a fingerprint, a hash has two parts: a different
+identity is an error, different content a warning.
     "12 340 0,3 0 1000 9ae1f2c4 03b1d87e"      step, position, skips, is_final, length, identity, content
 """
 
@@ -20,7 +19,7 @@ _BRIEF = re.compile(r"(\d+) (\d+) (\d+(?:,\d+)*) ([01]) (\d+|-) ([0-9a-f]{8}) ([
 
 
 def ending_of(stream: Stream) -> str:
-    """Returns how every brief state of a stream ends."""
+    """Returns the common end of all brief states of a stream."""
     length = "-" if stream.length is None else stream.length
     return f"{length} {_hashes_of(stream)}"
 
@@ -29,23 +28,23 @@ def brief_state(step: int, place: Place, ending: str) -> str:
     """Returns a state of one logical shard as text.
 
     Args:
-        step: the number of elements that have come.
-        place: where it is.
-        ending: what `ending_of` returned for its stream.
+        step: the number of elements yielded.
+        place: the position of the shard.
+        ending: the result of `ending_of` for its stream.
     """
     skip = ",".join(map(str, place.skip))
     return f"{step} {place.position} {skip} {place.is_final:d} {ending}"
 
 
 def restored(text: str, here: LoaderState) -> LoaderState:
-    """Returns the state that a text says, of a chain that is here.
+    """Returns the state in a text, for the chain that is restored.
 
     Args:
-        text: what `brief_state` returned.
+        text: a result of `brief_state`.
         here: any state of the chain.
 
     Raises:
-        CheckpointError: the text is not such a state, or is that of another chain.
+        CheckpointError: the text is invalid, or belongs to another chain.
     """
     match = _BRIEF.fullmatch(text)
     if match is None:
@@ -55,14 +54,14 @@ def restored(text: str, here: LoaderState) -> LoaderState:
     if identity != own_identity:
         raise CheckpointError(
             f"The state of a dataset below others, {text!r}, belongs to another one: here its identity is "
-            f"{own_identity}. Build the dataset as it was when the state was saved: its source and its operations."
+            f"{own_identity}. Build the dataset from the same source and operations as when the state was saved."
         )
     skip = tuple(map(int, skips.split(",")))
     stream = dataclasses.replace(here.stream, length=None if length == "-" else int(length))
     saved = LoaderState(int(step), (Place(int(position), skip, is_final == "1"),), stream)
     resumption(saved, here)
     if content != own_content:
-        import logging  # noqa: PLC0415  (takes long to import)
+        import logging  # noqa: PLC0415  (lazy: slow to import)
 
         logging.getLogger("millstream").warning(
             "millstream: a dataset below others resumes, although its code or content differs from what saved the "
@@ -73,7 +72,7 @@ def restored(text: str, here: LoaderState) -> LoaderState:
 
 
 def _hashes_of(stream: Stream) -> str:
-    """Returns the hashes of a stream: of what a state must agree with, and of what may have changed."""
+    """Returns two hashes of a stream: one of its identity, one of its content, which may change."""
     fingerprint = vars(stream.fingerprint)
     content = {name: value for name, value in fingerprint.items() if name != "identity"}
     identity = [stream.fingerprint.identity, stream.global_batch]

@@ -1,4 +1,4 @@
-"""A chain of operations, compiled to the pipeline that a loader runs."""
+"""Compilation of a straight chain to the pipeline that a loader runs."""
 
 import dataclasses
 from typing import Any, Self, final
@@ -20,14 +20,14 @@ NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 @final
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """What runs in one place: operations after a leaf.
+    """Operations after a leaf that run together.
 
     Attributes:
-        leaf: where the elements come from: a `ReadIterDataset`, or any dataset that has an iterator of its own.
-        operations: what is done with each, in order.
-        workers: the processes that do it.
-        reading: the threads that do it, in this process or in each worker; None for those that the leaf says.
-        is_ahead: whether processes or threads were asked for, none perhaps.
+        leaf: the source of the elements: a `ReadIterDataset`, or any dataset with its own iterator.
+        operations: the operations to apply, in order.
+        workers: the worker processes to run them in.
+        reading: the threads to run them in, in this process or in each worker; None for those of the leaf.
+        is_ahead: True if the chain requests processes or threads, even if their number is 0.
     """
 
     leaf: IterDataset[Any]
@@ -38,7 +38,7 @@ class Chain:
 
     @classmethod
     def of(cls, dataset: IterDataset[Any]) -> Self:
-        """Returns the chain that ends with a dataset. What is below an `mp_prefetch`, if any, is its leaf."""
+        """Returns the chain that ends with a dataset. A chain before an `mp_prefetch`, if any, is its leaf."""
         operations: list[Transformation] = []
         workers, reading, is_ahead, is_placed, node = MultiprocessingOptions(), None, False, False, dataset
         while True:
@@ -48,8 +48,8 @@ class Chain:
                 operations.append(node.operation)
             elif isinstance(node, Ahead):
                 if operations and node.is_place and not is_placed:
-                    # What comes after workers runs here, and draws from what they make. So it does without workers: a
-                    # state must not depend on their number.
+                    # Operations after workers run here, on the results of the workers. Without workers, they do the
+                    # same, because a state must not depend on the number of workers.
                     break
                 is_placed = is_placed or node.is_place
                 if not workers.num_workers:
@@ -65,8 +65,8 @@ def iterator_of(dataset: IterDataset[Any], shared: Shared | None = None) -> Data
     """Returns a new iterator of a dataset.
 
     Args:
-        dataset: where the chain ends.
-        shared: the threads and workers that it shares with others, if it is below a combination of datasets.
+        dataset: the end of the chain.
+        shared: the threads and workers to share with others, if it is below a combination of datasets.
     """
     with in_force(dataset) as options:
         return _opened(dataset, options, shared)
@@ -91,7 +91,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         reading = chain.reading or leaf.reading
         return ReadIterator(leaf, chain.operations, dataclasses.replace(running, reading=reading))
-    # Without an operation, too: then a state does not depend on how many workers there are, none or some.
+    # Even without an operation, so that a state does not depend on the number of workers.
     is_followed = bool(chain.operations) or chain.is_ahead
     running = dataclasses.replace(running, reading=chain.reading or NO_THREADS)
     if isinstance(leaf, Combined) and not iterates_itself(leaf):
@@ -112,13 +112,13 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
 
 
 def warm_workers_of(dataset: IterDataset[Any]) -> WarmWorkers:
-    """Returns the workers that iterators of a dataset have left."""
+    """Returns the idle workers of a dataset's earlier iterators."""
     warm: WarmWorkers = vars(dataset).setdefault(WARM, WarmWorkers())
     return warm
 
 
 def _epoch_length(leaf: IterDataset[Any]) -> int | None:
-    """Returns how many positions have the same epoch, where a leaf is a straight chain."""
+    """Returns the number of positions per epoch if a leaf is a straight chain."""
     while isinstance(leaf, Ahead | Operated | Seeded) and not iterates_itself(leaf):
         leaf = leaf.parents[0]
     if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf):
@@ -127,6 +127,6 @@ def _epoch_length(leaf: IterDataset[Any]) -> int | None:
 
 
 def iterates_itself(dataset: IterDataset[Any]) -> bool:
-    """Whether a dataset is not compiled: its class, or one that it is derived from, has an `__iter__` of its own."""
+    """Returns True if a dataset is not compiled, because its class or a base class has its own `__iter__`."""
     own = type(dataset).__iter__
     return not any(own is kind.__iter__ for kind in (Ahead, Combined, Operated, ReadIterDataset, Seeded))

@@ -1,8 +1,8 @@
 """The iterator of a straight chain: a loader's iterator over the plan that the chain is compiled to.
 
-A chain has two plans. In the dense one, every position has an element: a block is a batch, as in a 1:1 pipeline. The
-sparse one drops absent elements first, and so regroups. Both yield the same where nothing is absent, so that an
-iterator may begin with the first and change to the second at any position; a state is the same for both.
+A chain has two plans. In the dense plan, every position has an element, and a block is a batch, as in a 1:1 pipeline.
+The sparse plan drops missing elements first, and therefore regroups. Both yield the same if no element is missing, so
+an iterator may begin with the dense plan and change to the sparse one at any position. States are the same for both.
 """
 
 import dataclasses
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 class EngineIterator(ShownIterator):
-    """An iterator whose elements a loader's iterator makes.
+    """An iterator whose elements come from a loader's iterator.
 
     Args:
-        parents: the iterators that this one draws from.
+        parents: the iterators that it draws from.
     """
 
     _options: tuple[MultiprocessingOptions, ReadOptions]
@@ -54,68 +54,68 @@ class EngineIterator(ShownIterator):
         Raises:
             StopIteration: the stream has ended.
             ValueError: the iterator is closed.
-            Exception: whatever an operation or the source raised, with notes of where.
+            Exception: an error of an operation or of the source, with notes that locate it.
         """
         if self._closed:
             raise ValueError(CLOSED)
         try:
             return next(self._inner)
-        except AbsentElement as hole:
-            self._change_plan(hole)
+        except AbsentElement as missing:
+            self._change_plan(missing)
         return next(self._inner)
 
-    def take(self, most: int) -> Elements:
-        """Returns the next elements with their origins, at least one and `most` at most; raises what `next` does."""
+    def take(self, limit: int) -> Elements:
+        """Returns the next elements with their origins, at least one and at most `limit`. Raises as `next` does."""
         self._check_open()
         try:
-            return self._inner.take(most)
-        except AbsentElement as hole:
-            self._change_plan(hole)
-        return self._inner.take(most)
+            return self._inner.take(limit)
+        except AbsentElement as missing:
+            self._change_plan(missing)
+        return self._inner.take(limit)
 
     def start_prefetch(self) -> None:
-        """Begins to read ahead in the background, where threads or processes do, and returns at once."""
+        """Starts prefetching in threads or processes, if there are any, and returns immediately."""
         self._check_open()
         self._inner.start_prefetch()
 
     def close(self) -> None:
-        """Ends the threads and processes of this iterator and those below, and frees what was read. Idempotent."""
+        """Ends the threads and processes of this iterator and those below, and frees prefetched data. Idempotent."""
         self._closed = True
         self._inner.close()
         super().close()
 
     def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns what gives the state that `get_state` would return now: that takes longer than to note it."""
+        """Returns a function that returns the current state later, because computing it takes longer."""
         state = self.get_state()
         return lambda: state
 
     def __repr__(self) -> str:
         workers, reading = self._options
-        hands = "in this thread"
+        execution = "in this thread"
         if workers.num_workers:
-            hands = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
+            execution = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
         elif reading.reads_ahead:
-            hands = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
+            execution = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
         look = self._inner.look()
         names = shown_names(self._execution.pipeline)
         made = f": {', '.join(names)}" if names else ""
-        return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {hands}{self._drawn_from()}{made}>"
+        return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {execution}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
-        from millstream.loader.reporting.html_rendering import render_iterator  # noqa: PLC0415  (for notebooks)
+        from millstream.loader.reporting.html_rendering import render_iterator  # noqa: PLC0415  (lazy: for notebooks)
 
         return render_iterator(repr(self), self.insight.snapshot())
 
     def place(self) -> tuple[Position, int]:
-        """Returns the position of the plan, and how many elements have come."""
+        """Returns the position of the plan, and the number of elements yielded."""
         return self._inner._position(), self._inner.step  # noqa: SLF001  (of the same engine)
 
     def go(self, position: Position, step: int) -> None:
-        """Moves to a position of the plan, before which this many elements come."""
+        """Moves to a position of the plan, which `step` elements precede."""
         self._inner._go(position, step)  # noqa: SLF001  (as above)
 
-    def _change_plan(self, hole: AbsentElement) -> None:
-        raise hole
+    def _change_plan(self, missing: AbsentElement) -> None:
+        raise missing
 
 
 _NOTHING_NOTED: tuple[int, Callable[[], str]] = (-1, str)
@@ -124,12 +124,12 @@ _NOTHING_NOTED: tuple[int, Callable[[], str]] = (-1, str)
 
 @final
 class ReadIterator(EngineIterator):
-    """Yields what a chain makes of the elements of a MapDataset.
+    """Yields the results of a chain over the elements of a MapDataset.
 
     Args:
-        leaf: what is read.
-        operations: what is done with each element.
-        running: where, and how much filters may drop.
+        leaf: the dataset to read.
+        operations: the operations to apply.
+        running: the execution of the operations, and the limits of filters.
     """
 
     def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
@@ -139,7 +139,7 @@ class ReadIterator(EngineIterator):
         self._running, self._options = running, running.options
         limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
         if running.tolerance is not None:
-            # Whatever a plan knows of absent elements, one that fails is dropped.
+            # Elements that fail are dropped, whether or not others may be missing.
             first = (KeepAll(), *first)
         self._sparse = Pipeline(
             leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
@@ -147,19 +147,19 @@ class ReadIterator(EngineIterator):
         self._was_sought = False
         self._noted = _NOTHING_NOTED
         self._after = -1, ""
-        # What is shown, if anybody looks: the operations of the MapDataset one by one, where that can be.
+        # The pipeline to display: with the operations of the MapDataset one by one, if possible.
         pipeline = self._whole = self._sparse
         if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
             source, own_order, maps = lower(leaf.map_dataset, node)
             dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
-            # The sparse plan is of use for what is not 1:1 anyway: it costs no more.
+            # If the dense plan is not 1:1, the sparse one costs no more.
             pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
         plan = Plan(self._sparse)
         self._num_stages = len(plan.stages)
         sparse = stream_of(plan)
         best = sparse if pipeline is self._sparse else stream_of(Plan(pipeline))
         self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=best.fingerprint)
-        # Workers that several chains share have one plan of each: that which has room for all that may come.
+        # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
         self._is_dense = pipeline is not self._sparse and running.shared_workers is None
         self._own_stream = best if self._is_dense else sparse
         kind, pipeline = ("dense", pipeline) if self._is_dense else ("sparse", self._sparse)
@@ -178,12 +178,13 @@ class ReadIterator(EngineIterator):
         """Moves to the position recorded in a state.
 
         Args:
-            state: what `get_state` returned, here or on any iterator over the same chain, for any threads and workers.
-            allow: differences to accept on purpose: any of "operations" and "source".
-            strict: whether to refuse the state, too, if the code of the chain has changed.
+            state: a result of `get_state`, from here or from any iterator over the same chain, with any threads and
+                workers.
+            allow: intended differences to accept: any of "operations" and "source".
+            strict: True to refuse the state also if the code of the chain has changed.
 
         Raises:
-            CheckpointError: the state is unreadable or of another chain. The iterator is as it was.
+            CheckpointError: the state is unreadable or of another chain. The iterator does not change.
             ValueError: the iterator is closed, or `allow` has an unknown name.
         """
         self._check_open()
@@ -194,7 +195,7 @@ class ReadIterator(EngineIterator):
             warn_of_changes(found.changes)
 
     def noted_brief_state(self) -> Callable[[], str]:
-        """Returns what gives the state for those that draw from this iterator: without the fingerprint, in no time."""
+        """Returns a function that returns the state for iterators that draw from this one: without the fingerprint."""
         step = self._inner.step
         if self._noted[0] != step:
             ((cursor,), _), ending = self.place(), self._ending
@@ -205,17 +206,17 @@ class ReadIterator(EngineIterator):
         return self._noted[1]
 
     def set_brief_state(self, text: str) -> None:
-        """Moves to the position of a state for those that draw from this iterator.
+        """Moves to the position of a state for iterators that draw from this one.
 
         Raises:
-            CheckpointError: the state is unreadable or of another chain. The iterator is as it was.
+            CheckpointError: the state is unreadable or of another chain. The iterator does not change.
             ValueError: the iterator is closed.
         """
         self._check_open()
         self._move(restored(text, self._state()))
 
     def brief_state_after(self, step: int) -> str:
-        """Returns that state after the first `step` elements, if each position makes one; the iterator stays."""
+        """Returns that state after the first `step` elements if each position has one. The iterator does not move."""
         if self._after[0] != step:
             place = place_at(Cursor(step, (0,)), self._execution.plan)._replace(skip=(0,) * self._num_stages)
             self._after = step, brief_state(step, place, self._ending)
@@ -224,17 +225,17 @@ class ReadIterator(EngineIterator):
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements.
 
-        Costs nothing where each element of the MapDataset becomes one. Else what is in between is made to be counted.
+        Costs nothing if each element of the MapDataset becomes one. Otherwise the elements before are computed again.
 
         Raises:
-            IndexError: there are fewer.
+            IndexError: there are fewer elements.
             ValueError: the iterator is closed.
         """
         self._check_open()
         try:
             self._inner.seek(step)
-        except AbsentElement as hole:
-            self._change_plan(hole)
+        except AbsentElement as missing:
+            self._change_plan(missing)
             self._inner.seek(step)
         self._was_sought, self._noted = self._is_dense, _NOTHING_NOTED
 
@@ -251,7 +252,7 @@ class ReadIterator(EngineIterator):
 
     @property
     def next_index(self) -> int | None:
-        """How many elements have come, where each position makes one: `seek` then costs nothing. Else None."""
+        """The number of elements yielded if each position has one, so that `seek` costs nothing; otherwise None."""
         return self._inner.step if self._execution.plan.one_to_one else None
 
     @functools.cached_property
@@ -259,7 +260,7 @@ class ReadIterator(EngineIterator):
         return ending_of(self._stream)
 
     def _move(self, saved: LoaderState) -> None:
-        """Goes to a position of this stream."""
+        """Moves to a position of this stream."""
         self._noted = _NOTHING_NOTED
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse(saved)
@@ -268,12 +269,12 @@ class ReadIterator(EngineIterator):
         self._was_sought = False
 
     def _state(self) -> LoaderState:
-        # Noted often, below a stream: what a trainer gets to see of it is made when it is asked for.
+        # Called often below a stream, so the state that users get is computed on demand.
         state = self._inner._state()  # noqa: SLF001  (of the same engine)
         return self._with_skip(state, self._stream, self._num_stages)
 
     def _fits_dense(self, saved: LoaderState) -> bool:
-        """Whether a position lies between two blocks of the dense plan, and no element before it was absent."""
+        """Returns True if a position is between two blocks of the dense plan, with no missing element before it."""
         block = self._execution.plan.partition.global_block
         (place,) = saved.places
         is_between = place.position % block == 0 or place.position == saved.stream.length
@@ -284,13 +285,13 @@ class ReadIterator(EngineIterator):
         return len(self._execution.plan.stages)
 
     def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
-        """Returns a state as one of another stream; between blocks of the dense plan there is nothing to skip."""
+        """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
         (place,) = state.places
         place = place._replace(skip=(0,) * num_stages) if self._is_dense else place
         return state._replace(places=(place,), stream=stream)
 
     def _use_sparse(self, saved: LoaderState) -> None:
-        """Changes to the sparse plan, at a position of this stream. Until it is there, this iterator is as it was."""
+        """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""
         execution = self._running.execution("sparse", self._sparse, CHAIN)
         stream = stream_of(execution.plan)
         inner = execution.begin(stream)
@@ -301,23 +302,23 @@ class ReadIterator(EngineIterator):
         self._execution, self._own_stream, self._is_dense, self._inner = execution, stream, False, inner
         dense.close()
 
-    def _change_plan(self, hole: AbsentElement) -> None:
-        """Continues with the plan that has room for absent elements, at the position reached."""
+    def _change_plan(self, missing: AbsentElement) -> None:
+        """Continues with the sparse plan at the current position."""
         if self._was_sought:
             raise ValueError(
-                f"{hole} So seek has moved to a position with fewer elements before it than were asked for. Drop "
-                "elements with a filter instead of a map that returns None: seek then counts those that are there."
-            ) from hole
+                f"{missing} So seek has moved to a position with fewer elements before it than requested. Drop "
+                "elements with a filter instead of a map that returns None, because seek then skips missing ones."
+            ) from missing
         self._use_sparse(self._state())
 
 
 def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:
-    """Returns the operations of a MapDataset, none of which sees an element that is absent."""
+    """Returns the operations of a MapDataset with checks, so that none of them sees a missing element."""
     return [Present(), *(step for operation in maps for step in (operation, Present()))]
 
 
 def decoded(state: Any) -> LoaderState:
-    """Returns the state that a dict says; CheckpointError for anything else."""
+    """Returns the state in a dict. Raises CheckpointError for anything else."""
     if not isinstance(state, dict):
         raise CheckpointError(f"A state of a dataset's iterator is a dict, got {type(state).__name__}.")
     if "kind" in state:

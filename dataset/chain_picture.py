@@ -1,4 +1,4 @@
-"""A chain as something to look at: one node a line, or a box, and beside each other what is joined."""
+"""Renderings of a chain as text and as HTML: one line or box per node, with parallel branches for several parents."""
 
 import dataclasses
 import zlib
@@ -10,7 +10,7 @@ from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart
 from millstream.loader.reporting.visualization import element_text
 
 SHOWN_PARENTS = 8
-"""Of more parents, the first ones are shown and the others counted."""
+"""Maximum number of parents that are shown; the others are counted."""
 MAX_POSITIONS = 1_000
 """The number of positions in which an element is searched for, to display its structure."""
 
@@ -18,12 +18,12 @@ MAX_POSITIONS = 1_000
 @final
 @dataclasses.dataclass(frozen=True)
 class Sketch:
-    """A node of a chain, with all that is above it.
+    """A node of a chain, with all nodes before it.
 
     Attributes:
-        text: what it is: `.shuffle(seed=0)`; of one that joins several, without the dot.
+        text: its description: `.shuffle(seed=0)`, without the dot if it has several parents.
         above: the parents.
-        shares: the names of the parents, with weights or lengths, where these differ.
+        shares: the names of the parents, with weights or lengths, if these differ.
         element: the structure of its elements; "" if it is not displayed.
     """
 
@@ -34,11 +34,11 @@ class Sketch:
 
     @property
     def follows(self) -> bool:
-        """Whether it stands under its parent, and not around several."""
+        """True if it has exactly one parent."""
         return len(self.above) == 1
 
     def lines(self) -> Iterator[str]:
-        """Yields a node a line; where several are joined, each is a list item."""
+        """Yields one line per node, and one list item per parent if there are several."""
         if self.follows:
             yield from self.above[0].lines()
             yield from self._own_lines()
@@ -90,13 +90,13 @@ def check_no_stream(node: Node) -> None:
 
 
 def extent_of(node: Node) -> str:
-    """Returns how many elements a node has, in words."""
-    count = "without end" if node.length == ENDLESS else f"of {node.length} element{'s'[: node.length != 1]}"
+    """Returns a description of a node's number of elements."""
+    count = "of endless length" if node.length == ENDLESS else f"of {node.length} element{'s'[: node.length != 1]}"
     return f"{count}, of which some may be absent" if node.is_sparse else count
 
 
 def text_of(title: str, chain: Sketch) -> str:
-    """Returns a chain as text, after a line that says what it is.
+    """Returns a chain as text, after a title.
 
     MapDataset of 25 elements
       source(list of 100 records)
@@ -107,8 +107,8 @@ def text_of(title: str, chain: Sketch) -> str:
 
 
 def picture_of(title: str, chain: Sketch) -> str:
-    """Returns a chain as HTML for a notebook, light or dark as the page around it."""
-    from millstream import html_fragments  # noqa: PLC0415  (for notebooks)
+    """Returns a chain as HTML for a notebook, light or dark like the page around it."""
+    from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
     name, _, extent = title.partition(" ")
     return html_fragments.figure(html_fragments.card(name, extent, _boxes(chain)), style=_STYLE)
@@ -124,7 +124,7 @@ overflow-wrap:anywhere}
 
 def _boxes(chain: Sketch) -> str:
     """Returns the boxes of a chain, from its sources down."""
-    from millstream.html_fragments import escaped, proportions  # noqa: PLC0415  (for notebooks)
+    from millstream.html_fragments import escaped, proportions  # noqa: PLC0415  (lazy: only notebooks need it)
 
     if chain.follows:
         return f"{_boxes(chain.above[0])}{_step(chain)}"
@@ -138,35 +138,35 @@ def _boxes(chain: Sketch) -> str:
 
 
 def _step(chain: Sketch) -> str:
-    from millstream.html_fragments import escaped  # noqa: PLC0415  (for notebooks)
+    from millstream.html_fragments import escaped  # noqa: PLC0415  (lazy: only notebooks need it)
 
     element = f'<div class="ms-soft"><code>{escaped(chain.element)}</code></div>' if chain.element else ""
     return f'<div class="ms-step"><code>{escaped(chain.text)}</code>{element}</div>'
 
 
 def fingerprint_of(node: Node) -> str:
-    """Returns what decides the elements of a chain, in one line, equal in every process.
+    """Returns one line that identifies the elements of a chain; equal in every process.
 
-    The words of each node have a name of their own, and a CRC over all of them comes last.
+    The identities of the nodes are numbered, and a CRC over all of them comes last.
     """
-    words = [text for text, _ in _words(node)]
-    named = [f"node{number}={text}" for number, text in enumerate(words)]
-    return " ".join(["MapDataset", *named, f"crc={zlib.crc32(repr(words).encode()):08x}"])
+    identities = [text for text, _ in _identities(node)]
+    named = [f"node{number}={text}" for number, text in enumerate(identities)]
+    return " ".join(["MapDataset", *named, f"crc={zlib.crc32(repr(identities).encode()):08x}"])
 
 
 def content_marks_of(node: Node) -> dict[str, str]:
-    """Returns marks of the code and the objects of a chain, by the numbers that `fingerprint_of` gives its nodes."""
+    """Returns digests of the code and the objects of a chain, by the node numbers of `fingerprint_of`."""
     return {
         f"node{number}{path}": mark
-        for number, (_, own) in enumerate(_words(node))
+        for number, (_, own) in enumerate(_identities(node))
         if own is not None
         for path, mark in own.content().content.items()
     }
 
 
-def _words(node: Node) -> Iterator[tuple[str, Node | None]]:
+def _identities(node: Node) -> Iterator[tuple[str, Node | None]]:
     for parent in node.parents:
-        yield from _words(parent)
+        yield from _identities(parent)
     for text in node.identities():
         yield text, node
     if len(node.parents) > 1:

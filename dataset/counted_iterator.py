@@ -1,4 +1,4 @@
-"""An iterator without states, resumed by drawing from its beginning."""
+"""An iterator without states, which is resumed by drawing from its beginning."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ _KIND = "a stream whose elements are counted"
 
 @final
 class CountedIterator(DatasetIterator[Any]):
-    """An iterator without states: its position is how many elements it has yielded.
+    """An iterator without states. Its position is the number of elements it has yielded.
 
     Args:
-        dataset: whose iterator it is.
-        begin: returns the iterator at its beginning.
-        first: what it has returned the first time.
+        dataset: the dataset that it iterates over.
+        begin: a function that returns the iterator at its beginning.
+        first: the first result of `begin`.
     """
 
     def __init__(self, dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
@@ -36,14 +36,14 @@ class CountedIterator(DatasetIterator[Any]):
         self._begin = begin
         self._iterator = first
         self._count = 0
-        # True if the iterator may be at another element than `_count`, or over.
+        # True if the iterator may be at another element than `_count`, or exhausted.
         self._has_failed = False
 
     def __next__(self) -> Any:
         """Returns the next element."""
         self._check_open()
         if self._has_failed:
-            # A generator is over once it has raised.
+            # A generator is exhausted once it has raised.
             self._restart(self._count)
         self._has_failed = True
         try:
@@ -55,11 +55,11 @@ class CountedIterator(DatasetIterator[Any]):
         return element
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the number of elements."""
+        """Returns the number of elements yielded."""
         return sealed(_KIND, {"count": self._count, **self._described})
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Begins again, and drops as many elements."""
+        """Restarts, and drops the elements before the position."""
         self._check_open()
         checked = unsealed(state, _KIND, {"count": is_number, "words": is_dict, "content": is_dict})
         self._compare(checked)
@@ -78,7 +78,7 @@ class CountedIterator(DatasetIterator[Any]):
             warn_of_changes(changes)
 
     def _restart(self, count: int) -> None:
-        """Begins again, and drops the first elements."""
+        """Restarts, and drops the first elements."""
         self._has_failed = True
         self.close_iterator()
         self._iterator = self._begin()
@@ -86,12 +86,12 @@ class CountedIterator(DatasetIterator[Any]):
         self._count, self._has_failed = there, False
 
     def close(self) -> None:
-        """Closes the iterator, where it can be closed."""
+        """Closes the iterator if it has a `close` method."""
         self.close_iterator()
         super().close()
 
     def close_iterator(self) -> None:
-        """Closes the iterator at hand."""
+        """Closes the current iterator."""
         close = getattr(self._iterator, "close", None)
         if callable(close):
             close()

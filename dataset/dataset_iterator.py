@@ -1,4 +1,4 @@
-"""The iterator of an IterDataset: a position in a stream that can be told, saved and returned to."""
+"""The iterator of an IterDataset: a position in a stream that can be queried, saved and restored."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -14,10 +14,10 @@ CLOSED = "Trying to advance a closed iterator. Call iter(dataset) for a new one.
 
 
 class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
-    """Yields the elements of an `IterDataset`, and knows its position: just after the last element it yielded.
+    """Yields the elements of an `IterDataset`. Its position is just after the last element it yielded.
 
-    What `iter(dataset)` returns. For an iterator of your own, subclass it, give `super().__init__` the iterator that
-    it draws from, or several in a list, or nothing, and write the three methods of the example.
+    `iter(dataset)` returns one. For your own iterator, subclass it, pass the iterator that it draws from, or several in
+    a list, or nothing, to `super().__init__`, and write the three methods of the example.
 
     Args:
         parents: the iterator that this one draws from, or a sequence of several.
@@ -46,7 +46,7 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
 
     @property
     def _parent(self) -> Any:
-        """The one iterator that this one draws from; AttributeError where there are none, or several."""
+        """The single iterator that this one draws from; AttributeError if there are none, or several."""
         return only_parent(self)
 
     def __iter__(self) -> Self:
@@ -62,7 +62,7 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define __next__.")
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as a small dict that JSON can hold.
+        """Returns the position as a small dict that can be written as JSON.
 
         All states of an iterator have the same keys, types and shapes.
         """
@@ -72,10 +72,10 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
         """Moves to the position recorded in a state, of this iterator or of another one over the same dataset.
 
         Args:
-            state: what `get_state` returned, also after JSON.
+            state: a result of `get_state`, also after a round trip through JSON.
 
         Raises:
-            CheckpointError: it is not a state of this dataset.
+            CheckpointError: the state does not belong to this dataset.
             ValueError: the iterator is closed.
         """
         raise NotImplementedError(f"{type(self).__name__} must define set_state to be restored.")
@@ -87,8 +87,8 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
             step: 0 … the number of elements in the stream.
 
         Raises:
-            NotImplementedError: this iterator draws from a stream, which is read in order. What reads a MapDataset
-                alone can be sought.
+            NotImplementedError: this iterator draws from a stream, which is read in order. Only iterators that read a
+                single MapDataset can seek.
             IndexError: there are fewer elements.
             ValueError: the iterator is closed.
         """
@@ -110,14 +110,14 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
         )
 
     def start_prefetch(self) -> None:
-        """Begins to work ahead in the background, where anything below does, and returns at once."""
+        """Starts prefetching in the background, if anything below can, and returns immediately."""
         for parent in self._parents:
             parent.start_prefetch()
 
     def close(self) -> None:
-        """Ends all threads and worker processes below, and frees what they read. Idempotent.
+        """Ends all threads and worker processes below, and frees prefetched data. Idempotent.
 
-        After that `next` is a ValueError; the state can still be taken.
+        Afterwards `next` raises ValueError; `get_state` still works.
         """
         self._closed = True
         for parent in self._parents:
@@ -137,14 +137,14 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
         return f"<{type(self).__name__}, {'closed' if self._closed else 'open'}{self._drawn_from()}>"
 
     def _drawn_from(self) -> str:
-        """Returns what this iterator draws from, in words: one by its name, several by their number."""
+        """Returns a description of the parents: the name of a single one, or the number of several."""
         if not self._parents:
             return ""
         what = type(self._parents[0]).__name__ if len(self._parents) == 1 else f"{len(self._parents)} iterators"
         return f", draws from {what}"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuses `copy`, `deepcopy` and `pickle`: two copies would share what works ahead, and so the elements."""
+        """Refuses `copy`, `deepcopy` and `pickle`, because two copies would share prefetched elements."""
         raise TypeError(
             f"A {type(self).__name__} cannot be copied or pickled: what it draws from works for one consumer. "
             "For another iterator at the same position: other = iter(dataset); other.set_state(iterator.get_state())."
@@ -156,7 +156,7 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
 
 
 def only_parent(node: Any) -> Any:
-    """Returns the one parent of a dataset or iterator."""
+    """Returns the single parent of a dataset or iterator."""
     if len(node._parents) != 1:  # noqa: SLF001  (the attribute that subclasses know)
         raise AttributeError(f"This {type(node).__name__} has {len(node._parents) or 'no'} parents.")  # noqa: SLF001
     return node._parents[0]  # noqa: SLF001

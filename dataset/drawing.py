@@ -1,4 +1,4 @@
-"""Drawing many elements of an iterator at once: what operations after a stream do."""
+"""Drawing of many elements of an iterator in one call, for operations after a stream."""
 
 import abc
 import itertools
@@ -15,8 +15,8 @@ class Drawn(NamedTuple):
     """Elements of an iterator.
 
     Attributes:
-        values: the elements, fewer than were asked for where it ends or fails.
-        error: what it raised after them, if it has failed.
+        values: the elements, fewer than requested if the iterator ends or fails.
+        error: the error that followed them, if it failed.
     """
 
     values: list[Any]
@@ -24,25 +24,24 @@ class Drawn(NamedTuple):
 
 
 class DrawnIterator(DatasetIterator[Any]):
-    """An iterator of which many elements are drawn faster at once than one by one."""
+    """An iterator that yields many elements faster in one call than one by one."""
 
     @abc.abstractmethod
     def draw(self, count: int) -> Drawn:
         """Returns the next elements.
 
-        Where there are fewer than `count`, the iterator may be anywhere: it has to be moved to a state before it is
-        used again.
+        If there are fewer than `count`, the iterator's position is undefined until it is moved to a state.
         """
 
     @abc.abstractmethod
     def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns what gives the state that `get_state` would return now."""
+        """Returns a function that returns the current state of `get_state` later."""
 
 
 def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
-    """Returns what gives the state of an iterator now, later: most of what is noted is never asked for.
+    """Returns a function that returns the current state of an iterator later, because most states are never needed.
 
-    It is the state for what draws from the iterator: `move_to` takes it.
+    The state is for code that draws from the iterator: `move_to` accepts it.
     """
     if isinstance(iterator, ReadIterator):
         return iterator.noted_brief_state()
@@ -53,7 +52,7 @@ def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
 
 
 def state_below(iterator: DatasetIterator[Any]) -> Any:
-    """Returns the state of an iterator, for what draws from it."""
+    """Returns the state of an iterator, for code that draws from it."""
     return noted_state(iterator)()
 
 
@@ -78,7 +77,7 @@ def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
 
 
 def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn:
-    """Returns the next elements of any iterator, `count` of them unless it ends or fails."""
+    """Returns the next `count` elements of any iterator, fewer if it ends or fails."""
     if isinstance(iterator, DrawnIterator):
         return iterator.draw(count)
     values: list[Any] = []

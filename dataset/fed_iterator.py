@@ -1,4 +1,4 @@
-"""The iterator of operations after a stream: they run in threads and processes, and the stream in one place."""
+"""The iterator of operations after a stream: they run in threads and processes, but the stream runs in one thread."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ from millstream.transforms import Transformation
 
 @final
 class Fed:
-    """Stands where a pipeline has its source: what comes from a stream is not read by number."""
+    """The source of a pipeline whose elements come from a stream, without record keys."""
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -43,7 +43,7 @@ class Fed:
         raise LookupError(f"Element {number} of a stream cannot be read at random.")
 
     def fingerprint(self) -> str:
-        """Returns that it is a stream: its own state says which."""
+        """Returns a constant, because the state of the stream identifies it."""
         return "a stream"
 
 
@@ -52,17 +52,17 @@ _KIND = "a chain after a stream"
 
 @final
 class FedIterator(EngineIterator):
-    """Yields what operations make of the elements of a stream.
+    """Yields the results of operations on the elements of a stream.
 
     Args:
         stream: an iterator at its beginning.
-        operations: what is done with each element.
-        running: where, and how much filters may drop.
-        epoch_length: how many positions have the same epoch, where the stream's elements have positions.
+        operations: the operations to apply.
+        running: the execution of the operations, and the limits of filters.
+        epoch_length: the number of positions per epoch, if the stream's elements have positions.
 
     Attributes:
-        block: how many of its elements are a block.
-        words: what the operations are, as states say it.
+        block: the number of its elements per block.
+        description: the description of the operations in states.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FedIterator(EngineIterator):
         super().__init__(stream)
         order = InOrder(None, epoch_length)
         if running.tolerance is not None:
-            # There is no other key to read: an element that fails is dropped.
+            # No other record can be read instead: an element that fails is dropped.
             operations = (KeepAll(), *operations)
         pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), running.limits, running.tolerance)
         self.block = Plan(pipeline).partition.global_block
@@ -83,16 +83,16 @@ class FedIterator(EngineIterator):
         self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
         self._options = running.options
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
-        self.words = stream_of(self._execution.plan)
-        self._inner = self._execution.begin(self.words)
+        self.description = stream_of(self._execution.plan)
+        self._inner = self._execution.begin(self.description)
 
     @property
     def engine(self) -> tuple[Execution, DataLoaderIterator]:
-        """What makes the elements."""
+        """The execution and the iterator that compute the elements."""
         return self._execution, self._inner
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position: that of the stream a little before, and what was made of what it has yielded since."""
+        """Returns an earlier position of the stream, and the progress of the operations since then."""
         made = json.loads(self._inner.get_state())
         first, state = self._feed.kept_before(made["places"][0]["position"] // self.block)
         return sealed(_KIND, {"block": first, "made": made, "stream": state()})
@@ -101,21 +101,22 @@ class FedIterator(EngineIterator):
         """Returns the state at a position.
 
         Args:
-            position: where the operations are.
-            step: how many elements they have yielded.
+            position: the position of the operations.
+            step: the number of elements they have yielded.
             block: a block at or before the position.
-            state: that of the stream at its beginning.
+            state: the state of the stream at the beginning of the block.
         """
-        made = json.loads(state_at(position, step, self._execution.plan, self.words).encode())
+        made = json.loads(state_at(position, step, self._execution.plan, self.description).encode())
         return sealed(_KIND, {"block": block, "made": made, "stream": state})
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state.
 
         Args:
-            state: what `get_state` returned, here or on any iterator over the same chain, for any threads and workers.
-            allow: differences of the operations after the stream to accept on purpose: "operations", or paths within.
-            strict: whether to refuse the state, too, if their content has changed.
+            state: a result of `get_state`, from here or from any iterator over the same chain, with any threads and
+                workers.
+            allow: intended differences of the operations after the stream to accept: "operations", or paths within.
+            strict: True to refuse the state also if their content has changed.
 
         Raises:
             CheckpointError: the state is unreadable or of another chain.
@@ -137,9 +138,9 @@ class FedIterator(EngineIterator):
             raise CheckpointError("The state cannot be read: its stream is ahead of it. Give an unchanged one.")
 
     def start_prefetch(self) -> None:
-        """Begins to work ahead, here or, where nothing does here, below.
+        """Starts prefetching here, or in the streams below if nothing prefetches here.
 
-        What is drawn from runs in this thread, so that this waits for the first elements of it.
+        The stream runs in this thread, so this waits for its first elements.
         """
         self._check_open()
         if self._reads_ahead:
@@ -150,21 +151,21 @@ class FedIterator(EngineIterator):
 
 @final
 class _Drawing:
-    """Draws elements from an iterator, and finds out where they come from."""
+    """Draws elements from an iterator, and finds out their origins."""
 
     def __init__(self, stream: DatasetIterator[Any]) -> None:
         self._stream = stream
 
     def get_state(self) -> Callable[[], Any]:
-        """Notes where the iterator is: what is returned gives its state."""
+        """Returns a function that returns the iterator's current state later."""
         return noted_state(self._stream)
 
     def set_state(self, noted: Callable[[], Any]) -> None:
-        """Moves the iterator to where it was."""
+        """Moves the iterator to a state."""
         move_to(self._stream, noted())
 
     def draw(self, count: int, number: int) -> Elements:
-        """Returns the next elements: fewer than `count` where they end, or where an error ends them."""
+        """Returns the next elements: fewer than `count` if they end, or if an error follows."""
         if isinstance(self._stream, EngineIterator):
             return self._draw_made(self._stream, count)
         values, error = drawn_from(self._stream, count)
@@ -177,12 +178,12 @@ class _Drawing:
         return Elements(values, Origins(table), error)
 
     def _draw_made(self, stream: EngineIterator, count: int) -> Elements:
-        """Returns elements that know where they come from: what is drawn at random does not depend on the place."""
-        parts: list[Elements] = []
+        """Returns elements with their origins, on which random draws depend."""
+        runs: list[Elements] = []
         error, left = None, count
         while left and error is None:
             try:
-                part = stream.take(left)
+                run = stream.take(left)
             except StopIteration:
                 break
             except BaseException as failure:
@@ -190,14 +191,14 @@ class _Drawing:
                     raise
                 error = failure
             else:
-                parts.append(Elements(part.values, part.origins.without_sizes()))
-                left -= len(part.values)
-        whole = Elements.concatenate(parts) if parts else Elements([], Origins.none())
+                runs.append(Elements(run.values, run.origins.without_sizes()))
+                left -= len(run.values)
+        whole = Elements.concatenate(runs) if runs else Elements([], Origins.none())
         return Elements(whole.values, whole.origins, error)
 
 
 def with_states(dataset: Any) -> DatasetIterator[Any]:
-    """Returns a new iterator of a dataset; one that has no states is told by how many elements it has yielded."""
+    """Returns a new iterator of a dataset; one without states is resumed by the number of elements it has yielded."""
     iterator: DatasetIterator[Any] = iter(dataset)
     if type(iterator).get_state is not DatasetIterator.get_state:
         return iterator

@@ -1,4 +1,4 @@
-"""A pipeline that is said as a chain and read from its beginning to its end."""
+"""A pipeline written as a method chain and read sequentially."""
 
 import copy
 import functools
@@ -41,21 +41,20 @@ Parameters = ParamSpec("Parameters")
 
 
 WARM = "_warm"
-"""The attribute of a dataset that has the worker processes which its iterators have left."""
+"""The attribute of a dataset with the idle worker processes of its iterators."""
 
 
 class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
-    """A stream of elements that is read in order, and resumed anywhere: `iter(dataset)` is a `DatasetIterator`.
+    """A stream of elements that is read in order, and resumed anywhere. `iter(dataset)` is a `DatasetIterator`.
 
-    It is immutable: each method returns a new dataset, and reads nothing. What it yields is a pure function of the
-    chain. Threads and worker processes (`mp_prefetch`) decide how fast the elements come, never what they are: batches,
-    packed rows and random draws are the same for any number of them, and so is the state.
+    It is immutable: each method returns a new dataset, and reads nothing. Its elements are a pure function of the
+    chain. Threads and worker processes (`mp_prefetch`) affect speed, never content: batches, packed rows, random draws
+    and states are the same for any number of them.
 
-    `MapDataset.to_iter_dataset()` makes one. For one of your own, such as a network stream, subclass it, give
-    `super().__init__` the dataset that it draws from, or several in a list, or nothing, and define `__iter__`: it
-    returns a `DatasetIterator`, or any iterator. (One without `get_state` is resumed by drawing from its beginning.)
-    What stands after it in a chain is spread over threads and workers as ever; the iterator itself runs in the
-    consumer's thread.
+    `MapDataset.to_iter_dataset()` returns one. For your own, such as a network stream, subclass it, pass the dataset
+    that it draws from, or several in a list, or nothing, to `super().__init__`, and define `__iter__`. It returns a
+    `DatasetIterator`, or any iterator. (An iterator without `get_state` is resumed by drawing from its beginning.)
+    Operations after it in a chain still run in threads and workers; the iterator itself runs in the consumer's thread.
 
     Args:
         parents: the dataset that this one draws from, or a sequence of several.
@@ -76,7 +75,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     _parents: tuple[Any, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Sees to it that what `__iter__` of a subclass returns is a `DatasetIterator`."""
+        """Wraps the `__iter__` of a subclass, so that it returns a `DatasetIterator`."""
         super().__init_subclass__(**kwargs)
         own = vars(cls).get("__iter__")
         if own is not None:
@@ -93,7 +92,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
     @property
     def _parent(self) -> Any:
-        """The one dataset that this one draws from; AttributeError where there are none, or several."""
+        """The single dataset that this one draws from; AttributeError if there are none, or several."""
         return only_parent(self)
 
     def __iter__(self) -> DatasetIterator[T_co]:
@@ -101,7 +100,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define __iter__.")
 
     def __getitem__(self, key: Any) -> NoReturn:
-        """Raises ValueError: a stream is read in order."""
+        """Raises ValueError, because a stream is read in order."""
         raise ValueError(
             f"A stream is read in order, and has no [{key}]. Slice or index the MapDataset, before to_iter_dataset(); "
             "the first n elements of a stream are millstream.experimental.LimitIterDataset(dataset, n)."
@@ -138,16 +137,16 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     ) -> "IterDataset[Out]":
         """Returns the elements of several datasets, in exact proportions.
 
-        Every prefix is less than one element away from the weights. It ends where a dataset that is due has no more
-        elements: repeat those that should not end it.
+        Every prefix is less than one element away from the proportions. The mixture ends when a dataset that is due has
+        no more elements; repeat the datasets that should not end it.
 
-        With a mapping, a state holds the positions by name: where it is restored into another mixture, the datasets
-        of the same names resume where they were, new ones start at their beginning, and those that are gone are
-        dropped.
+        With a mapping, a state contains positions by name. If it is restored into another mixture, datasets with the
+        same names resume, new ones start at their beginning, and removed ones are dropped.
 
         Args:
             datasets: a list, or a mapping from names; at least one.
-            weights: numbers above 0, in a list or by name; None for equal ones. Decimals count as they are written.
+            weights: positive numbers, in a list or by name; None for equal weights. Decimals are used exactly as
+                written.
 
         Raises:
             TypeError, ValueError: there are no datasets, or the weights do not fit them.
@@ -190,11 +189,11 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         self, transform: "Callable[[list[T_co]], Sequence[Out]]", *, batched: Literal[True]
     ) -> "IterDataset[Out]": ...
     def map(self, transform: Any, *, batched: bool = False) -> "IterDataset[Any]":
-        """Returns what a function makes of each element.
+        """Returns the results of a function of each element.
 
         Args:
             transform: the function of an element, or an instance of `Map`.
-            batched: True if the function gets a list of elements, and returns as many results, see `Map`.
+            batched: True if the function gets a list of elements, and returns as many results; see `Map`.
 
         Raises:
             TypeError: it is neither a function nor a `Map`.
@@ -206,10 +205,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return _operated(self, as_map(transform, batched=batched))
 
     def map_with_index(self, transform: "MapWithIndex[T_co, Out] | Callable[[int, T_co], Out]") -> "IterDataset[Out]":
-        """Returns what a function makes of the index of each element and the element.
+        """Returns the results of a function of each element's index and the element.
 
-        The index is the position in the `MapDataset`, or the number in a stream, that the element comes from; of a
-        batch, that of its first element.
+        The index is the position in the `MapDataset`, or the number in a stream, that the element comes from. The index
+        of a batch is that of its first element.
 
         Args:
             transform: the function of an index and an element, or an instance of `MapWithIndex`.
@@ -230,10 +229,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         *,
         seed: SupportsIndex | None = None,
     ) -> "IterDataset[Out]":
-        """Returns what a function makes of each element and a `numpy.random.Generator`.
+        """Returns the results of a function of each element and a `numpy.random.Generator`.
 
-        What is drawn depends on the seed, on the element's index, and on how many random operations come before it
-        under the same seed; not on threads, workers and resumes.
+        The random numbers depend on the seed, on the element's index, and on the number of random operations before it
+        with the same seed; not on threads, workers and resumes.
 
         Args:
             transform: the function of an element and a generator, or an instance of `RandomMap`.
@@ -250,10 +249,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return _operated(self, _of_kind(transform, RandomMap), seed)
 
     def filter(self, transform: "Filter[T_co] | Callable[[T_co], object]") -> "IterDataset[T_co]":
-        """Returns the elements of which a function says that they stay.
+        """Keeps the elements for which a function returns true.
 
         Args:
-            transform: the function of an element, or an instance of `Filter`: what is true, stays.
+            transform: the function of an element, or an instance of `Filter`.
 
         Raises:
             TypeError: it is neither a function nor a `Filter`.
@@ -269,11 +268,12 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         transform: "FlatMap[T_co, Out] | Callable[[T_co], Iterable[Out]]",
         max_fan_out: SupportsIndex | None = None,
     ) -> "IterDataset[Out]":
-        """Returns the elements, none or several, into which a function splits each one.
+        """Returns the children that a function splits each element into.
 
         Args:
             transform: the function of an element, or an instance of `FlatMap`.
-            max_fan_out: the most elements that one may become, at least 1; None for a `FlatMap`, which knows it.
+            max_fan_out: the maximum number of children per element, at least 1; None for a `FlatMap`, which has its
+                own.
 
         Raises:
             TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
@@ -304,12 +304,12 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         drop_remainder: bool = False,
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> "IterDataset[Any]":
-        """Returns batches of elements that follow each other.
+        """Returns batches of consecutive elements.
 
         Args:
-            batch_size: how many elements make a batch, at least 1.
-            drop_remainder: whether elements at the end that do not fill a batch are left out.
-            batch_fn: makes a batch from the list of its elements; None stacks them leaf by leaf.
+            batch_size: the number of elements per batch, at least 1.
+            drop_remainder: True to drop a last, incomplete batch.
+            batch_fn: the function that builds a batch from the list of its elements; None stacks them leaf by leaf.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(5).to_iter_dataset()
@@ -319,7 +319,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return _operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
 
     def seed(self, seed: SupportsIndex) -> "IterDataset[T_co]":
-        """Returns the same elements, with a seed for the random operations that come after.
+        """Returns the same elements, with a seed for the random operations after it.
 
         Args:
             seed: 0 … 2**64 - 1.
@@ -342,19 +342,21 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         worker_init_fn: None = None,
         sequential_slice: bool = False,
     ) -> "IterDataset[T_co]":
-        """Returns the same elements, made ahead by worker processes: all operations before this one run there.
+        """Returns the same elements, prefetched by worker processes, which run all operations before this one.
 
-        Operations after it run in the consumer's thread. No element depends on where it is made, and no state on the
-        number of workers; but a state belongs to a chain that has `mp_prefetch` at the same place.
+        Operations after it run in the consumer's thread. Elements do not depend on the process that computes them, and
+        states do not depend on the number of workers. But a state belongs to a chain with `mp_prefetch` at the same
+        position.
 
         Args:
-            options: how many workers, and what each keeps ready, or only how many; None for one for each core, 0 for
-                none.
-            worker_init_fn: refused: what a worker needs is made where it is first used.
-            sequential_slice: accepted for Grain's sake, and without effect: the elements come in one order.
+            options: the number of workers and of elements that each keeps ready, or only the number of workers; None
+                for
+                one per core, 0 for none.
+            worker_init_fn: refused: initialise a worker's resources on first use.
+            sequential_slice: accepted for compatibility with Grain, without effect, because there is only one order.
 
         Raises:
-            TypeError, ValueError: options are of the wrong kind or out of range, or worker_init_fn is not None.
+            TypeError, ValueError: options have the wrong type or are out of range, or worker_init_fn is not None.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(4).to_iter_dataset().map(lambda number: number * 10)
@@ -364,7 +366,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         del sequential_slice
         if worker_init_fn is not None:
             raise ValueError(
-                "worker_init_fn is not supported: make what a worker needs where it is first used, for instance in a "
+                "worker_init_fn is not supported: initialise a worker's resources on first use, for instance in a "
                 "functools.cached_property of a Map."
             )
         return _ahead(self, _as_workers(options), None)
@@ -372,14 +374,14 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     def prefetch(
         self, options: MultiprocessingOptions | ReadOptions | SupportsIndex | None = None
     ) -> "IterDataset[T_co]":
-        """Returns the same elements, made ahead by processes, as `mp_prefetch`; or with `ReadOptions` by threads.
+        """Returns the same elements, prefetched by processes like `mp_prefetch`, or by threads for `ReadOptions`.
 
         Args:
-            options: the workers, or only how many, as for `mp_prefetch`: None for one for each core, 0 for none. Or
+            options: the workers, or only their number, as for `mp_prefetch`: None for one per core, 0 for none. Or
                 `ReadOptions`, the threads of this process.
 
         Raises:
-            TypeError, ValueError: they are of the wrong kind or out of range.
+            TypeError, ValueError: they have the wrong type or are out of range.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(4).to_iter_dataset().map(lambda number: number * 10)
@@ -400,8 +402,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             function: a function of a dataset.
-            *args: what it takes after the dataset.
-            **kwargs: what it takes by name.
+            *args: its further positional arguments.
+            **kwargs: its keyword arguments.
 
         Examples:
             >>> def scaled(dataset, factor):
@@ -412,7 +414,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return function(self, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what makes the dataset another one's equal: processes stay here."""
+        """Returns the attributes of an equal dataset, without worker processes."""
         return {name: value for name, value in vars(self).items() if name != WARM}
 
     def _begun_by(
@@ -460,16 +462,16 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             return next(iterator)
 
     def _line(self) -> str:
-        """Returns what this node is called where a chain is shown: with a dot where it follows its parent."""
+        """Returns a description of this node, which begins with a dot if it follows its parent."""
         return type(self).__name__
 
     def _shares(self) -> Sequence[tuple[str, float]]:
-        """Returns the names of the parents with their weights, for a picture."""
+        """Returns the names of the parents with their weights, for a diagram."""
         return ()
 
 
 def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], DatasetIterator[Any]]:
-    """Returns an `__iter__` that gives what `own` gives, with states where that has none."""
+    """Returns an `__iter__` that returns the iterator of `own`, wrapped if it has no states."""
 
     def opened(dataset: Any) -> DatasetIterator[Any]:
         iterator = own(dataset)
@@ -508,7 +510,7 @@ def _ahead(parent: IterDataset[Any], workers: MultiprocessingOptions, reading: R
 
 
 def _of_kind(transform: Any, kind: type[Transformation]) -> Transformation:
-    """Returns an operation of a kind: a function is made into one."""
+    """Returns an operation of a kind, constructed from a function if necessary."""
     operation = transform if isinstance(transform, Transformation) else kind(transform)  # type: ignore[call-arg]
     if not isinstance(operation, kind):
         raise TypeError(

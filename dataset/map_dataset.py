@@ -1,4 +1,4 @@
-"""A dataset that is read at random, and the methods that make longer chains of it."""
+"""A dataset with random access, and the methods that extend it to longer chains."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,19 +54,19 @@ Rows: TypeAlias = slice
 
 
 class MapDataset(grain_kinds.MapDataset, Generic[T]):
-    """A lazy, immutable dataset that is read at random: `len(dataset)` and `dataset[position]`.
+    """A lazy, immutable dataset with random access: `len(dataset)` and `dataset[position]`.
 
-    Each method returns a new dataset and reads nothing. `len(dataset)` is the length of one epoch, and positions run on
-    over all epochs: `epoch, offset = divmod(position, len(dataset))`. So there is an element at every position from 0
-    on, in another order in each epoch where the dataset is shuffled. An element that is None is absent: a filter has
-    dropped it, or a map has returned None.
+    Each method returns a new dataset and reads nothing. `len(dataset)` is the length of one epoch, and positions
+    continue across epochs: `epoch, offset = divmod(position, len(dataset))`. Every position from 0 therefore has an
+    element, in a different order in each epoch if the dataset is shuffled. An element that is None is missing: a filter
+    has dropped it, or a map has returned None.
 
-    A MapDataset is a source: a `DataLoader` takes it as its `data_source`, and reads whole blocks of it at once.
+    A MapDataset is a source: a `DataLoader` accepts it as its `data_source`, and reads a block of it in one call.
 
-    Subclass it to say how elements are found: call `super().__init__(parents)`, read `self._parent[position]`, and
-    override `__len__` and `__getitem__`, for any position from 0 on. Everything else is inherited, and such a dataset
-    may stand anywhere in a chain. It is read one element after the other, in several threads at once, and sent to
-    worker processes by pickle.
+    Subclass it to define your own elements: call `super().__init__(parents)`, read `self._parent[position]`, and
+    override `__len__` and `__getitem__`, for any position from 0. Everything else is inherited, and such a dataset may
+    appear anywhere in a chain. It is read one element at a time, in several threads concurrently, and sent to worker
+    processes by pickle.
 
     Args:
         parents: the datasets that it takes its elements from: one, several in a sequence, or none.
@@ -99,22 +99,22 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
     @property
     def _parent(self) -> "MapDataset[Any]":
-        """The only parent."""
+        """The single parent."""
         if len(self._parents) != 1:
             raise AttributeError(f"{type(self).__name__} has {len(self._parents)} parents, not one: see `parents`.")
         return self._parents[0]
 
     @staticmethod
     def source(source: DataSource[Out]) -> "MapDataset[Out]":
-        """Returns the records of a source, in their order.
+        """Returns the records of a source, in order.
 
         Args:
-            source: whatever a `DataLoader` takes: a list, a file format's data source, a Hugging Face dataset, anything
-                with `len(source)` and `source[key]`. Its `__getitems__` is used if it is there. Another MapDataset is
-                one too: its first epoch. It may be empty.
+            source: any source that a `DataLoader` accepts: a list, a file format's data source, a Hugging Face dataset,
+                or an object with `len(source)` and `source[key]`. Its `__getitems__` is used if it exists. Another
+                MapDataset is a source too: its first epoch. It may be empty.
 
         Raises:
-            TypeError: it is not a source; the error says what to write instead.
+            TypeError: it is not a source; the error names an alternative.
 
         Examples:
             >>> list(millstream.MapDataset.source(["a", "b", "c"]))
@@ -128,9 +128,9 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         """Returns the integers of `range(start, stop, step)`, as Python ints; `range(stop)` begins at 0.
 
         Args:
-            start: the first integer; with no stop, it is the end, and the first is 0.
-            stop: the end, which is left out; None where start is the end.
-            step: the difference of neighbours; negative counts down.
+            start: the first integer. Without a stop, it is the end, and the first integer is 0.
+            stop: the end, exclusive; None if start is the end.
+            step: the difference of neighbours; negative to count down.
 
         Raises:
             ValueError: the step is 0, or the range has 2**63 integers or more.
@@ -145,13 +145,13 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
     @staticmethod
     def concatenate(datasets: "Sequence[MapDataset[Out]]") -> "MapDataset[Out]":
-        """Returns datasets end to end. Epoch e of it is epoch e of each of them.
+        """Returns the concatenation of datasets. Each epoch consists of that epoch of each dataset.
 
         Args:
-            datasets: the parts in their order: at least one, each with an end.
+            datasets: the datasets in order: at least one, none of them endless.
 
         Raises:
-            ValueError: there are none, or one has no end.
+            ValueError: there are none, or one is endless.
 
         Examples:
             >>> first, second = millstream.MapDataset.range(3), millstream.MapDataset.range(10, 12)
@@ -171,17 +171,17 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         datasets: "Sequence[MapDataset[Out]] | Mapping[str, MapDataset[Out]]",
         weights: Sequence[float] | Mapping[str, float] | None = None,
     ) -> "MapDataset[Out]":
-        """Returns the elements of datasets in turn, in the proportions of weights.
+        """Returns the interleaved elements of datasets, in the proportions of weights.
 
-        Nothing is drawn: any number of elements from the start is less than one or two away from the proportions. It
-        is the order of `MixtureSampler`. It ends where a dataset whose turn it is has no more elements; `.repeat()`
-        the parts to avoid that. After the end, as in `mix(...).repeat(2)`, it continues: each part runs on into its
-        own next epoch.
+        The order is not random: among any number of first elements, each dataset has its share, with an error below one
+        or two elements. It is the order of `MixtureSampler`. The mixture ends when a dataset whose turn it is has no
+        more elements; `.repeat()` the datasets to avoid that. Beyond the end, as in `mix(...).repeat(2)`, each dataset
+        continues in its own next epoch.
 
         Args:
             datasets: a list, or a mapping by name; at least one.
-            weights: numbers, one for each dataset, or a mapping by the same names; equal ones if None. Decimals are
-                taken as they are written.
+            weights: numbers, one per dataset, or a mapping by the same names; equal weights if None. Decimals are used
+                exactly as written.
 
         Raises:
             TypeError, ValueError: there are no datasets, one is empty, or the weights do not match them.
@@ -202,16 +202,16 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
     @staticmethod
     def select_from_datasets(datasets: "Sequence[MapDataset[Out]]", selection_map: Any) -> "MapDataset[Out]":
-        """Returns the elements that a selection map picks from datasets.
+        """Returns the elements of datasets that a selection map picks.
 
         Args:
-            datasets: what is picked from, at least one.
+            datasets: the datasets to pick from, at least one.
             selection_map: `selection_map[position]` is a pair: the number of a dataset and a position in it;
-                `len(selection_map)` is the length. A list, a tuple or an array of shape (n, 2) holds the pairs of each
-                epoch. Anything else is asked for positions after its length, too.
+                `len(selection_map)` is the length. A list, a tuple or an array of shape (n, 2) contains the pairs of
+                every epoch. Other maps are also called with positions beyond their length.
 
         Raises:
-            TypeError, ValueError: there are no datasets, or a pair in a list picks what is not there.
+            TypeError, ValueError: there are no datasets, or a pair in a list does not exist.
 
         Examples:
             >>> numbers, letters = millstream.MapDataset.range(6), millstream.MapDataset.source(["a", "b"])
@@ -233,11 +233,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     @overload
     def map(self, transform: "Callable[[list[T]], Sequence[Out]]", *, batched: Literal[True]) -> "MapDataset[Out]": ...
     def map(self, transform: Any, *, batched: bool = False) -> "MapDataset[Any]":
-        """Returns the dataset with each element as `transform` makes it; where it makes None, there is no element.
+        """Returns the results of a function of each element. If it returns None, the element is missing.
 
         Args:
             transform: a function of an element, or a `Map`.
-            batched: True if the function gets a list of elements, and returns as many results, see `Map`.
+            batched: True if the function gets a list of elements, and returns as many results; see `Map`.
 
         Raises:
             TypeError: it is neither a function nor a `Map`.
@@ -249,9 +249,9 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return self._with(Mapped(node_of(self), as_map(transform, batched=batched)))
 
     def map_with_index(self, transform: "MapWithIndex[T, Out] | Callable[[int, T], Out]") -> "MapDataset[Out]":
-        """Returns the dataset with each element as `transform(position, element)` makes it.
+        """Returns the results of `transform(position, element)` for each element.
 
-        The position is that in this dataset, counted over all epochs.
+        The position is that in this dataset, continued across epochs.
 
         Args:
             transform: a function of a position and an element, or a `MapWithIndex`.
@@ -272,15 +272,15 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         *,
         seed: SupportsIndex | None = None,
     ) -> "MapDataset[Out]":
-        """Returns the dataset with each element as `transform(element, rng)` makes it.
+        """Returns the results of `transform(element, rng)` for each element.
 
-        What is drawn depends on the seed, the epoch, the position and on how many random maps above draw from the same
-        seed. It is what a `RandomMap` of a `DataLoader` with this seed draws at the same position.
+        The random numbers depend on the seed, the epoch, the position and the number of random maps before it that draw
+        from the same seed. A `RandomMap` of a `DataLoader` with this seed draws the same at the same position.
 
         Args:
-            transform: a function of an element and a generator, or a `RandomMap`. It draws from the generator that it
-                is given, and does not keep it.
-            seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` above.
+            transform: a function of an element and a generator, or a `RandomMap`. It draws only from the given
+                generator, and does not keep it.
+            seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` before it.
 
         Raises:
             ValueError: there is no seed, or it is out of range.
@@ -288,7 +288,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         Examples:
             >>> dataset = millstream.MapDataset.range(3).seed(0)
             >>> drawn = dataset.random_map(lambda number, rng: number + rng.integers(100))
-            >>> [int(number) for number in drawn.repeat(2)]  # each epoch draws anew
+            >>> [int(number) for number in drawn.repeat(2)]  # each epoch draws different numbers
             [3, 98, 64, 19, 19, 51]
         """
         operation = as_operation(transform, RandomMap)
@@ -297,9 +297,9 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return self._with(MappedAtRandom(node, operation, chosen, count_random_maps(node, chosen)))
 
     def filter(self, transform: "Filter[T] | Callable[[T], object]") -> "MapDataset[T]":
-        """Returns the dataset without the elements for which `transform` is false: these positions hold None.
+        """Returns the dataset without the elements for which `transform` is false: their positions contain None.
 
-        The length stays: which elements are left is found when they are read.
+        The length does not change, because elements are filtered when they are read.
 
         Args:
             transform: a function of an element, or a `Filter`.
@@ -319,11 +319,12 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     ) -> "MapDataset[Out]":
         """Returns the children that `transform` splits elements into.
 
-        Element i has the positions from `i * max_fan_out` on; those for which there is no child hold None.
+        Element i has the positions from `i * max_fan_out`; positions without a child contain None.
 
         Args:
             transform: a `FlatMap`, or a function of an element.
-            max_fan_out: the most children that one element may have, at least 1; None for a `FlatMap`, which knows it.
+            max_fan_out: the maximum number of children per element, at least 1; None for a `FlatMap`, which has its
+                own.
 
         Raises:
             TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
@@ -351,18 +352,18 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         drop_remainder: bool = False,
         batch_fn: Callable[[list[Any]], Any] | None = None,
     ) -> "MapDataset[Any]":
-        """Returns batches of `batch_size` elements in a row.
+        """Returns batches of `batch_size` consecutive elements.
 
-        No batch holds elements of two epochs: the last one of each is short. After `.repeat(n)`, there is one epoch.
+        No batch spans two epochs; the last one of each may be shorter. `.repeat(n)` joins epochs into one.
 
         Args:
-            batch_size: how many elements make a batch, at least 1.
-            drop_remainder: whether a short batch is left out.
-            batch_fn: makes the batch from the list of its elements. None stacks them: each leaf of the structure
-                becomes one array with a new axis in front.
+            batch_size: the number of elements per batch, at least 1.
+            drop_remainder: True to drop a short batch.
+            batch_fn: the function that builds the batch from the list of its elements. None stacks them: each leaf of
+                the structure becomes one array with a new first axis.
 
         Raises:
-            ValueError: elements may be absent, after a filter or flat_map.
+            ValueError: elements may be missing, after a filter or flat_map.
 
         Examples:
             >>> list(millstream.MapDataset.range(5).batch(2))
@@ -382,12 +383,12 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return self._with(Batched(node, operation))
 
     def shuffle(self, seed: SupportsIndex | None = None) -> "MapDataset[T]":
-        """Returns the elements in a globally shuffled order, a new one each epoch.
+        """Returns the elements in a globally shuffled order, a different one in each epoch.
 
         It is the order of `IndexSampler(len(dataset), shuffle=True, seed=seed)`.
 
         Args:
-            seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` above.
+            seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` before it.
 
         Raises:
             ValueError: there is no seed, or it is out of range.
@@ -404,17 +405,17 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return self._with(Shuffle(node, derive_seed(inherited, number) if number else inherited, inherited))
 
     def slice(self, rows: Rows) -> "MapDataset[T]":
-        """Returns the elements of each epoch that a slice picks; `dataset[a:b:c]` is the same.
+        """Returns the elements of each epoch that a slice selects; `dataset[a:b:c]` is the same.
 
-        Its epoch e comes from epoch e of this dataset. So `dataset.shuffle(seed=0)[:n].repeat()` has other records in
-        each epoch. For a fixed subset, slice before the shuffle, or write `.repeat(reseed_each_epoch=False)`.
+        Its epoch e comes from epoch e of this dataset. `dataset.shuffle(seed=0)[:n].repeat()` therefore has different
+        records in each epoch. For a fixed subset, slice before the shuffle, or use `.repeat(reseed_each_epoch=False)`.
 
         Args:
             rows: `slice(start, stop, step)`, as for a list of the elements of an epoch.
 
         Raises:
             TypeError: it is not a slice.
-            ValueError: its step is 0, or negative where the dataset has no end.
+            ValueError: its step is 0, or negative if the dataset is endless.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(10)
@@ -426,18 +427,19 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         node = node_of(self)
         picked = range(node.length)[rows]
         if node.length == ENDLESS and picked and picked.step < 0:
-            raise ValueError("A dataset without end cannot be read backwards: slice it before .repeat().")
+            raise ValueError("An endless dataset cannot be read backwards: slice it before .repeat().")
         return self._with(Slice(node, picked))
 
     def repeat(self, num_epochs: SupportsIndex | None = None, *, reseed_each_epoch: bool = True) -> "MapDataset[T]":
         """Returns several epochs as one.
 
         Args:
-            num_epochs: how many, at least 1; None for no end: its `len` is then `sys.maxsize`.
-            reseed_each_epoch: whether each epoch has its own shuffles and draws. False repeats the first one exactly.
+            num_epochs: the number of epochs, at least 1; None for an endless dataset, whose `len` is `sys.maxsize`.
+            reseed_each_epoch: True to shuffle and draw differently in each epoch, False to repeat the first one
+                exactly.
 
         Raises:
-            ValueError: it is endless already.
+            ValueError: it is already endless.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(4).shuffle(seed=0)
@@ -451,7 +453,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return self._with(Repeat(node, number, as_flag(reseed_each_epoch, "reseed_each_epoch")))
 
     def seed(self, seed: SupportsIndex) -> "MapDataset[T]":
-        """Returns the same dataset; random operations after it that have no seed of their own draw from this one.
+        """Returns the same dataset. Random operations after it without their own seed draw from this one.
 
         Args:
             seed: 0 … 2**64 - 1.
@@ -474,9 +476,9 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             transformations: an operation or a function, or a list of them, in order.
 
         Raises:
-            TypeError: one is neither an operation nor a function, or groups elements as they come: that is for
-                `to_iter_dataset().apply(...)`.
-            ValueError: a `Batch` where elements may be absent, or a `RandomMap` without a seed before it.
+            TypeError: one is neither an operation nor a function, or groups elements as they arrive: use
+                `to_iter_dataset().apply(...)` for those.
+            ValueError: a `Batch` if elements may be missing, or a `RandomMap` without a seed before it.
 
         Examples:
             >>> list(millstream.MapDataset.range(4).apply([lambda number: number * 10, millstream.Batch(2)]))
@@ -513,12 +515,12 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Out:
-        """Returns `function(dataset, *args, **kwargs)`, so that functions of datasets read in the order of a chain.
+        """Returns `function(dataset, *args, **kwargs)`, so that functions of datasets fit into a chain.
 
         Args:
             function: a function of a dataset.
-            *args: what it takes after the dataset.
-            **kwargs: what it takes by name.
+            *args: its further positional arguments.
+            **kwargs: its keyword arguments.
 
         Examples:
             >>> def scaled(dataset, factor):
@@ -531,11 +533,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     def to_iter_dataset(
         self, read_options: "ReadOptions | None" = None, *, allow_nones: bool = False
     ) -> "IterDataset[T]":
-        """Returns the stream of the elements of an epoch, without those that are absent.
+        """Returns the stream of an epoch's elements, without missing ones.
 
         Args:
-            read_options: the threads that read ahead; None for `ReadOptions()`.
-            allow_nones: whether None comes where an element is absent.
+            read_options: the threads that prefetch; None for `ReadOptions()`.
+            allow_nones: True to yield None for missing elements.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(4).filter(lambda number: number % 2 == 0)
@@ -547,11 +549,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return ReadIterDataset(self, read_options, as_flag(allow_nones, "allow_nones"))
 
     def __iter__(self) -> "DatasetIterator[T]":
-        """Returns an iterator over one epoch, without the elements that are absent."""
+        """Returns an iterator over one epoch, without missing elements."""
         return self.to_iter_dataset()._begun_by(sys._getframe(1))  # noqa: SLF001  (as `warnings` does)
 
     def __len__(self) -> int:
-        """Returns the length of one epoch; `sys.maxsize` where there is no end."""
+        """Returns the length of one epoch; `sys.maxsize` if the dataset is endless."""
         if self._node is None:
             raise NotImplementedError(f"{type(self).__name__} must override __len__.")
         return self._node.length
@@ -561,7 +563,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     @overload
     def __getitem__(self, position: Rows) -> "MapDataset[T]": ...
     def __getitem__(self, position: SupportsIndex | Rows) -> "T | MapDataset[T]":
-        """Returns the element at a position of any epoch, None where one is absent; of a slice, a dataset.
+        """Returns the element at a position of any epoch, None if it is missing; for a slice, a dataset.
 
         Raises:
             IndexError: the position is negative, 2**63 or more, or the dataset is empty.
@@ -572,7 +574,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return element
 
     def __getitems__(self, positions: RecordKeys) -> Sequence[T]:
-        """Returns the elements at positions, in their order, None where one is absent.
+        """Returns the elements at positions, in order, None for missing elements.
 
         Each source is read in one call.
 
@@ -582,11 +584,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return self._read.block(positions)
 
     def fingerprint(self) -> str:
-        """Returns what decides the elements, in a line of words: sources, operations, seeds, but not num_epochs."""
+        """Returns one line that identifies the elements: sources, operations and seeds, but not num_epochs."""
         return fingerprint_of(node_of(self))
 
     def content_marks(self) -> dict[str, str]:
-        """Returns marks of the code and the objects of the chain: a checkpoint warns of those that differ."""
+        """Returns digests of the chain's code and objects. A checkpoint warns if they differ."""
         return content_marks_of(node_of(self))
 
     def __repr__(self) -> str:
@@ -619,7 +621,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
 
 def node_of(dataset: MapDataset[Any]) -> Node:
-    """Returns what reads a dataset."""
+    """Returns the node of a dataset."""
     if dataset._node is None or type(dataset).__getitem__ is not MapDataset.__getitem__:  # noqa: SLF001
         if type(dataset).__getitem__ is MapDataset.__getitem__:
             raise NotImplementedError(f"{type(dataset).__name__} must override __getitem__.")
@@ -628,7 +630,7 @@ def node_of(dataset: MapDataset[Any]) -> Node:
 
 
 def dataset_of(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:
-    """Returns the dataset that a node reads."""
+    """Returns a dataset with a node."""
     dataset = MapDataset[Any](parents)
     dataset._node = node  # noqa: SLF001
     return dataset

@@ -1,4 +1,4 @@
-"""The iterator of mixed streams: it draws from the one that is due."""
+"""The iterator of mixed streams, which draws from the stream that is due."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +18,17 @@ from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, 
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 
 LOOK_AHEAD = 1024
-"""For this many elements it is found at once which streams they come from."""
+"""The number of elements whose streams are computed in one call."""
 
 
 @final
 class MixedIterator(RecoveringIterator[Any], DrawnIterator):
-    """Draws from the stream that is due; ends where that has ended.
+    """Draws from the stream that is due; ends when that has ended.
 
     Args:
         streams: the datasets.
-        weights: whole numbers without a common divisor, one for each.
-        names: what they are called in states; None where these go by order.
+        weights: integers without a common divisor, one per stream.
+        names: the names of the streams in states; None if states list them in order.
         shared: the threads and workers of the streams.
     """
 
@@ -65,9 +65,10 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         return element
 
     def draw(self, count: int) -> Drawn:
-        """Returns the next elements, of each stream all that are due at once.
+        """Returns the next elements, drawn from each stream in one call.
 
-        Where there are fewer than `count`, streams have been drawn from beyond the end: it has to be moved to a state.
+        If there are fewer than `count`, streams have been drawn from beyond the end, and the iterator must be moved to
+        a state.
         """
         self._check_open()
         if self._ended:
@@ -80,17 +81,17 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         if not self._is_reading:
             self._begin()
         due = self._streams_due(count)
-        places = np.argsort(due, kind="stable")
-        bounds = np.searchsorted(due[places], np.arange(len(self._parents) + 1)).tolist()
+        positions = np.argsort(due, kind="stable")
+        bounds = np.searchsorted(due[positions], np.arange(len(self._parents) + 1)).tolist()
         values: list[Any] = [None] * count
         end, failure = count, None
         for parent, (start, stop) in zip(self._parents, itertools.pairwise(bounds), strict=True):
             if start == stop:
                 continue
-            own = places[start:stop].tolist()
+            own = positions[start:stop].tolist()
             drawn = drawn_from(parent, len(own))
-            for place, value in zip(own, drawn.values, strict=False):
-                values[place] = value
+            for position, value in zip(own, drawn.values, strict=False):
+                values[position] = value
             if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
                 end, failure = own[len(drawn.values)], drawn.error
         self._position, self._num_since = self._position + end, self._num_since + end
@@ -99,13 +100,13 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         return Drawn(values[:end], failure)
 
     def _begin(self) -> None:
-        """Has all streams read at the same time, before the first of them is waited for."""
+        """Starts prefetching in all streams, before the first of them is waited for."""
         if self._shared.shared_workers is None:
             self.start_prefetch()
         self._is_reading = True
 
     def _streams_due(self, count: int) -> NDArray[Any]:
-        """Returns which streams the next elements come from."""
+        """Returns the streams of the next elements."""
         row = self._position - self._first
         if not 0 <= row <= len(self._due) - count:
             row, self._first = 0, self._position
@@ -117,7 +118,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         return self._noted()()
 
     def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns what gives the state that `get_state` would return now."""
+        """Returns a function that returns the current state of `get_state` later."""
         if self._is_torn:
             self._recover()
         return self._noted()
@@ -128,23 +129,23 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         return lambda: self._state_of([of_parent() for of_parent in noted], position, ended=ended)
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
-        """Returns how many elements of each stream come before a position, if each begins where the mixture does."""
+        """Returns the number of elements of each stream before a position, if all begin with the mixture."""
         return self._schedule.drawn_at(position)
 
     @property
     def position(self) -> int:
-        """How many elements have come."""
+        """The number of elements yielded."""
         return self._position
 
     @property
     def drawn(self) -> tuple[int, ...] | None:
-        """How many elements of each stream have come; None where it has ended, or one is not read at random."""
+        """The number of elements drawn from each stream; None if it has ended, or if a stream has no random access."""
         counts = [parent.next_index if isinstance(parent, ReadIterator) else None for parent in self._parents]
         known = tuple(count for count in counts if count is not None)
         return known if len(known) == len(counts) and not self._ended else None
 
     def state_after(self, position: int, drawn: Sequence[int]) -> dict[str, Any]:
-        """Returns the state at a position at which this many elements of each stream have come, all read at random."""
+        """Returns the state at a position, given the number of elements drawn from each stream with random access."""
         readers = [parent for parent in self._parents if isinstance(parent, ReadIterator)]
         states = [reader.brief_state_after(count) for reader, count in zip(readers, drawn, strict=True)]
         return self._state_of(states, position, ended=False)
@@ -155,7 +156,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         return sealed("a mixture", own | {"parents": parents})
 
     def _move(self, state: dict[str, Any]) -> None:
-        """Moves to a position. By name, streams that it does not know start from the beginning."""
+        """Moves to a position. With names, unknown streams start at their beginning."""
         checks: dict[str, Check] = {"position": is_number, "ended": is_flag, "parents": is_anything}
         # Named datasets may have other weights from here on.
         if isinstance(state, Mapping) and "weights" in state:

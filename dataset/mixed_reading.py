@@ -1,11 +1,11 @@
-"""The iterator of a mixture of straight chains: one plan reads them all at random, as it would read one dataset.
+"""The iterator of a mixture of straight chains: one plan reads them all with random access, like one dataset.
 
-Which element of which chain comes at a position is arithmetic, where each position of each chain has an element. So a
-batch is made from all of them at once, where the plan's threads and worker processes are: one set for all chains.
+If every position of every chain has an element, the chain and the element at each position of the mixture are computed.
+A batch is then read from all chains in one call, in the threads and worker processes of the plan: one set for all.
 
-It yields what `FedIterator` makes of the mixed stream, and its states are the same. Where the stream is resumed in
-another mixture, each chain is ahead of, or behind, where this one's proportions would have it. Where an element turns
-out to be absent, the stream takes over at that position.
+It yields the same elements as a `FedIterator` over the mixed stream, with the same states. If the stream is resumed in
+another mixture, each chain may be ahead of or behind the new proportions. If an element turns out to be missing, the
+stream takes over at that position.
 """
 
 import dataclasses
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 
 def straight_node(dataset: IterDataset[Any], *, has_workers: bool) -> Node | None:
-    """Returns what reads the elements of a stream at random; None where that cannot be.
+    """Returns the node that reads a stream with random access; None if that is impossible.
 
     Args:
         dataset: the stream.
-        has_workers: whether worker processes are to read it: those that it asks for itself are not needed then.
+        has_workers: True if worker processes read it, so that the workers that it requests are not needed.
     """
     if iterates_itself(dataset):
         return None
@@ -62,33 +62,33 @@ def straight_node(dataset: IterDataset[Any], *, has_workers: bool) -> Node | Non
         if following is None:
             return None
         node = following
-    # Of an empty one, no position can be located, not even one that never comes.
+    # No position of an empty node can be located, even if it is never read.
     return node if node.length else None
 
 
 def shared_maps(parts: tuple[Node, ...]) -> tuple[tuple[Node, ...], list[Transformation]]:
-    """Returns what is before the last maps that all parts have alike, and these: they are done after the mixing.
+    """Returns the parts without their common last maps, and these maps, which then run after the mixing.
 
-    So a batch is read from all parts at once, and costs one call of each map's loop, not one for each part.
+    A batch is then read from all parts together, and each map's loop runs once instead of once per part.
     """
     maps: list[Transformation] = []
     while all(type(part) is Mapped for part in parts):
         nodes = [part for part in parts if isinstance(part, Mapped)]
         first = nodes[0].operation
-        if not all(_are_one(first, node.operation) for node in nodes):
+        if not all(_are_same(first, node.operation) for node in nodes):
             break
         maps.insert(0, first)
         parts = tuple(node.parent for node in nodes)
     return parts, maps
 
 
-def _are_one(first: Map[Any, Any], other: Map[Any, Any]) -> bool:
-    """Whether two maps are one, or of one function."""
+def _are_same(first: Map[Any, Any], other: Map[Any, Any]) -> bool:
+    """Returns True if two maps are the same object, or use the same function."""
     return first is other or (type(first) is Map is type(other) and first.map is other.map)
 
 
 def _following(node: Node, operation: Transformation) -> Node | None:
-    """Returns the node of an operation of a stream; None for one that is not 1:1, or counts other positions."""
+    """Returns the node of a stream's operation; None if it is not 1:1, or counts other positions."""
     if isinstance(operation, Map):
         return Mapped(node, operation)
     if isinstance(node, _WholeBatches) or (isinstance(node, Mapped) and _has_batches(node)):
@@ -109,7 +109,7 @@ def _has_batches(node: Node) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _WholeBatches(Batched):
-    """Batches of a stream, where no element is absent."""
+    """Batches of a stream without missing elements."""
 
     def _batch(self, values: Sequence[Any], rows: Positions) -> Any:
         if type(values) in (list, tuple) and any(value is None for value in values):
@@ -119,11 +119,11 @@ class _WholeBatches(Batched):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _MixedFrom(Mixed):
-    """A mixture that continues from a position at which the parents are not where its proportions would have them.
+    """A mixture that continues at a position where its parents are not where its proportions would place them.
 
     Attributes:
-        begin: the position; none before it is read.
-        lead: how many elements each parent is ahead; below 0 where it is behind.
+        begin: the position; earlier ones are not read.
+        lead: the number of elements that each parent is ahead; negative if it is behind.
     """
 
     begin: int
@@ -131,7 +131,7 @@ class _MixedFrom(Mixed):
 
     @functools.cached_property
     def length(self) -> int:
-        """Up to the first position, from where it continues, whose parent has no more elements."""
+        """The first position, from `begin`, whose parent has no more elements."""
         (part,) = self._schedule.parts
         lacks = [
             part.position_of(number, max(parent.length - lead, drawn))
@@ -143,22 +143,22 @@ class _MixedFrom(Mixed):
         return min([ENDLESS, *lacks])
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        """Returns whose turn it is, and which element of it."""
-        numbers, theirs = super().parents_at(positions)
-        # Look-ahead may begin before this does.
-        return numbers, np.maximum(theirs + np.array(self.lead)[numbers], 0)
+        """Returns the parent at each position, and its element."""
+        numbers, own = super().parents_at(positions)
+        # Look-ahead may include positions before `begin`.
+        return numbers, np.maximum(own + np.array(self.lead)[numbers], 0)
 
 
 @final
 class MixtureIterator(EngineIterator):
-    """Yields what operations make of the elements of a mixture of straight chains.
+    """Yields the results of operations on the elements of a mixture of straight chains.
 
     Args:
-        fed: yields the same, drawn from the mixed stream: it says what states are, and takes over.
+        fed: an iterator of the same elements, drawn from the mixed stream. It defines the states, and takes over.
         stream: the mixed stream.
-        mixed: the chains as they are read at random, from the beginning.
-        operations: what is done with each element.
-        running: where.
+        mixed: the chains with random access, from the beginning.
+        operations: the operations to apply.
+        running: the execution of the operations.
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class MixtureIterator(EngineIterator):
         self._operations = (*checked_maps(maps), *operations)
         self._running, self._options = running, running.options
         self._is_random = True
-        # What it was moved to last: where it stands there, its state is this.
+        # The last restored position and state: at that position, the state is returned unchanged.
         self._restored: tuple[Position, int, Any] | None = None
         self._read(0, (0,) * len(parts))
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position, as that of the operations after the mixed stream."""
+        """Returns the position, as a state of the operations after the mixed stream."""
         if not self._is_random:
             return self._fed.get_state()
         position, step = self.place()
@@ -207,11 +207,11 @@ class MixtureIterator(EngineIterator):
             return
         (cursor,), _ = place = self._fed.place()
         begin, drawn = self._stream.position, self._stream.drawn
-        # What was drawn was perhaps not all there; what was read at random was.
+        # Elements may have been missing in the drawn stream, but not in one read with random access.
         if drawn is None or cursor.block != state["block"]:
             self._draw()
             return
-        lead = tuple(there - here for there, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
+        lead = tuple(saved - here for saved, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
         if lead != self._lead or (any(lead) and begin < self._begin):
             self._inner.close()
             self._read(begin, lead)
@@ -222,7 +222,7 @@ class MixtureIterator(EngineIterator):
         self._restored = *place, json.dumps(state)
 
     def start_prefetch(self) -> None:
-        """Begins to work ahead."""
+        """Starts prefetching."""
         if self._is_random:
             super().start_prefetch()
         else:
@@ -233,11 +233,11 @@ class MixtureIterator(EngineIterator):
         return f", {'reads' if self._is_random else 'draws from'} a mixture of {count}"
 
     def _first_of(self, block: int) -> int:
-        """Returns the position in the mixture at which a block begins, or where it would."""
+        """Returns the position in the mixture at which a block begins, or would begin."""
         return min(block * self._fed.block, self._mixed_from.length)
 
     def _read(self, begin: int, lead: tuple[int, ...]) -> None:
-        """Reads at random from now on."""
+        """Reads with random access from now on."""
         self._begin, self._lead = begin, lead
         mixed = self._mixed
         if any(lead):
@@ -245,11 +245,11 @@ class MixtureIterator(EngineIterator):
         self._mixed_from = mixed
         order = InOrder(None if mixed.length == ENDLESS else mixed.length, None)
         pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
-        # What is ahead of the proportions is so once: workers of that are of no use to another iterator.
+        # A lead over the proportions occurs once, so workers for it are useless to other iterators.
         running = self._running if mixed is self._mixed else dataclasses.replace(self._running, warm=WarmWorkers())
         self._execution = running.execution("mixture", pipeline, MIXED_CHAIN)
         # Its states are those of the operations after the stream.
-        self._inner = self._execution.begin(self._fed.words)
+        self._inner = self._execution.begin(self._fed.description)
 
     def _draw(self) -> None:
         """Draws from the stream from now on."""
@@ -257,9 +257,9 @@ class MixtureIterator(EngineIterator):
         self._is_random = False
         self._execution, self._inner = self._fed.engine
 
-    def _change_plan(self, hole: AbsentElement) -> None:
+    def _change_plan(self, missing: AbsentElement) -> None:
         if not self._is_random:
-            raise hole
+            raise missing
         state = self.get_state()
         self._draw()
         self._fed.set_state(state)

@@ -1,4 +1,4 @@
-"""Options for a whole chain, and those that are in force where a dataset is opened."""
+"""Options for an entire chain, and the options in force when a dataset is opened."""
 
 import contextlib
 import contextvars
@@ -13,7 +13,7 @@ from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 
 
 class ExecutionTrackingMode(enum.Enum):
-    """What Grain measures while a dataset is read. Here, time is always measured, at no cost that can be noticed.
+    """The measurements of Grain while a dataset is read. Here, time is always measured, at negligible cost.
 
     Examples:
         >>> mode = millstream.experimental.ExecutionTrackingMode.STAGE_TIMING
@@ -28,7 +28,7 @@ class ExecutionTrackingMode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Default:
-    """Stands for an option that was not given."""
+    """The default of an option that was not passed."""
 
     value: Any
 
@@ -47,26 +47,27 @@ _MAX_ERRORS: Any = _Default(MAX_ERRORS)
 @named_fields
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
-    """Options for a whole chain: Grain's, of which none changes the elements, and what to do with records that fail.
+    """Options for an entire chain: Grain's, none of which changes the elements, and the treatment of failed records.
 
-    The limits of filters are about the records that a chain reads, each 1000 in a row: how many of them nothing is left
-    of, in front of the first operation that batches or packs. Where the limit is reached, the error comes after what is
-    left of them; the next element is that after it.
+    The limits of filters apply to each 1,000 consecutive records that a chain reads: the share of them that is dropped
+    before the first operation that batches or packs. The error at a limit comes after the remaining elements of these
+    records; the next element is the one after them.
 
     Attributes:
-        filter_warn_threshold_ratio: a share of dropped records, above 0 and up to 1, that is said in the log, once for
-            each iterator; None for any.
-        filter_raise_threshold_ratio: a share of dropped records that is a ValueError; None for any.
-        execution_tracking_mode: accepted for Grain's sake, and without effect.
-        min_shm_size: bytes; accepted for Grain's sake, and without effect: large arrays always travel in shared memory.
-        on_error: what to do with an element for which the source, the `MapDataset` or an operation before the first
-            Batch or packer raises an Exception: "raise" it, or "skip" the element, which is dropped as by a filter, and
-            named in the log.
-        max_errors: with on_error="skip", how many elements may fail before the error of the next one is raised; None
-            for any number but all of them.
+        filter_warn_threshold_ratio: the share of dropped records, above 0 and up to 1, that logs a warning, once per
+            iterator; None for no warning.
+        filter_raise_threshold_ratio: the share of dropped records that raises a ValueError; None for no error.
+        execution_tracking_mode: accepted for compatibility with Grain, without effect.
+        min_shm_size: bytes; accepted for compatibility with Grain, without effect, because large arrays always use
+            shared memory.
+        on_error: the treatment of an element for which the source, the `MapDataset` or an operation before the first
+            Batch or packer raises an Exception: "raise" raises it, "skip" drops the element as a filter does, and logs
+            it.
+        max_errors: with on_error="skip", the number of elements that may fail before an error is raised; None for no
+            limit, unless all fail.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
+        TypeError, ValueError: an argument has the wrong type or is out of range.
 
     Examples:
         >>> dataset = millstream.MapDataset.range(2000).filter(lambda x: x < 10).to_iter_dataset()
@@ -115,11 +116,11 @@ class DatasetOptions:
 
     @property
     def filter_limits(self) -> FilterLimits:
-        """How much filters may drop."""
+        """The limits of filters."""
         return FilterLimits(self.filter_warn_threshold_ratio, self.filter_raise_threshold_ratio)
 
     def merge(self, other: "DatasetOptions | None") -> "DatasetOptions":
-        """Returns these options, and where they were left at the default, those of another one.
+        """Returns these options, with those of another object where these are defaults.
 
         Args:
             other: the other options; None for these alone.
@@ -144,9 +145,10 @@ _in_force: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("mill
 
 @contextlib.contextmanager
 def in_force(dataset: Any) -> Iterator[DatasetOptions]:
-    """Gives the options of a dataset that is opened here, which are in force for what is opened meanwhile.
+    """Yields the options of a dataset that is opened, and applies them to datasets opened inside the block.
 
-    They are its own, and those of what it draws from alone; the last in the chain say most.
+    They combine its own options with those of its chain of single parents. The last dataset of the chain takes
+    precedence.
     """
     options = _in_force.get(DatasetOptions())
     while True:

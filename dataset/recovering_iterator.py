@@ -1,8 +1,8 @@
 """An iterator over other iterators whose position an interruption cannot separate from theirs.
 
-An exception from a signal's handler may come after a parent has advanced and before the iterator has counted that. So
-`next` leaves a mark while it draws. Whoever finds the mark goes back to a state kept earlier, and draws what came since
-again: a stream is a function, so the same elements come.
+A signal handler may raise after a parent has advanced and before the iterator has counted that. `next` therefore sets a
+flag while it draws. If the flag is found set, the iterator returns to an earlier state, and draws the elements since
+then again. A stream is a function, so they are the same.
 """
 
 import abc
@@ -15,11 +15,11 @@ from millstream.dataset.dataset_iterator import DatasetIterator
 T_co = TypeVar("T_co", covariant=True)
 
 KEPT_ELEMENTS = 1024
-"""A state is kept each time after this many elements: at most this many are drawn again."""
+"""Interval between two saved states, in elements, and therefore the maximum number of elements drawn again."""
 
 
 class RecoveringIterator(DatasetIterator[T_co]):
-    """Draws from its parents, and is at one position with them whatever interrupts it."""
+    """Draws from its parents, and stays at the same position as they, whatever interrupts it."""
 
     _is_torn = False
     """True from before an element is drawn until it is counted; it stays so if that fails."""
@@ -75,7 +75,7 @@ class RecoveringIterator(DatasetIterator[T_co]):
 
     @abc.abstractmethod
     def _draw(self) -> T_co:
-        """Returns the next element; what is left half done is repaired."""
+        """Returns the next element. The caller recovers from a failure."""
 
     @abc.abstractmethod
     def _state(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class RecoveringIterator(DatasetIterator[T_co]):
 
     @abc.abstractmethod
     def _move(self, state: dict[str, Any]) -> None:
-        """Moves the parents and this iterator; what is left half done is repaired."""
+        """Moves the parents and this iterator. The caller recovers from a failure."""
 
     def _keep(self) -> None:
         self._kept_state, self._num_since = self._state(), 0

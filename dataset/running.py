@@ -1,7 +1,7 @@
-"""Where the operations of a chain run; and the worker processes that iterators of a dataset leave to the next ones.
+"""The execution of a chain's operations, and the idle worker processes that later iterators of a dataset reuse.
 
-A pass over a dataset that ends, or is left, leaves its workers warm: `iter(dataset)` finds them there, as the iterators
-of a `DataLoader` do. They end with the dataset, when an iterator of it is closed, or after a minute.
+When a pass over a dataset ends, or is abandoned, its workers stay warm, and the next `iter(dataset)` reuses them, as
+iterators of a `DataLoader` do. They end with the dataset, when one of its iterators is closed, or after a minute.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @final
 class WarmWorkers:
-    """The idle worker processes of one dataset, by what they run. A copy of it, in any process, has none."""
+    """The idle worker processes of one dataset, by the pipeline they run. A copy of it, in any process, has none."""
 
     def __init__(self) -> None:
         self._pools: dict[Hashable, WarmPools[Any]] = {}
@@ -34,9 +34,9 @@ class WarmWorkers:
         return type(self), ()
 
     def lend(self, execution: Execution, *use: "Hashable") -> Execution:
-        """Returns what runs a pipeline, with the workers that were left by what had the same use for them, if any."""
+        """Returns an execution with the idle workers of earlier executions for the same use, if any."""
         if execution.pools is not None:
-            # Two threads that begin at once have the same ones afterwards.
+            # If two threads begin at the same time, both get the same pools.
             execution.pools = self._pools.setdefault(use, execution.pools)
         return execution
 
@@ -47,10 +47,9 @@ class Shared:
     """The resources that all chains below one combination of datasets share.
 
     Attributes:
-        threads: the threads of this process that read ahead.
-        shared_workers: the worker processes of the iterator that draws from the combination. They also do the work of
-            the chains; None without workers.
-            are none.
+        threads: the threads of this process that prefetch.
+        shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains;
+            None without workers.
     """
 
     threads: SharedThreads = dataclasses.field(default_factory=SharedThreads)
@@ -60,18 +59,18 @@ class Shared:
 @final
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """Where operations run, and what limits them there.
+    """The execution of operations, and its limits.
 
     Attributes:
         workers: the worker processes.
         reading: the threads, in this process or in each worker.
-        warm: has the workers that were left.
-        limits: how much filters may drop.
-        tolerance: how many elements may fail; None if the first error is raised.
-        shared_workers: the worker processes of the iterator that draws from this one. They also do its work; None
-            without workers.
-        name: what this is called among all that they work for.
-        threads: the threads of this process, if others have them, too; None for its own.
+        warm: the idle workers of earlier iterators.
+        limits: the limits of filters.
+        tolerance: the maximum number of elements that may fail; None if the first error is raised.
+        shared_workers: the worker processes of the iterator that draws from this one, which also run it; None without
+            workers.
+        name: the name of this execution among all that share them.
+        threads: the threads of this process, if they are shared; None for its own.
     """
 
     workers: MultiprocessingOptions
@@ -85,12 +84,12 @@ class Running:
 
     @property
     def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
-        """The processes, and the threads."""
+        """The processes and the threads."""
         return self.workers, self.reading
 
-    def execution(self, part: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
-        """Returns what runs a pipeline, which is the same each time for one part of a dataset."""
-        name = (self.name, part)
+    def execution(self, stage: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
+        """Returns the execution of a pipeline, which is the same each time for one stage of a dataset."""
+        name = (self.name, stage)
         execution = Execution(
             pipeline,
             self.workers,
@@ -102,5 +101,5 @@ class Running:
             threads=self.threads,
         )
         return self.warm.lend(
-            execution, part, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs
+            execution, stage, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs
         )

@@ -1,4 +1,4 @@
-"""The protocol of a loader's iterator for iterators of chains: positions, lengths and views."""
+"""The positions, lengths and views of a loader's iterator, for iterators of chains."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 
 
 class ShownIterator(DatasetIterator[Any]):
-    """An iterator of a chain that a loader's iterator does the work of."""
+    """An iterator of a chain that runs a loader's iterator."""
 
     _execution: Execution
     _inner: DataLoaderIterator

@@ -1,4 +1,4 @@
-"""Streams mixed in exact proportions: which one is due is arithmetic, as in a MixtureSampler."""
+"""Streams mixed in exact proportions. The next stream is computed, as in a MixtureSampler."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ from millstream.transforms import Transformation
 
 @final
 class MixedIterDataset(Combined):
-    """The elements of several streams, in the proportions of weights: what `IterDataset.mix` returns.
+    """The elements of several streams, in the proportions of weights: the result of `IterDataset.mix`.
 
     Attributes:
-        names: what the streams are called; their numbers where they have no names.
-        weights: whole numbers without a common divisor, one for each.
-        is_named: whether states go by name.
+        names: the names of the streams; their numbers if they have none.
+        weights: integers without a common divisor, one per stream.
+        is_named: True if states refer to streams by name.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MixedIterDataset(Combined):
             fed = FedIterator(stream, operations, running)
             return MixtureIterator(fed, stream, mixed, operations, dataclasses.replace(running, reading=reading))
         if has_workers:
-            from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (where there are workers)
+            from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
 
             running = dataclasses.replace(running, reading=reading, shared_workers=SharedWorkers())
         return FedIterator(self._drawn(_shared_by(running)), operations, running)
@@ -69,7 +69,7 @@ class MixedIterDataset(Combined):
 
 
 def _shared_by(running: Running) -> Shared:
-    """Returns what the streams share, given where the operations after them run."""
+    """Returns the resources that the streams share, given the execution of the operations after them."""
     return (
         Shared(shared_workers=running.shared_workers)
         if running.threads is None
@@ -78,6 +78,6 @@ def _shared_by(running: Running) -> Shared:
 
 
 def _reading(stream: IterDataset[Any]) -> ReadOptions:
-    """Returns the threads that a straight chain asks for."""
+    """Returns the threads that a straight chain requests."""
     chain = Chain.of(stream)
     return chain.reading or (chain.leaf.reading if isinstance(chain.leaf, ReadIterDataset) else NO_THREADS)

@@ -1,4 +1,4 @@
-"""What a straight chain consists of: a leaf that is read, operations, seeds, and where they run."""
+"""The steps of a straight chain: a leaf to read, operations, seeds, and their execution."""
 
 import abc
 from typing import Any, SupportsIndex
@@ -18,15 +18,15 @@ class Operated(IterDataset[Any]):
     """The elements after an operation.
 
     Attributes:
-        operation: which one; a random one knows its seed.
+        operation: the operation; a random one has a seed.
     """
 
     def __init__(self, parent: IterDataset[Any], operation: Transformation, seed: SupportsIndex | None = None) -> None:
         super().__init__(parent)
         if isinstance(operation, OnlyFor | Pack):
             raise TypeError(
-                f"{described(operation)} belongs to a DataLoader, with a MixtureSampler or a PackingSampler: its "
-                "positions say which component or row an element is of, and those of a chain do not."
+                f"{described(operation)} belongs to a DataLoader with a MixtureSampler or a PackingSampler, whose "
+                "positions determine the component or row of an element. Positions of a chain do not."
             )
         if isinstance(operation, RandomMap):
             operation = seeded(operation, parent, seed)
@@ -42,7 +42,7 @@ class Operated(IterDataset[Any]):
 
 
 class Seeded(IterDataset[Any]):
-    """The same elements, and a seed for what comes after."""
+    """The same elements, with a seed for the operations after it."""
 
     def __init__(self, parent: IterDataset[Any], seed: int) -> None:
         super().__init__(parent)
@@ -56,11 +56,11 @@ class Seeded(IterDataset[Any]):
 
 
 class Ahead(IterDataset[Any]):
-    """The same elements, made ahead by processes or threads.
+    """The same elements, prefetched by processes or threads.
 
     Attributes:
         workers: the processes.
-        reading: the threads; None for those that the leaf says.
+        reading: the threads; None for those of the leaf.
         is_place: True if the operations before it run in worker processes, or here if there are none.
     """
 
@@ -91,12 +91,12 @@ class Ahead(IterDataset[Any]):
 
 
 class ReadIterDataset(IterDataset[Any]):
-    """The elements of a `MapDataset`, from the first to the last: the leaf of a straight chain.
+    """The elements of a `MapDataset` in order: the leaf of a straight chain.
 
     Attributes:
         map_dataset: the MapDataset.
-        reading: the threads that read ahead.
-        allow_nones: whether None is an element, where it would be the absence of one.
+        reading: the threads that prefetch.
+        allow_nones: True to yield None for missing elements, False to skip them.
     """
 
     def __init__(self, map_dataset: Any, read_options: ReadOptions | None = None, allow_nones: bool = False) -> None:
@@ -118,7 +118,7 @@ class ReadIterDataset(IterDataset[Any]):
 
 
 class Combined(IterDataset[Any]):
-    """A dataset that draws from other datasets, one or several: what is below it has one set of threads or workers."""
+    """A dataset that draws from one or more other datasets, which share one set of threads or workers."""
 
     def __iter__(self) -> DatasetIterator[Any]:
         return self._drawn(Shared())
@@ -133,17 +133,17 @@ class Combined(IterDataset[Any]):
 
     def _followed_by(
         self,
-        operations: tuple[Transformation, ...],  # noqa: ARG002  (of those that know a better way)
+        operations: tuple[Transformation, ...],  # noqa: ARG002  (for subclasses with a faster way)
         running: Running,  # noqa: ARG002
         *,
         chosen: bool,  # noqa: ARG002
     ) -> DatasetIterator[Any] | None:
-        """Returns an iterator of operations after this dataset; None if they are to be fed with what is drawn.
+        """Returns an iterator of operations after this dataset; None to feed them with the elements drawn from it.
 
         Args:
-            operations: what is done with each element, in order.
-            running: where.
-            chosen: True if the threads were asked for; else the datasets below decide.
+            operations: the operations to apply, in order.
+            running: the execution of the operations.
+            chosen: True if the threads were requested; otherwise the datasets below select them.
         """
         return None
 

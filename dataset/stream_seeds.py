@@ -1,4 +1,4 @@
-"""Which seed a random operation of an IterDataset has: that of the nearest `.seed(...)` before it, or its own."""
+"""The seed of an IterDataset's random operation: its own, or that of the nearest `.seed(...)` before it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from millstream.transforms.seeded_random_map import SeededRandomMap
 
 
 def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRandomMap:
-    """Returns a random operation after a dataset that knows its seed, and its number under that seed.
+    """Returns a random operation after a dataset, with its seed and its number under that seed.
 
     Raises:
         ValueError: there is no seed, or it is out of range.
@@ -27,13 +27,13 @@ def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRand
 
 
 def seeded_group(operation: GroupingOperation, parent: Any) -> GroupingOperation:
-    """Returns an operation on groups after a dataset; if it shuffles, it has its own seed or one that is derived."""
+    """Returns a grouping operation after a dataset. If it shuffles, it has its own seed or a derived one."""
     chosen = None if operation.seed is not None else _nearest_seed(parent)
     return operation.seeded(0 if chosen is None else derive_seed(chosen, OF_GROUPS - _count_groups(parent)))
 
 
 def _count_groups(dataset: Any) -> int:
-    """Returns the number of operations on groups from this dataset upwards."""
+    """Returns the number of grouping operations from this dataset upwards."""
     if isinstance(dataset, MapDataset):
         return 0
     above = max(map(_count_groups, dataset.parents), default=0)
@@ -41,7 +41,7 @@ def _count_groups(dataset: Any) -> int:
 
 
 def _nearest_seed(dataset: Any) -> int | None:
-    """Returns the seed that an operation after this dataset takes, None where there is none above it."""
+    """Returns the seed for an operation after this dataset, None if no seed is set before it."""
     if isinstance(dataset, MapDataset):
         return nearest_seed(node_of(dataset))
     own: int | None = getattr(dataset, "given_seed", None)
@@ -50,14 +50,14 @@ def _nearest_seed(dataset: Any) -> int | None:
     found = [seed for parent in dataset.parents if (seed := _nearest_seed(parent)) is not None]
     if len(set(found)) < 2:
         return found[0] if found else None
-    together, *others = found
+    combined, *others = found
     for seed in others:
-        together = derive_seed(together, seed)
-    return together
+        combined = derive_seed(combined, seed)
+    return combined
 
 
 def _count_random_maps(dataset: Any, seed: int) -> int:
-    """Returns how many random maps draw from a seed, from this dataset upwards."""
+    """Returns the number of random maps that draw from a seed, from this dataset upwards."""
     if isinstance(dataset, MapDataset):
         return count_random_maps(node_of(dataset), seed)
     above = max((_count_random_maps(parent, seed) for parent in dataset.parents), default=0)

@@ -1,6 +1,6 @@
-"""Datasets that other datasets are drawn from, and their iterators.
+"""Datasets below other datasets, and their iterators.
 
-All of one combination share one set of threads, which read ahead for each of them as far as it is drawn from.
+All datasets of one combination share one set of threads, which prefetches each as far as it is drawn from.
 """
 
 from collections.abc import Sequence
@@ -33,16 +33,16 @@ def opened_below(dataset: IterDataset[Any], shared: Shared | None = None) -> Dat
     """Returns a new iterator of a dataset.
 
     Args:
-        dataset: what to iterate over.
-        shared: the threads and workers of all that are opened below one combination; None for its own.
+        dataset: the dataset to iterate over.
+        shared: the threads and workers of all datasets below one combination; None for its own.
     """
     return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, shared)
 
 
 def reads_in_threads(dataset: IterDataset[Any]) -> bool:
-    """Returns True if nothing of a dataset runs elsewhere than in this process, in threads of the library and its own.
+    """Returns True if a dataset runs only in this process, in threads of the library or its own.
 
-    Worker processes and iterators of the user's own are not to be begun before their turn.
+    Worker processes and user-defined iterators must not be started before their turn.
     """
     if iterates_itself(dataset) or (isinstance(dataset, Ahead) and dataset.workers.num_workers):
         return False
@@ -50,7 +50,7 @@ def reads_in_threads(dataset: IterDataset[Any]) -> bool:
 
 
 def move_all(iterators: Sequence[DatasetIterator[Any]], states: Sequence[Any]) -> None:
-    """Moves iterators to states; where one refuses its own, all are where they were."""
+    """Moves iterators to states. If one refuses its state, all return to their previous positions."""
     moved: list[tuple[DatasetIterator[Any], Any]] = []
     try:
         for iterator, state in zip(iterators, states, strict=True):

@@ -85,7 +85,7 @@ class WorkerDiedError(RuntimeError):
         ...         next(batches)
         ...     except millstream.WorkerDiedError as error:
         ...         print(error)
-        2 worker processes died while making the same outputs, from the records 0, 1, 2, 3 ...
+        2 worker processes died while computing the same outputs, from the records 0, 1, 2, 3 ...
     """
 
 
