@@ -33,6 +33,10 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "files": {"storage", "base"},
         "tables": {"storage"},
     },
+    "transforms": {
+        "packing": {"grouping", "transformation"},
+        "batching": {"packing", "base", "batch", "grouping"},
+    },
 }
 """The rooms of the parts, and what else of its part each may import. What lies beside the rooms imports all."""
 OUTSIDE_THE_PIPELINE = {

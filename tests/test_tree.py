@@ -16,8 +16,8 @@ from millstream import tree
 from millstream.loader.debugging import difference
 from millstream.loader.placement import Placement
 from millstream.loader.transport.payload import unpicklable_leaves
-from millstream.transforms.pad import pad
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.pad import pad
+from millstream.transforms.batching.stack import stack
 
 
 class Pair(NamedTuple):

@@ -7,7 +7,7 @@ from millstream import lazy_imports
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
 from millstream.transforms.only_for import OnlyFor
-from millstream.transforms.pack import Pack
+from millstream.transforms.packing.pack import Pack
 from millstream.transforms.transformation import Transformation
 
 FilterTransform = Filter
@@ -20,33 +20,33 @@ Transformations = Sequence[Transformation]
 if TYPE_CHECKING:
     from millstream.tf_example.encoding import encode_example
     from millstream.tf_example.features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
-    from millstream.transforms.best_fit import BestFitPack
-    from millstream.transforms.buckets import BucketBatch
-    from millstream.transforms.concat_then_split import BOSHandling, ConcatThenSplit
+    from millstream.transforms.batching.buckets import BucketBatch
+    from millstream.transforms.batching.pad_to import PadTo
+    from millstream.transforms.batching.rebatch import Rebatch
+    from millstream.transforms.batching.token_budget import TokenBudgetBatch
     from millstream.transforms.dataset_selection import DatasetSelectionMap
     from millstream.transforms.decode_examples import decode_examples
-    from millstream.transforms.first_fit import FirstFitPack
-    from millstream.transforms.pack_and_batch import PackAndBatchOperation
-    from millstream.transforms.pad_to import PadTo
-    from millstream.transforms.rebatch import Rebatch
-    from millstream.transforms.token_budget import TokenBudgetBatch
+    from millstream.transforms.packing.best_fit import BestFitPack
+    from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
+    from millstream.transforms.packing.first_fit import FirstFitPack
+    from millstream.transforms.packing.pack_and_batch import PackAndBatchOperation
     from millstream.transforms.window_shuffle import WindowShuffle
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
-            "BOSHandling": "millstream.transforms.concat_then_split",
-            "BestFitPack": "millstream.transforms.best_fit",
-            "BucketBatch": "millstream.transforms.buckets",
-            "ConcatThenSplit": "millstream.transforms.concat_then_split",
+            "BOSHandling": "millstream.transforms.packing.concat_then_split",
+            "BestFitPack": "millstream.transforms.packing.best_fit",
+            "BucketBatch": "millstream.transforms.batching.buckets",
+            "ConcatThenSplit": "millstream.transforms.packing.concat_then_split",
             "DatasetSelectionMap": "millstream.transforms.dataset_selection",
-            "FirstFitPack": "millstream.transforms.first_fit",
+            "FirstFitPack": "millstream.transforms.packing.first_fit",
             "FixedLengthFeature": "millstream.tf_example.features",
-            "PackAndBatchOperation": "millstream.transforms.pack_and_batch",
-            "PadTo": "millstream.transforms.pad_to",
+            "PackAndBatchOperation": "millstream.transforms.packing.pack_and_batch",
+            "PadTo": "millstream.transforms.batching.pad_to",
             "RaggedColumn": "millstream.tf_example.features",
-            "Rebatch": "millstream.transforms.rebatch",
-            "TokenBudgetBatch": "millstream.transforms.token_budget",
+            "Rebatch": "millstream.transforms.batching.rebatch",
+            "TokenBudgetBatch": "millstream.transforms.batching.token_budget",
             "VariableLengthFeature": "millstream.tf_example.features",
             "WindowShuffle": "millstream.transforms.window_shuffle",
             "decode_examples": "millstream.transforms.decode_examples",

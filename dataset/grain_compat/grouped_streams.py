@@ -6,11 +6,11 @@ from typing import Any, SupportsIndex
 from millstream.dataset.stream_nodes import Operated
 from millstream.dataset.streams import as_stream
 from millstream.transforms import FlatMap
-from millstream.transforms.best_fit import BestFitPack
-from millstream.transforms.bins import BinPack
-from millstream.transforms.concat_then_split import BOSHandling, ConcatThenSplit
-from millstream.transforms.first_fit import FirstFitPack
-from millstream.transforms.rebatch import Rebatch
+from millstream.transforms.batching.rebatch import Rebatch
+from millstream.transforms.packing.best_fit import BestFitPack
+from millstream.transforms.packing.bins import BinPack
+from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
+from millstream.transforms.packing.first_fit import FirstFitPack
 from millstream.transforms.window_shuffle import WindowShuffle
 
 

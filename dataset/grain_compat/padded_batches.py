@@ -7,7 +7,7 @@ import numpy as np
 
 from millstream import tree
 from millstream.checks import as_integer
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.stack import stack
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: SupportsIndex, pad_value: Any = 0) -> Any:

@@ -13,8 +13,8 @@ from millstream.descriptions import described
 from millstream.errors import StackError
 from millstream.loader.checkpoints.description import identity_of
 from millstream.transforms import Batch
-from millstream.transforms.pad import pad
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.pad import pad
+from millstream.transforms.batching.stack import stack
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from millstream.loader.pipeline.element_bytes import num_bytes
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.stages import Stage
-from millstream.transforms.rows import Rows
+from millstream.transforms.packing.rows import Rows
 
 
 class Cursor(NamedTuple):

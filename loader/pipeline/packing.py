@@ -24,7 +24,7 @@ from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import PackedSampler, is_mixed_and_packed, is_packed
 from millstream.transforms import Pack, Transformation
 from millstream.transforms.grouping import Segments
-from millstream.transforms.rows import TOKENS_TOGETHER
+from millstream.transforms.packing.rows import TOKENS_TOGETHER
 
 _BEGIN, _END, _LEFT, _TOKENS = 5, 6, 7, 8
 """The rows of the table that documents have and rows do not."""

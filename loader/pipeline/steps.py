@@ -22,12 +22,12 @@ from millstream.signal_exceptions import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.absence_check import AbsentElement, Present
 from millstream.transforms.batched import WholeCallError, results_of
+from millstream.transforms.batching.pad import pad
+from millstream.transforms.batching.stack import stack
 from millstream.transforms.function_checks import children_of
 from millstream.transforms.grouping import MAX_FAN_OUT
 from millstream.transforms.only_for import leaves
-from millstream.transforms.pad import pad
 from millstream.transforms.seeded_random_map import SeededRandomMap
-from millstream.transforms.stack import stack
 
 Step = Callable[[Elements, Allocate], Elements]
 Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]

@@ -12,7 +12,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.requests import Fed, Group
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns, to_elements
-from millstream.transforms.rows import Rows
+from millstream.transforms.packing.rows import Rows
 
 
 def dump_request(request: Group | Fed, classes: ClassTable) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.loader.threads import thread_executor
-from millstream.transforms import concat_then_split
+from millstream.transforms.packing import concat_then_split
 from support.draw import random_groupings, random_pipelines
 from support.draw.random_groupings import GROUPINGS, ROW, grouping_pipelines
 from support.draw.random_pipelines import (

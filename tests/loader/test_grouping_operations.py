@@ -37,8 +37,9 @@ from millstream import (
     WindowShuffle,
 )
 from millstream.loader.checkpoints.state import LoaderState
-from millstream.transforms import Map, Transformation, concat_then_split
+from millstream.transforms import Map, Transformation
 from millstream.transforms.grouping import GroupingOperation
+from millstream.transforms.packing import concat_then_split
 from support.draw.random_groupings import GROUPINGS, ROW, Document, Halves, Label, Rows, grouping_pipelines, is_even
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline
 from support.laws import expected_of, loader_of

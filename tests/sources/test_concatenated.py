@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millstream import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource, tree
 from millstream.columnar import ColumnarRecords
 from millstream.errors import StackError
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.stack import stack
 
 
 class Counted:

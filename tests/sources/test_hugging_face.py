@@ -17,7 +17,7 @@ import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import ConcatenatedDataSource, HuggingFaceDataSource, InMemoryDataSource
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.stack import stack
 
 pytestmark = pytest.mark.third_party
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from millstream.columnar import ColumnarRecords
 from millstream.dataset import MapDataset
 from millstream.sources import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.stack import stack
 
 
 class Pair(NamedTuple):

@@ -23,7 +23,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import ParquetDataSource
 from millstream.sources.formats import format_of_file
 from millstream.sources.tables import parquet_file
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.stack import stack
 from support.files.record_files import every_record
 
 ROWS = 100

@@ -16,7 +16,7 @@ from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import TfdsDataSource
 from millstream.sources.tfds_splits import Split, instructions_of
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.stack import stack
 from support.files.record_files import write_tfrecord
 
 

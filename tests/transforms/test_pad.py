@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from millstream.transforms.batch import PaddedBatch
-from millstream.transforms.pad import pad
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.pad import pad
+from millstream.transforms.batching.stack import stack
 from support.draw.elements_of_all_kinds import BFLOAT16, STRUCTURED, Example, FrozenExample, Pair, filled
 from support.streams import comparable
 

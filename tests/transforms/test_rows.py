@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.transforms import Pack
+from millstream.transforms.batching.stack import stack
 from millstream.transforms.grouping import Segments
-from millstream.transforms.rows import RowFormat
-from millstream.transforms.stack import stack
+from millstream.transforms.packing.rows import RowFormat
 
 ROW_LENGTH = 9
 

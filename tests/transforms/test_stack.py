@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import StackError
-from millstream.transforms.stack import Array, stack
+from millstream.transforms.batching.stack import Array, stack
 
 
 class Pair(NamedTuple):

@@ -26,9 +26,9 @@ from millstream.transforms import (
     Rebatch,
     TokenBudgetBatch,
     WindowShuffle,
-    concat_then_split,
 )
 from millstream.transforms.grouping import GroupId, Grouping, GroupingOperation
+from millstream.transforms.packing import concat_then_split
 
 Sizes = NDArray[np.int64]
 

@@ -11,7 +11,7 @@ from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.requests import Fed, Group
 from millstream.loader.transport.carried_elements import dump_request, load_request
 from millstream.loader.transport.class_table import ClassTable
-from millstream.transforms.rows import Rows
+from millstream.transforms.packing.rows import Rows
 from support.draw.elements_of_all_kinds import elements
 from support.streams import comparable
 

@@ -36,7 +36,7 @@ import numpy as np
 from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords, stack_objects, stack_texts
 from millstream.errors import StackError
-from millstream.transforms.flipped import any_flipped, copy_image
+from millstream.transforms.batching.flipped import any_flipped, copy_image
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 

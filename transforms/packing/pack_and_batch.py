@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from millstream.checks import named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.bins import Bins
-from millstream.transforms.first_fit import FirstFitPack
 from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, Segments, lengths_of
+from millstream.transforms.packing.bins import Bins
+from millstream.transforms.packing.first_fit import FirstFitPack
 
 
 @final

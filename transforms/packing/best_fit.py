@@ -4,7 +4,7 @@ import bisect
 from collections.abc import Iterable, Sequence
 from typing import final
 
-from millstream.transforms.bins import BinPack, Bins
+from millstream.transforms.packing.bins import BinPack, Bins
 
 
 @final

@@ -12,7 +12,7 @@ from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.columnar import Allocate
 from millstream.errors import StackError
 from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, Segments
-from millstream.transforms.split_group import SplitGroup
+from millstream.transforms.packing.split_group import SplitGroup
 
 
 @final

@@ -12,7 +12,7 @@ from millstream.checks import as_integer
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import StackError
 from millstream.transforms.grouping import Segments
-from millstream.transforms.row_arrays import Layout
+from millstream.transforms.packing.row_arrays import Layout
 
 Array = NDArray[Any]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import final
 
-from millstream.transforms.bins import BinPack, Bins
+from millstream.transforms.packing.bins import BinPack, Bins
 
 _SIZE_CLASSES = 32
 """Approximate number of size classes. Each remembers the row where its last search ended."""

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.columnar import Allocate
 from millstream.transforms.base import Map
-from millstream.transforms.rows import RowFormat
-from millstream.transforms.stack import stack
+from millstream.transforms.batching.stack import stack
+from millstream.transforms.packing.rows import RowFormat
 
 
 @final

@@ -13,7 +13,7 @@ from millstream.columnar import Allocate
 from millstream.overflow import as_overflow
 from millstream.randomness import as_seed
 from millstream.transforms.grouping import GroupId, GroupingOperation, OpenGroup, Prepared, Segments, lengths_of
-from millstream.transforms.rows import Document, RowFormat
+from millstream.transforms.packing.rows import Document, RowFormat
 
 
 class Bins(OpenGroup):

@@ -1,0 +1,1 @@
+"""Packers: operations that build rows of a fixed length from documents of different lengths."""
