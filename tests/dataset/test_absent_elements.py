@@ -102,7 +102,7 @@ def test_a_chain_is_the_data_loader(where: str) -> None:
 
 
 def test_none_of_an_operation_is_an_element() -> None:
-    """After the MapDataset, None is an element as any other: only a filter drops one."""
+    """After the MapDataset, None is an ordinary element, which only a filter drops."""
     stream = MapDataset.range(4).to_iter_dataset().map(lambda number: None if number == 2 else number)
 
     assert list(stream) == [0, 1, None, 3]

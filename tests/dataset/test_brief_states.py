@@ -82,7 +82,7 @@ def test_changed_code_of_a_chain_is_a_warning(caplog: pytest.LogCaptureFixture) 
     ("old", "new"), [("2 ", "-2 "), ("2 ", "x "), (" 0 0 ", " 0 "), (" 0 0 ", " 0 0 0 "), ("2 2", "2 2000")]
 )
 def test_a_damaged_state_is_refused(old: str, new: str) -> None:
-    """What no chain has saved is an error, and no other position."""
+    """A state that no chain has saved is an error, never another position."""
     dataset = InterleaveIterDataset([MapDataset.range(9)] * 2, cycle_length=2)
     with iter(dataset) as iterator:
         for _ in range(4):

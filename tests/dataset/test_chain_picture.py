@@ -29,7 +29,7 @@ def mixture() -> IterDataset[Any]:
 
 
 def test_a_stream_is_shown_line_by_line() -> None:
-    """What is joined stands as a list, and what follows one dataset under it."""
+    """Several parents are a list; a node with one parent follows it on the next line."""
     assert repr(mixture()).splitlines() == [
         "IterDataset",
         "  mix(weights={'web': 3, 'books': 1})",
@@ -87,7 +87,7 @@ CHAINS = strategies.recursive(
 
 @hypothesis.given(CHAINS)
 def test_any_text_is_shown_as_it_is(chain: Sketch) -> None:
-    """Whatever nodes are called, each is in the text and in the picture once, and the page stays whole."""
+    """Every node, with any name, is in the text and in the HTML once, and the page stays valid."""
 
     def texts(node: Sketch) -> list[str]:
         return [node.text, *(text for parent in node.above for text in texts(parent))]
@@ -118,7 +118,7 @@ def test_an_iterator_says_where_it_is() -> None:
 
 
 def test_an_elastic_iterator_shows_itself_as_others_do() -> None:
-    """What its operations took, and what flows between them."""
+    """Its summary, trace and repr describe the operations and the structure of elements between them."""
     dataset = MapDataset.range(20).map(lambda number: number + 0.5)
     with ElasticIterator(dataset, 4, ShardOptions(0, 1)) as batches:
         next(batches)

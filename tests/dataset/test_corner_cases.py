@@ -78,7 +78,7 @@ def test_a_generator_of_ones_own_may_be_kept() -> None:
 
 
 def test_a_dataset_in_two_chains_is_the_same() -> None:
-    """What is built on top of a dataset changes nothing of it."""
+    """Datasets built on top of a dataset do not change it."""
     base = numbers(4).to_iter_dataset()
     before = list(base)
     doubled, squared = base.map(lambda x: 2 * x), base.map(lambda x: x * x)
@@ -134,7 +134,7 @@ def test_datasets_are_derived_from_plain_classes_too() -> None:
 
 
 def test_a_method_may_be_replaced_on_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As clients do to watch what is built."""
+    """A method replaced on its class is called, as clients do to observe which datasets are built."""
     built: list[str] = []
     method = grain.MapDataset.map
 
@@ -163,7 +163,7 @@ class EverySecond(grain.RandomAccessDataSource[int]):
 
 @pytest.mark.parametrize("worker_count", [0, 1])
 def test_a_source_may_read_a_dataset(worker_count: int) -> None:
-    """By index, in a worker process too."""
+    """A source may read a dataset by index, also in a worker process."""
     dataset = numbers(20).shuffle(seed=1)
     with iter(grain.load(EverySecond(), num_epochs=1, worker_count=worker_count)) as iterator:
         assert list(iterator) == [dataset[2 * key] for key in range(10)]
@@ -180,7 +180,7 @@ class Rounds:
 
 
 def test_an_order_of_ones_own_goes_with_shard_options() -> None:
-    """What it deals out is its own affair: the loader deals out its positions, as any others."""
+    """The loader shards the positions of a custom sampler like any others."""
     loader = grain.DataLoader(
         data_source=np.arange(7) * 10,
         sampler=Rounds(host=0, hosts=1),
@@ -192,7 +192,7 @@ def test_an_order_of_ones_own_goes_with_shard_options() -> None:
 
 
 def test_a_stream_is_not_sliced() -> None:
-    """What asks a stream for a position or a slice is a ValueError that says what to write."""
+    """Indexing or slicing a stream is a ValueError that names the alternative."""
     stream = grain.MapDataset.range(8).to_iter_dataset()
 
     for key in (0, slice(1, 3)):

@@ -174,7 +174,7 @@ def test_one_stream_twice() -> None:
 
 
 def test_a_mixture_of_others_resumes() -> None:
-    """By name, with workers and without: streams that are new begin at their beginning, in the same workers."""
+    """A named mixture resumes with or without workers: new streams start at their beginning, in the same workers."""
     parts = {"a": numbers(0), "b": numbers(1000), "c": numbers(2000)}
     first = IterDataset.mix({name: parts[name] for name in "ab"})
     second = IterDataset.mix({name: parts[name] for name in "bc"}, {"b": 1, "c": 2}).batch(3, batch_fn=list)
@@ -215,7 +215,7 @@ class KillOnce:
 
 @pytest.mark.parametrize("is_below", [True, False])
 def test_a_worker_that_dies_loses_nothing(tmp_path: Path, is_below: bool) -> None:
-    """Wherever it dies: the work of all streams that it had is done by others, and the elements are the same."""
+    """Wherever a worker dies, others redo its work for all streams, and the elements are the same."""
     kill = KillOnce(1025, tmp_path / "killed")
     middle = numbers(1000).map(kill) if is_below else numbers(1000)
     mixture = IterDataset.mix([numbers(0), middle, numbers(2000)])
@@ -257,7 +257,7 @@ def test_an_error_comes_at_its_turn(workers: int) -> None:
 
 
 def test_rows_are_packed_from_streams_that_drop() -> None:
-    """What packs the documents of several streams packs the same rows."""
+    """A packer after several streams that drop documents packs the same rows."""
     documents = [
         numbers(1000 * number).map(lambda element: {"tokens": np.arange(element[0] % 7 + 1)}) for number in range(5)
     ]

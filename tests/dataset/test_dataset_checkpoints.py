@@ -64,7 +64,7 @@ def load_new(folder: Path, iterator: Any) -> None:
 def test_a_restored_iterator_continues_exactly(
     save: Callable[[Path, Any], None], restore: Callable[[Path, Any], None], tmp_path: Path
 ) -> None:
-    """On a fresh iterator of a freshly built dataset; the file holds the state itself. Another dataset refuses it."""
+    """A new iterator of a rebuilt dataset continues exactly; the file contains the state; other datasets refuse it."""
     with iter(stream()) as iterator, iter(stream()) as other, iter(stream(5)) as wrong:
         for _ in range(3):
             next(iterator)

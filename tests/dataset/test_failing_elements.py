@@ -37,7 +37,7 @@ CHAINS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_elements_that_fail_are_dropped(name: str) -> None:
-    """In every kind of chain, from every state, and in the batches that follow."""
+    """Elements that fail are dropped in every kind of chain, from every state, and in the batches that follow."""
     iterator = iter(skipping(CHAINS[name]()))
     states = []
     for number in ODD:
@@ -51,7 +51,7 @@ def test_elements_that_fail_are_dropped(name: str) -> None:
 
 
 def test_batches_are_full() -> None:
-    """What comes after an element that fails moves up."""
+    """Elements after one that fails move up, so that batches are full."""
     batches = list(skipping(NUMBERS.map(odd).to_iter_dataset().batch(10)))
     assert [batch.tolist() for batch in batches] == [ODD[start : start + 10] for start in range(0, len(ODD), 10)]
 

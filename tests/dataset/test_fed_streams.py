@@ -112,7 +112,7 @@ class KillOnce:
 
 
 def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
-    """What a dead worker had of the stream is sent again, to another one: the elements are the same."""
+    """Elements that a dead worker had received are sent again to another worker, and the results are the same."""
     dataset = Numbers(500).map(KillOnce(123, tmp_path / "killed")).filter(lambda n: n % 3).batch(7).mp_prefetch(2)
     with iter(dataset) as iterator:
         elements = [number for batch in iterator for number in batch.tolist()]
@@ -151,7 +151,7 @@ def test_nothing_is_left(how: str) -> None:
 
 
 def test_a_state_holds_a_little_more_than_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the stream's states are kept rarely, elements are drawn again, and exactly those that were delivered."""
+    """If the stream's states are saved rarely, elements are drawn again, and exactly those delivered are skipped."""
     monkeypatch.setattr(feed, "KEPT_ELEMENTS", 16)
     dataset = Numbers(100).map(lambda number: number).filter(lambda number: number % 4 != 1).batch(5)
     expected = [batch.tolist() for batch in dataset]
@@ -164,7 +164,7 @@ def test_a_state_holds_a_little_more_than_the_position(monkeypatch: pytest.Monke
 
 
 def test_the_stream_is_read_once_and_not_ahead() -> None:
-    """Without workers and threads, no more is drawn than is asked for, up to a call."""
+    """Without workers and threads, no more elements are drawn than requested, up to one call."""
     stream = iter(Numbers(1_000_000).map(lambda number: number))
     list(itertools.islice(stream, 3))
 
@@ -212,7 +212,7 @@ class Endless(IterDataset[int]):
 
 
 def test_a_generator_is_a_dataset() -> None:
-    """What `__iter__` returns is made a DatasetIterator; it is resumed by drawing from its beginning."""
+    """The result of `__iter__` becomes a DatasetIterator, which is resumed by drawing from its beginning."""
     dataset = Endless().map(np.int64).batch(3)
     endless: IterDataset[int] = Endless()
     with iter(endless) as plain, iter(dataset) as iterator, iter(dataset) as other:

@@ -42,7 +42,7 @@ def test_a_stream_is_that_of_the_oracle(stream: Stream) -> None:
 @settings(max_examples=60)
 @given(streams(), st.data())
 def test_a_stream_resumes_everywhere(stream: Stream, data: st.DataObject) -> None:
-    """From each state, through JSON, on a fresh iterator and in place: the same elements, and the same state again."""
+    """Every state, through JSON, on a new iterator and in place, gives the same elements and the same state again."""
     dataset = stream.dataset.map(lambda element: element)
     with iter(dataset) as iterator:
         states = [through_json(iterator.get_state())]
@@ -62,7 +62,7 @@ def test_a_stream_resumes_everywhere(stream: Stream, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_workers_change_nothing(workers: int) -> None:
-    """With worker processes at the end of a chain, or within it, the elements are the same, and every state resumes."""
+    """Worker processes at the end of a chain or within it change no element, and every state resumes."""
 
     @settings(max_examples=4)
     @given(streams(), st.booleans(), st.data())
@@ -102,7 +102,7 @@ def test_a_stream_of_a_range() -> None:
 
 @pytest.mark.parametrize("chain", ["dense", "sparse"])
 def test_errors_count_the_operations_as_they_are_written(chain: str) -> None:
-    """What the library puts between the operations of a chain is not counted where one is named."""
+    """Operations that the library inserts into a chain are not counted in the numbers that errors name."""
 
     def fail(element: int) -> int:
         raise KeyError(element)

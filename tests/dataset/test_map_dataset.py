@@ -110,7 +110,7 @@ def test_a_block_is_read_from_each_source_in_one_call() -> None:
 
 
 def test_records_of_several_datasets_are_read_together() -> None:
-    """Where datasets that are joined change nothing but the order, a source that several have is read once a block."""
+    """If joined datasets change only the order, a source that they share is read once per block."""
     sources = [CountedSource(0, 1000), CountedSource(5000, 1000)]
     first, second = (MapDataset.source(source).shuffle(seed=1) for source in sources)
     joined = MapDataset.mix([first[:500], MapDataset.concatenate([second[1:], first[500:]])]).shuffle(seed=2)

@@ -48,7 +48,7 @@ def draw(element: Any, rng: np.random.Generator) -> tuple[Any, int]:
 
 
 def test_an_inserted_map_changes_neither_order_nor_draws() -> None:
-    """Only what draws counts for seeds: maps, batches and slices in between change nothing."""
+    """Only operations that draw count for seeds: maps, batches and slices in between change nothing."""
 
     def chain(between: Callable[[MapDataset[Any]], MapDataset[Any]]) -> list[Any]:
         start = between(TEN.seed(7)).shuffle()
@@ -247,7 +247,7 @@ def test_a_dataset_is_a_source_of_its_first_epoch() -> None:
 
 
 def test_workers_read_a_dataset() -> None:
-    """In worker processes, a chain with functions defined here gives what it gives inline."""
+    """A chain with functions of this module yields the same in worker processes as inline."""
     factor = 3
     dataset = MapDataset.mix([TEN.shuffle(seed=2), Every(TEN, 2)]).map(lambda x: x * factor).random_map(draw, seed=1)
     sampler = IndexSampler(len(dataset), shuffle=True, seed=3, num_epochs=2)
@@ -446,7 +446,7 @@ def fail_at_seven(element: int) -> int:
 
 @pytest.mark.parametrize("node", ["map", "filter", "map_with_index", "batch_fn"])
 def test_errors_say_in_which_node_and_at_which_position(node: str) -> None:
-    """What a function raises arrives as it is, with the node and the position in notes, from blocks too."""
+    """The exception of a function arrives unchanged, with the node and the position in notes, also from blocks."""
     shuffled = MapDataset.source(list(range(20)))[::-1]
     chains: dict[str, MapDataset[Any]] = {
         "map": shuffled.map(fail_at_seven),
@@ -465,7 +465,7 @@ def test_errors_say_in_which_node_and_at_which_position(node: str) -> None:
 
 
 def test_an_error_of_a_source_names_the_record() -> None:
-    """What a source raises says which record, read alone or in a block."""
+    """The exception of a source has a note with the record, read alone or in a block."""
 
     class Broken(CountedSource):
         """Lacks a record."""

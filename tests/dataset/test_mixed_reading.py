@@ -110,7 +110,7 @@ def test_a_mixture_read_at_random_is_the_one_drawn_from(mixture: MixedIterDatase
 def test_a_mixture_resumes_in_another_one(
     before: MixedIterDataset, after: MixedIterDataset, batch_size: int, step: int
 ) -> None:
-    """By name, with other weights and other chains: as the drawn one does, and every state after it resumes too."""
+    """A named mixture resumes with other weights and chains as the drawn one does, and so does every later state."""
     shared = dict(zip(before.names, before.parents, strict=True))
     parts = {name: shared.get(name, part) for name, part in zip(after.names, after.parents, strict=True)}
     changed = MixedIterDataset(parts, dict(zip(after.names, after.weights, strict=True)))
@@ -144,7 +144,7 @@ def many(count: int) -> IterDataset[Any]:
 
 
 def test_many_chains_have_one_set_of_workers() -> None:
-    """Of 35 datasets with two workers there are two processes, with the elements, packs and states of none."""
+    """35 datasets with two workers have two processes, and the elements, rows and states of a run without workers."""
     lengths = {"tokens": 50}
     chain = many(35).map(lambda number: {"tokens": np.full(int(number) % 7 + 1, number)})
     packed = chain.apply([FirstFitPack(lengths, num_packing_bins=4), Batch(2)])
@@ -180,7 +180,7 @@ ABSENT: dict[str, IterDataset[Any]] = {
 
 @pytest.mark.parametrize("kind", ABSENT)
 def test_an_absent_element_hands_over_to_the_stream(kind: str) -> None:
-    """Where a map turns out to return None, what comes is what is drawn, from that position on, and so in resumes."""
+    """If a map returns None, elements are drawn from the stream from that position on, also after a resume."""
     mixture = IterDataset.mix({"holes": ABSENT[kind], "dense": MapDataset.range(1000, 1090).to_iter_dataset()})
     expected = listed(map(np.asarray, mixture))
     with iter(mixture.map(np.asarray)) as iterator:

@@ -55,7 +55,7 @@ PLACES: dict[str, Callable[[DatasetOptions], Any]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_too_much_dropped_is_an_error(place: str) -> None:
-    """After what is left of the thousand records in question, whoever filters, and wherever the options stand."""
+    """The error follows the remaining elements of the thousand records, for any filter and position of the options."""
     iterator = iter(PLACES[place](DatasetOptions(filter_raise_threshold_ratio=0.9)))
     until = KEPT.index(3000)
 
@@ -72,7 +72,7 @@ def test_less_is_none(ratio: float | None) -> None:
 
 
 def test_batches_come_before_the_error() -> None:
-    """What is whole is delivered; a batch that the error cuts short is not."""
+    """Complete batches are delivered before the error, and an incomplete one is not."""
     iterator = iter(thinning(filter_raise_threshold_ratio=0.9).batch(300))
     batches = list(itertools.islice(iterator, 3))
     with pytest.raises(ValueError, match=r"an error is 90\.0%"):
@@ -82,7 +82,7 @@ def test_batches_come_before_the_error() -> None:
 
 
 def test_children_of_one_record_count_once() -> None:
-    """What a FlatMap makes of a record is left of it, however many elements these are."""
+    """The children of a record count as one remaining record, whatever their number."""
     dataset = grain.MapDataset.range(2000).to_iter_dataset().filter(lambda number: number % 10 == 0)
     split = dataset.apply(grain.transforms.FlatMap(lambda number: [number] * 20, 20))
     with pytest.raises(ValueError, match="left 100 of 1000"):
@@ -91,7 +91,7 @@ def test_children_of_one_record_count_once() -> None:
 
 @pytest.mark.parametrize(("options", "lines"), [({}, 1), ({"filter_warn_threshold_ratio": None}, 0)])
 def test_much_dropped_is_said(options: dict[str, None], lines: int, caplog: pytest.LogCaptureFixture) -> None:
-    """In the log, once for each iterator, unless that is not wanted; by default from 90 % on."""
+    """A large share of dropped records is logged once per iterator, by default from 90 %, unless disabled."""
     with caplog.at_level(logging.WARNING, "millstream"):
         assert list(thinning(**options)) == KEPT
 
@@ -102,7 +102,7 @@ def test_much_dropped_is_said(options: dict[str, None], lines: int, caplog: pyte
 
 
 def test_a_resumed_stream_counts_whole_thousands() -> None:
-    """From a state within a thousand, those that are whole count, and the elements are the same."""
+    """After a resume within a thousand records, only complete thousands count, and the elements are the same."""
     dataset = thinning(filter_raise_threshold_ratio=0.9)
     first = iter(dataset)
     for _ in range(700):

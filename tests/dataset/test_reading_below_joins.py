@@ -112,7 +112,7 @@ def test_all_streams_below_a_join_are_read_at_the_same_time(join: str) -> None:
     "join", ["interleave", "zip", "limit of interleave", "repeat of interleave", "cache of interleave"]
 )
 def test_streams_below_a_join_are_read_at_the_same_time_before_workers(join: str) -> None:
-    """Where worker processes run what comes after a join, threads of this process read what is below it."""
+    """If worker processes run the operations after a join, threads of this process read the streams below it."""
     gate = Gate(NUM_STREAMS)
     with iter(JOINS[join](gated(gate)).map(str).mp_prefetch(1)) as iterator:
         next(iterator)
@@ -121,7 +121,7 @@ def test_streams_below_a_join_are_read_at_the_same_time_before_workers(join: str
 
 @pytest.mark.parametrize("join", JOINS)
 def test_all_streams_together_are_read_as_far_ahead_as_one(join: str) -> None:
-    """Before an output, records of one buffer are read ahead, and a few more for calls: not a buffer of each."""
+    """Before the first output, one buffer of records is prefetched, plus a few for calls, not one buffer per stream."""
     gate, buffer, outputs = Gate(1), 48, 20
     with iter(JOINS[join](gated(gate, ReadOptions(2, buffer)))) as iterator:
         for _ in range(outputs):
@@ -132,7 +132,7 @@ def test_all_streams_together_are_read_as_far_ahead_as_one(join: str) -> None:
 
 
 def test_short_streams_are_opened_before_their_turn() -> None:
-    """In an interleave, the first reads of the next streams are in flight while those before are drawn from."""
+    """In an interleave, the first reads of the next streams are in flight while earlier streams are drawn from."""
     free, gate = Gate(1), Gate(3)
     sources = [Gated(number, free if number < 2 else gate) for number in range(8)]
     streams = [MapDataset.source(source)[:1].to_iter_dataset() for source in sources]
@@ -141,7 +141,7 @@ def test_short_streams_are_opened_before_their_turn() -> None:
 
 
 def test_a_stream_that_comes_later_is_read_as_far_ahead_as_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the consumer had to wait for one of the streams, all records of a next, short one are read at once."""
+    """If the consumer had to wait for a stream, all records of a short next stream are read together."""
     monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
     monkeypatch.setattr(thread_executor, "SOLO_CALLS", 0)
     free, gate = Gate(1), Gate(4)

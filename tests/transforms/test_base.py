@@ -159,7 +159,7 @@ def test_subclass_constructor_arguments_are_checked() -> None:
 
 @pytest.mark.parametrize("kind", [Map, RandomMap, MapWithIndex, Filter, FlatMap])
 def test_constructors_show_their_arguments(kind: type) -> None:
-    """What tools show of a constructor is what it takes."""
+    """Tools display the arguments that a constructor accepts."""
     expected = ["function", *({FlatMap: ["max_fan_out"], Map: ["batched"]}.get(kind, []))]
 
     assert list(inspect.signature(kind).parameters) == expected
@@ -287,7 +287,7 @@ def test_flat_map_keeps_its_limit() -> None:
 
 @pytest.mark.parametrize("function", [double, math.sqrt, functools.partial(max, 1), AddSlots(1).map, lambda x: x])
 def test_a_bare_function_means_map(function: Callable[[Any], Any]) -> None:
-    """Whatever is callable and is not an operation becomes a Map of it."""
+    """A callable that is not an operation becomes a Map of it."""
     operation = as_transformation(function)
     assert type(operation) is Map
     assert operation.map(4) == function(4)

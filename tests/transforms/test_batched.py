@@ -95,7 +95,7 @@ def test_what_is_not_one_result_per_element_is_an_error(
 
 
 def test_an_error_is_that_of_its_element() -> None:
-    """What comes before the element that fails is delivered, and the note has its record key."""
+    """Elements before the one that fails are delivered, and the note names its record key."""
 
     def inverse(numbers: list[int]) -> list[float]:
         return [1 / number for number in numbers]
@@ -122,7 +122,7 @@ def test_batched_is_part_of_what_a_stream_is() -> None:
 
 
 def test_they_are_pickled_and_shown() -> None:
-    """By what they are made from."""
+    """A batched map pickles, and its repr names its function."""
     copy = cloudpickle.loads(cloudpickle.dumps(Map(doubled, batched=True)))
     assert copy.is_batched
     assert repr(copy) == "Map(doubled, batched=True)"
@@ -144,7 +144,7 @@ def yielding(numbers: list[int]) -> Any:
 
 
 def test_what_is_no_batched_map_is_refused() -> None:
-    """At construction, with what to write."""
+    """An invalid batched map is an error at construction that names the alternative."""
     with pytest.raises(TypeError, match="must override map or map_batch, but Both overrides both"):
         as_transformation(Both())
     with pytest.raises(TypeError, match="which yields"):

@@ -38,7 +38,7 @@ def test_lists_are_encoded_as_other_code_does(features: dict[str, tuple[str, lis
     )
 )
 def test_arrays_come_out_with_their_values(array: Any) -> None:
-    """Of any shape and dtype that an Example holds, non-contiguous ones included."""
+    """Arrays of any shape and any dtype of an Example, contiguous or not, are encoded with their values."""
     dtype = np.float32 if array.dtype.kind == "f" else np.int64
     for given_array in (array, array.T, array[::-1]):
         decode = decode_examples({"x": FixedLengthFeature(given_array.shape, dtype)})
@@ -79,6 +79,6 @@ def test_texts_empty_lists_and_absent_values() -> None:
     ],
 )
 def test_what_an_example_cannot_hold_is_an_error(value: Any, error: type[Exception], words: str) -> None:
-    """With the name of the feature."""
+    """A value that an Example cannot contain is an error that names the feature."""
     with pytest.raises(error, match=words):
         encode_example({"x": value})

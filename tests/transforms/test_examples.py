@@ -120,7 +120,7 @@ def test_scalars_and_defaults_of_each_kind() -> None:
 
 
 def test_later_ones_win() -> None:
-    """As in any protocol buffer: the last of several fields, entries of one name, and members of a oneof counts."""
+    """The last of several equal fields, entries of one name or members of a oneof counts, as in any protocol buffer."""
     old = entry_message("x", feature_message("int64", [1, 2]))
     both = feature_message("bytes", [b"old"]) + feature_message("int64", [3])
     new = field(1, b"wrong name") + field(2, feature_message("int64", [9])) + field(1, b"x") + field(2, both)
@@ -188,7 +188,7 @@ def decoded_or_reason(batch: list[bytes]) -> tuple[dict[str, Any] | None, str]:
 
 @given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
 def test_damage_is_other_values_or_an_error(place: int, change: int) -> None:
-    """Whatever byte is another one: never a crash, and never harm to the elements beside it."""
+    """A changed byte gives other values or an error, never a crash, and never affects neighbouring elements."""
     damaged = bytearray(WHOLE)
     damaged[place] ^= change
     columns, reason = decoded_or_reason([WHOLE, bytes(damaged), WHOLE])
@@ -238,7 +238,7 @@ def test_a_list_of_three_and_a_half_floats_is_an_error() -> None:
     ],
 )
 def test_what_does_not_fit_is_an_error_with_the_element(feature: Any, words: str) -> None:
-    """What does not fit is an error that says what the Example holds and what was asked for."""
+    """A feature of the wrong type or size is an error that names the found and the expected one."""
     batch = [example_message({"x": ("int64", values)}) for values in ([1, 2, 3], [4, 5])]
     with pytest.raises(ValueError, match=words):
         decode_examples({"x": feature}).map(batch)
@@ -270,7 +270,7 @@ def test_an_absent_feature_without_default_is_an_error() -> None:
     ],
 )
 def test_mistakes_are_errors_at_once(make: Any, error: type[Exception], words: str) -> None:
-    """What can be known when the operation is made is said then."""
+    """Invalid features are errors at construction."""
     with pytest.raises(error, match=words):
         make()
 
@@ -291,7 +291,7 @@ def test_ragged_columns_have_a_row_for_each_element() -> None:
 
 
 def test_it_is_an_operation_of_a_loader() -> None:
-    """After Batch, with workers and without, and a state of it can be resumed by an equal one."""
+    """It runs after Batch, with or without workers, and an equal operation resumes its state."""
     records = [example_message({"n": ("int64", [n]), "text": ("bytes", [b"t" * n])}) for n in range(20)]
     features: dict[str, Any] = {"n": FixedLengthFeature((), np.int64), "text": VariableLengthFeature(bytes)}
 

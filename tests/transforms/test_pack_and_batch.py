@@ -64,7 +64,7 @@ def test_features_may_be_nested() -> None:
 
 
 def test_it_resumes_and_refuses() -> None:
-    """From any batch on, the same batches follow; a document longer than a row is an error."""
+    """A state at any batch resumes with the same batches; a document longer than a row is an error."""
     loader = grain.load(
         documents(31), num_epochs=1, transformations=[PackAndBatchOperation(length_struct={"a": 6}, batch_size=4)]
     )

@@ -39,7 +39,7 @@ LEAVES: list[tuple[list[Any], Any]] = [
 
 @pytest.mark.parametrize(("elements", "zero"), LEAVES, ids=lambda value: repr(value)[:40].replace("\0", "0"))
 def test_padding_is_stacking_zeros(elements: list[Any], zero: Any) -> None:
-    """For every kind of leaf and structure, the padded batch is that of the elements and as many zeros as fit."""
+    """The padded batch equals the batch of the elements followed by zeros, for every kind of leaf and structure."""
     padded = pad(stack(elements), 3, 8)
 
     assert comparable(padded.batch) == comparable(stack([*elements, *[zero] * 5]))
@@ -55,7 +55,7 @@ def test_of_a_template_nothing_stays_but_its_structure() -> None:
 
 
 def test_a_full_batch_is_not_copied() -> None:
-    """Where nothing is missing, the batch stays as it is, and has a mask all the same."""
+    """A full batch is returned unchanged, with a mask."""
     batch = {"x": np.arange(3)}
     padded = pad(batch, 3, 3)
 

@@ -12,7 +12,7 @@ from millstream.transforms import PadTo
 
 @given(length=st.integers(0, 9), padding=st.integers(0, 5), dtype=st.sampled_from(["i4", "f8", "u1"]))
 def test_features_are_filled_up_at_the_end(length: int, padding: int, dtype: str) -> None:
-    """To their lengths, keeping dtype and further axes; others stay, and the element is not changed."""
+    """Named features are padded to their lengths and keep dtype and other axes; the element itself does not change."""
     element: dict[str, Any] = {"a": np.arange(length, dtype=dtype), "b": np.ones((length, 2)), "c": "text"}
     made = PadTo({"a": 9, "b": 10}, {"a": padding}).map(element)
 
@@ -47,6 +47,6 @@ def test_what_cannot_be_padded_is_an_error(element: dict[str, Any], message: str
     ],
 )
 def test_bad_arguments_are_errors(arguments: Any, error: type[Exception], message: str) -> None:
-    """When it is made."""
+    """Bad arguments are errors at construction."""
     with pytest.raises(error, match=message):
         PadTo(*arguments)

@@ -54,7 +54,7 @@ def test_the_batch_of_some_rows_is_theirs(num_rows: int, bounds: tuple[int, int]
 
 @pytest.mark.parametrize("carried", [(), ("name",)])
 def test_rows_with_lists_are_stacked_one_by_one(carried: tuple[str, ...]) -> None:
-    """Where rows have lists of values, there is no batch of them yet, and each row has its own list."""
+    """Rows with lists of values have no prepared batch, and each row has its own list."""
     made = RowFormat.of_rows({"tokens": 4}, (), None, carried=carried)
     documents: list[Any] = [(np.arange(2), *("ab"[number] for _ in carried)) for number in range(2)]
     rows = made.lay_out(documents, Segments(np.array([0, 2]), np.arange(2)), np.empty)

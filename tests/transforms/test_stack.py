@@ -254,7 +254,7 @@ class Tensor:
 
 
 def test_other_libraries_arrays_stack() -> None:
-    """Whatever numpy can read as an array stacks as that array, scalars of shape () too."""
+    """Objects that NumPy converts to an array, also of shape (), stack like that array."""
     assert_same(np.array([[1, 2], [3, 4]]), stack([Tensor([1, 2]), Tensor([3, 4])]))
     assert_same(np.array([1.5, 2.5]), stack([Tensor(1.5), Tensor(2.5)]))
 
@@ -453,7 +453,7 @@ ZEROS = np.zeros((2, 3), np.uint8)
     ],
 )
 def test_what_does_not_stack_is_refused(elements: list[Any], path: str, rows: tuple[int, ...], words: str) -> None:
-    """What does not stack is an error that names the leaf, which elements differ, and what they hold."""
+    """Elements that do not stack are an error that names the leaf, the elements that differ, and their values."""
     with pytest.raises(StackError, match=words) as caught:
         stack(elements)
     assert (caught.value.path, caught.value.rows) == (path, rows)

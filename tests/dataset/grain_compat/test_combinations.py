@@ -45,7 +45,7 @@ def test_weights_go_by_name() -> None:
 
 
 def test_a_named_mixture_is_resumed_with_others() -> None:
-    """By name, known datasets resume, new ones begin at their beginning, and those that are gone are dropped."""
+    """In a named mixture, known datasets resume, new ones start at their beginning, and removed ones are dropped."""
     before = IterDataset.mix({"web": numbers(90), "books": numbers(90, 100)})
     after = IterDataset.mix({"books": numbers(90, 100), "code": numbers(90, 200)}, {"code": 1, "books": 1})
     with iter(before) as iterator, iter(after) as other:
@@ -55,7 +55,7 @@ def test_a_named_mixture_is_resumed_with_others() -> None:
 
 
 def test_a_mixture_of_others_is_refused() -> None:
-    """Without names, and where the kinds of states differ, it is a CheckpointError."""
+    """A state of another unnamed mixture, or of another kind, is a CheckpointError."""
     with (
         iter(IterDataset.mix([numbers(5), numbers(5)])) as two,
         iter(IterDataset.mix([numbers(5)])) as one,
@@ -92,7 +92,7 @@ class Own(IterDataset[int]):
 def test_a_mixture_that_is_drawn_from_in_blocks_is_that_of_single_elements(
     parts: list[tuple[str, int, int]], batch_size: int, step: int
 ) -> None:
-    """What comes after it gets the same elements, to the last one; and resumes, whatever its parts are."""
+    """Operations after a mixture get the same elements when it is drawn in blocks, and resume with any parts."""
     made: dict[str, Callable[[int], IterDataset[Any]]] = {
         "r": numbers,
         "f": lambda count: numbers(count).filter(lambda number: number % 3 != 1),
@@ -115,7 +115,7 @@ def test_a_mixture_that_is_drawn_from_in_blocks_is_that_of_single_elements(
 
 
 def test_an_error_in_a_mixture_comes_at_its_turn() -> None:
-    """After all elements that were due before it, though other parts have been drawn from beyond."""
+    """The error comes after all elements that were due before it, although other parts were drawn from further."""
     mixed = IterDataset.mix([Own(50, fails_at=7), numbers(100, 100)], [1, 2])
     with iter(mixed) as single, iter(mixed.map(float)) as drawn:
         before = list(itertools.islice(single, 21))
@@ -127,7 +127,7 @@ def test_an_error_in_a_mixture_comes_at_its_turn() -> None:
 
 @pytest.mark.parametrize(("lengths", "words"), [([4, 5], r"\[0\] has ended before"), ([5, 5, 4], r"\[2\] has ended")])
 def test_zipped_datasets_end_together(lengths: Sequence[int], words: str) -> None:
-    """Of different lengths is an error, unless the shortest may end it."""
+    """Zipped datasets of different lengths are an error, unless the shortest one may end them."""
     datasets = [numbers(length) for length in lengths]
 
     assert list(ZipIterDataset([numbers(3), numbers(3, 10)])) == [(0, 10), (1, 11), (2, 12)]
@@ -145,7 +145,7 @@ def fail_once(failures: list[int], number: int) -> int:
 
 
 def test_zipped_datasets_survive_an_error() -> None:
-    """Where one fails, the position is that before the tuple: the next attempt gives it, and the state can be saved."""
+    """If one dataset fails, the position stays before the tuple: the next attempt returns it, and states work."""
     failures: list[int] = []
     with iter(ZipIterDataset([numbers(4), numbers(4).map(lambda n: fail_once(failures, n))])) as iterator:
         assert list(itertools.islice(iterator, 2)) == [(0, 0), (1, 1)]
@@ -166,7 +166,7 @@ def test_interleaved_datasets_take_turns() -> None:
 
 
 def test_interleaved_datasets_resume_everywhere() -> None:
-    """From each state, before the first and after the last element too; all have the same keys."""
+    """An interleaved dataset resumes from every state, at both ends too; all states have the same keys."""
     dataset = InterleaveIterDataset(MapDataset.source([3, 1, 0, 4]).map(numbers), cycle_length=3)
     expected = list(dataset)
     with iter(dataset) as iterator:

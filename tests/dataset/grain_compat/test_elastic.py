@@ -81,7 +81,7 @@ def test_it_is_its_own_iterator() -> None:
     ids=str,
 )
 def test_another_state_is_refused(state: Any) -> None:
-    """Of another dataset, between batches, beyond the end, or none at all; the iterator stays where it is."""
+    """A state of another dataset, between batches, beyond the end, or invalid is refused without moving."""
     with ElasticIterator(dataset(), GLOBAL, ShardOptions(0, 1)) as iterator:
         own = iterator.get_state()
         if isinstance(state, dict) and state.get("global_next_index"):
@@ -92,7 +92,7 @@ def test_another_state_is_refused(state: Any) -> None:
 
 
 def test_changed_code_is_a_warning_and_strict_refuses_it(caplog: pytest.LogCaptureFixture) -> None:
-    """As for a DataLoader."""
+    """Changed code is a warning on restoring, and an error with strict=True, as for a DataLoader."""
 
     def elastic(function: Callable[[int], int]) -> ElasticIterator:
         function.__qualname__ = "change"

@@ -68,7 +68,7 @@ def fits(spec: Any, leaf: Any) -> bool:
 
 @pytest.mark.parametrize("make", KNOWN.values(), ids=KNOWN)
 def test_elements_are_as_the_spec_says(make: Callable[[], Any]) -> None:
-    """Of each element, structure, shape and dtype; a length that is given is that of all elements."""
+    """Each element has the structure, shape and dtype of the spec; a length in it is that of all elements."""
     dataset = make()
     spec = get_element_spec(dataset)
     elements = list(dataset)

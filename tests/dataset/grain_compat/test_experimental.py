@@ -160,7 +160,7 @@ def test_documents_begin_at_multiples_and_rows_come_by_groups() -> None:
 
 
 def test_documents_as_long_as_a_row_stay_whole() -> None:
-    """As in Grain's example: such a document comes after the row that was being filled, and no token is lost."""
+    """A document as long as a row follows the row that was being filled, as in Grain's example; no token is lost."""
     parts = [{"a": np.full(size, number)} for number, size in enumerate((3, 6, 2, 5, 6, 4), 1)]
     dataset = grain.experimental.ConcatThenSplitIterDataset(
         grain.MapDataset.source(parts), length_struct={"a": 6}, split_full_length_features=False
@@ -247,7 +247,7 @@ def test_a_batch_is_filled_up(count: int, pad_value: int) -> None:
 
 
 def test_indices_of_iterators() -> None:
-    """Where each position becomes one element, the next one can be told and chosen; else that is an error."""
+    """The next index can be read and set if each position becomes one element; otherwise that is an error."""
     dataset = grain.MapDataset.range(20).to_iter_dataset().batch(3)
     with iter(dataset) as iterator, iter(dataset.filter(len)) as filtered:
         next(iterator)
@@ -449,6 +449,6 @@ def cut(**options: Any) -> Any:
     ],
 )
 def test_mistakes_are_errors_where_they_are_made(make: Any, error: type[Exception], words: str) -> None:
-    """What cannot be done is refused when the dataset is built, in words that say what to do."""
+    """Invalid arguments are errors when the dataset is built, and name the remedy."""
     with pytest.raises(error, match=words):
         make()
