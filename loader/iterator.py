@@ -219,7 +219,8 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             self._profiler.delivered(self._counted_step - before)
 
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # If `__init__` has failed.
+        # Without the names of any module, which may be gone at the end of the interpreter.
+        if hasattr(self, "_consumer"):
             self.count_delivered()
 
     def describe_next(self) -> str:
