@@ -15,6 +15,7 @@ from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.transforms import Batch, RandomMap, Transformation
 from millstream.transforms.given import as_transformation
+from millstream.transforms.grouping import GroupingOperation
 from millstream.warn import warn
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]
@@ -174,6 +175,18 @@ def check_balance(
             f"parts of the BalancedSampler must be a multiple of the number of shards, {shard_count}, got "
             f"{sampler.parts}."
         )
+
+
+def check_shapes(operations: Sequence[Transformation], shard: ShardOptions) -> None:
+    """Refuses several shards for operations whose batches would differ in shape between the shards of a step."""
+    for number, operation in enumerate(operations):
+        if shard.shard_count > 1 and isinstance(operation, GroupingOperation) and not operation.has_one_shape:
+            raise ValueError(
+                f"operations[{number}], {described(operation)}, cannot run on {shard.shard_count} shards: the shapes "
+                "of its batches depend on their elements, so the shards of a step would differ in shape, which a "
+                "global array cannot. Pack rows of one length (PackingSampler and Pack, or FirstFitPack), or pad to "
+                "one length (PadTo and Batch); or read a single shard."
+            )
 
 
 def check_logical_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:

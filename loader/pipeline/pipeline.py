@@ -13,6 +13,7 @@ from millstream.loader.pipeline.arguments import (
     check_padding,
     check_randomness,
     check_sampler,
+    check_shapes,
     first_deciding,
     joining_batch,
     resolve_shard,
@@ -90,6 +91,7 @@ class Pipeline:
         check_packing(checked, order, len(source))
         check_randomness(checked, order)
         check_padding(checked, shard)
+        check_shapes(checked, shard)
         check_ends(checked, order, shard)
         check_logical_shards(checked, shard)
         check_tolerance(tolerance, order)

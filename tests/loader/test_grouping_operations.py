@@ -452,3 +452,17 @@ def test_operations_that_shuffle_take_the_seed_of_the_pipeline(name: str) -> Non
         # Two with one seed would apply one permutation twice.
         once = order(0)[:20]
         assert order(0, times=2)[:20] != [once[number] for number in once]
+
+
+@pytest.mark.parametrize("name", ["BucketBatch", "TokenBudgetBatch"])
+def test_batches_of_several_shapes_are_for_one_shard(name: str) -> None:
+    """Two hosts would get different shapes in one step: refused at construction, with the ways out."""
+    sampler = IndexSampler(100, shuffle=True, seed=0, num_epochs=1)
+
+    def loader(shard: ShardOptions) -> DataLoader:
+        return DataLoader(data_source=range(100), sampler=sampler, operations=EXAMPLES[name], shard_options=shard)
+
+    assert loader(ShardOptions(0, 1)).shard_options.shard_count == 1
+    message = rf"operations\[1\], {name}.*, cannot run on 2 shards: .* Pack rows of one length"
+    with pytest.raises(ValueError, match=message):
+        loader(ShardOptions(0, 2))

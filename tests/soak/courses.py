@@ -163,7 +163,7 @@ class Course:
             grouped, has_one_shape = forms.grouping(chance)
             kinds: list[Transformation] = [DropMultiples(3), DropMultiples(2), Repeat(), Jitter()]
             dropping = chance.sample(kinds, k=chance.randrange(1, 4))
-            count = chance.choice([1, 1, 2, 3])
+            count = chance.choice([1, 1, 2, 3]) if has_one_shape else 1
             return dataclasses.replace(
                 course,
                 before=(Decode(), *dropping, *grouped),

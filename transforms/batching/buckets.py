@@ -3,7 +3,7 @@
 import bisect
 import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, SupportsIndex, final
+from typing import Any, ClassVar, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,8 @@ class BucketBatch(GroupingOperation):
     Elements of up to `boundaries[i]` tokens belong to bucket i, whose batches have `batch_sizes[i]` elements, padded to
     `boundaries[i]`. A compiled step therefore sees one shape per bucket. Elements are sorted into buckets within
     windows. The remainder of a bucket at the end of a window joins the next longer bucket, so that at most one batch of
-    a window, its last, is shorter. No element is dropped.
+    a window, its last, is shorter. No element is dropped. Batches of a step would differ in shape between shards, so a
+    `DataLoader` of several shards refuses it.
 
     Args:
         boundaries: the maximum number of tokens of the elements of each bucket: integers from 1, ascending.
@@ -42,6 +43,8 @@ class BucketBatch(GroupingOperation):
         >>> [batch["tokens"].shape for batch in loader]
         [(1, 8), (2, 4), (1, 8), (1, 8), (1, 8)]
     """
+
+    has_one_shape: ClassVar[bool] = False
 
     @named_arguments()
     def __init__(

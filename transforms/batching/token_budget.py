@@ -1,7 +1,7 @@
 """Batches whose size is limited by a budget of tokens."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, SupportsIndex, final
+from typing import Any, ClassVar, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,8 @@ class TokenBudgetBatch(GroupingOperation):
 
     The named features are padded to the longest element of the batch. Padding counts: a batch has at most `budget`
     tokens of each feature, so each step takes about the same memory and time on the device. Shapes differ between
-    batches. If a compiled step needs few shapes, use `BucketBatch`.
+    batches. If a compiled step needs few shapes, use `BucketBatch`. Shapes would also differ between shards, so a
+    `DataLoader` of several shards refuses both.
 
     Args:
         budget: the maximum number of tokens per batch, at least 1.
@@ -68,6 +69,8 @@ class TokenBudgetBatch(GroupingOperation):
         >>> [batch["tokens"].shape for batch in loader]
         [(2, 7), (2, 8), (2, 5)]
     """
+
+    has_one_shape: ClassVar[bool] = False
 
     @named_arguments()
     def __init__(

@@ -204,7 +204,7 @@ def grouping_pipelines(draw: st.DrawFn, name: str) -> Pipeline:
     elements, operation = draw(GROUPINGS[name])
     between: list[Transformation] = draw(st.sampled_from([[], [FilterTransform(is_even)], [Halves()]]))
     after: list[Transformation] = draw(st.sampled_from([*AFTER, [Label()], [Batch(2, drop_remainder=True), Label()]]))
-    size, shards = draw(st.integers(1, 50)), draw(st.integers(1, 3))
+    size, shards = draw(st.integers(1, 50)), draw(st.integers(1, 3 if getattr(operation, "has_one_shape", True) else 1))
     sampler = IndexSampler(size, shuffle=True, seed=draw(st.integers(0, 9)), num_epochs=draw(st.integers(1, 2)))
     operations = (elements, *between, operation, *after)
     return Pipeline(range(size), sampler, operations, ShardOptions(draw(st.integers(0, shards - 1)), shards))
