@@ -1,4 +1,4 @@
-"""Which record stands at which position: orders of records, as pure functions that any process can ask.
+"""Orders of records: pure functions from a position to a record key, the same in every process.
 
 `IndexSampler` serves nearly everyone: in order or globally shuffled, for one epoch or endlessly. `SequentialSampler`
 is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `MixtureSampler` mixes the
@@ -7,27 +7,27 @@ global batch of another order so that its parts cost alike. An order of your own
 `__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
 (`VectorisedSampler`).
 
-    base.py             what the loader asks of a sampler, and the adapter for custom ones
+    base.py             the protocols of samplers, and the adapter for custom ones
     index.py            all records of one source: positions, epochs, offsets
-    permutation.py      where an offset lands in a shuffled epoch
-    rounds.py           what the rounds of that do to words
+    permutation.py      the permutation of a shuffled epoch
+    rounds.py           the rounds of the permutation
     hierarchical.py     a shuffle of units, and of the records in a few of them
     balanced.py         global batches dealt to parts of equal cost
     equal_parts.py      the rows of each part
-    epochs.py           what samplers of epochs have in common
+    epochs.py           the base class of samplers with epochs
     packing.py          rows made of several documents
-    packed_rows.py           what a row is made of
-    packing_plan.py     which documents go into which rows
+    packed_rows.py           the documents of a row
+    packing_plan.py     the assignment of documents to rows
     mixture.py          several orders as one
-    occurrences.py      at which positions records come
-    protocols.py          what the loader asks of mixtures and of rows
-    mixture_checks.py       what a mixture accepts
-    mixture_lookup.py  what the components of a mixture have where
-    joint_index_samplers.py      many orders of all records, asked at once
-    mixture_fingerprint.py    what a mixture says of itself
-    weights.py          weights as whole numbers
-    proportions.py      which component stands at which position
-    mixing_schedule.py  weights that change, and where a mixture ends
+    occurrences.py      the inverse: positions of records
+    protocols.py          the protocols of mixtures and rows
+    mixture_checks.py       checks of the arguments of a mixture
+    mixture_lookup.py  lookups in the components of a mixture
+    joint_index_samplers.py      many orders of all records, computed together
+    mixture_fingerprint.py    the fingerprint of a mixture
+    weights.py          weights as integers
+    proportions.py      the component at each position
+    mixing_schedule.py  changes of weights, and the end of a mixture
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,8 @@
-"""What the loader asks of a sampler, and how a user's sampler comes to offer it.
+"""Protocols of samplers, and the adapter that gives custom samplers the vectorised interface.
 
-A sampler is a pure function of the position: asked twice, in another process or after a restart, it gives the same
-answer. `sampler[position]` is all that a custom sampler needs. `vectorised` makes any sampler answer for a whole block
-of positions at once.
+A sampler is a pure function of the position: it returns the same result for the same position in every process and
+after a restart. A custom sampler needs only `sampler[position]`. `vectorised` adapts any sampler to blocks of
+positions.
 """
 
 import dataclasses
@@ -23,19 +23,19 @@ POSITION_LIMIT = 1 << 63
 
 @runtime_checkable
 class Sampler(Protocol):
-    """An order of records: which record stands at which position.
+    """An order of records: a record key for each position.
 
     Three more members are optional, and used if they are there:
 
     `__len__() -> int`
-        The number of positions. Without it, or where it raises TypeError, the order is endless: the loader never looks
+        The number of positions. Without it, or if it raises TypeError, the order is endless: the loader never looks
         for its end, and an IndexError from such a sampler is an error, not the end.
     `largest_key: int`
         No record key is larger. A loader whose source has fewer records refuses the sampler when it is built, instead
-        of failing when the first such key comes. Without it, `num_records - 1`, where there is a `num_records`.
+        of failing when the first such key comes. Without it, `num_records - 1` if it has `num_records`.
     `fingerprint() -> str`
-        A line of words that identifies the order: its class and whatever decides which record key and which randomness
-        a position has, the same words in every process. It goes into checkpoints: a state is refused by another order,
+        A line of words that identifies the order: its class and everything that determines the record keys and the
+        randomness, the same words in every process. It goes into checkpoints: a state is refused by another order,
         and the error shows what differs; words of the form `name=value` are compared one by one, and one whose name
         ends in `_from_` and a position only by states from after that position. Leave out how many
         epochs there are and which shard is read, so that a state can be resumed with more epochs, and on other hosts.
@@ -59,11 +59,11 @@ class Sampler(Protocol):
 
 
 class VectorisedSampler(Sampler, Protocol):
-    """A sampler that answers for many positions at once, which is many times faster.
+    """A sampler that computes many positions in one call, which is many times faster.
 
-    Where `seed` is a number, random operations draw from generators that are derived from it and from the position:
-    those of `IndexSampler`. The `rng` of its `__getitem__` is not read then. Where `seed` is None, that `rng` is what
-    they draw from.
+    If `seed` is a number, random operations draw from generators that are derived from it and from the position:
+    those of `IndexSampler`. The `rng` of its `__getitem__` is then not read. If `seed` is None, they draw from that
+    `rng`.
 
     Examples:
         >>> sampler = millstream.IndexSampler(1_000_000, shuffle=True, seed=0)
@@ -75,12 +75,12 @@ class VectorisedSampler(Sampler, Protocol):
 
     @property
     def seed(self) -> int | None:
-        """What the randomness of every position derives from; None if there is none, or if `rng` provides it."""
+        """The seed of the randomness of every position; None if there is none, or if `rng` provides it."""
         ...
 
     @property
     def num_records(self) -> int | None:
-        """How many positions make an epoch; None if the order has no epochs."""
+        """The number of positions per epoch; None if the order has no epochs."""
         ...
 
     @property
@@ -130,7 +130,7 @@ def checked_keys_at(sampler: "VectorisedSampler | AdaptedSampler", positions: ND
 
 
 def has_unread_generators(sampler: "VectorisedSampler | AdaptedSampler") -> bool:
-    """Whether the generators of the sampler's `__getitem__` are left unread: it has a seed, which gives others."""
+    """True if the generators of the sampler's `__getitem__` are ignored, because it has a seed, which yields others."""
     own = sampler.sampler if isinstance(sampler, AdaptedSampler) else sampler
     if sampler.seed is None or not hasattr(own, "__getitem__"):
         return False
@@ -146,10 +146,10 @@ def has_unread_generators(sampler: "VectorisedSampler | AdaptedSampler") -> bool
 
 
 def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
-    """Returns the sampler itself if it has `record_keys_at`, else an adapter that asks it run by run or one by one.
+    """Returns the sampler itself if it has `record_keys_at`, else an adapter that calls it run by run or one by one.
 
     Raises:
-        TypeError: the object is not a sampler, or has `record_keys_at` but not all that goes with it.
+        TypeError: the object is not a sampler, or has `record_keys_at` but lacks other members.
     """
     if hasattr(sampler, "record_keys_at"):
         missing = [member for member in _VECTORISED_MEMBERS if not hasattr(sampler, member)]
@@ -171,12 +171,12 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
 class AdaptedSampler:
     """A custom sampler with the interface of `VectorisedSampler`.
 
-    A sampler with `record_keys(start, stop)` is asked once for each run of consecutive positions; it may have `seed`
-    and `num_records`. A sampler with `__getitem__` only is asked for every position; the metadata's `rng` is its
-    randomness, so that no `seed` is read from it. With both, `seed` is its randomness where it has one, else `rng`.
+    A sampler with `record_keys(start, stop)` is called once for each run of consecutive positions; it may have `seed`
+    and `num_records`. A sampler with `__getitem__` only is called for every position; the metadata's `rng` is its
+    randomness, so its `seed` is not read. With both methods, its randomness is `seed` if it has one, else `rng`.
 
     Attributes:
-        sampler: the custom sampler. Its answers are checked; its `metadata.index` is not read.
+        sampler: the custom sampler. Its results are checked; its `metadata.index` is not read.
     """
 
     sampler: Any
@@ -241,7 +241,7 @@ class AdaptedSampler:
         return np.fromiter(keys, dtype=np.int64, count=stop - start)
 
     def _metadata(self, position: int) -> RecordMetadata:
-        """Returns what the sampler has at a position; an error that it raises gets a note that says where."""
+        """Returns the sampler's metadata at a position; a note of its errors names the position."""
         try:
             metadata: RecordMetadata = self.sampler[position]
         except Exception as error:
@@ -274,7 +274,7 @@ def _checked_key(metadata: Any, position: int) -> int:
 
 
 def _checked(keys: object, positions: NDArray[np.int64], asked: str) -> NDArray[np.int64]:
-    """Returns what a sampler gave for some positions, as a new int64 array; `asked` is the call, for errors."""
+    """Returns the keys that a sampler returned for positions, as a new int64 array; `asked` is the call, for errors."""
     array = np.asarray(keys)
     if array.shape != positions.shape or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(

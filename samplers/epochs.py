@@ -1,4 +1,4 @@
-"""What samplers of epochs have in common: positions, ends, generators."""
+"""The base class of samplers with epochs: positions, ends, generators."""
 
 import abc
 import copy
@@ -22,10 +22,10 @@ class EpochSampler(Pictured, abc.ABC):
     """An order of epochs of equally many positions: epoch, offset = divmod(position, num_records).
 
     Attributes:
-        num_records: how many positions an epoch has.
-        num_epochs: how many epochs; None for endlessly many.
-        seed: what all randomness derives from; None where there is none.
-        shard_options: which shard of every global batch this process reads.
+        num_records: the number of positions per epoch.
+        num_epochs: the number of epochs; None for an endless order.
+        seed: the seed of all randomness; None if there is none.
+        shard_options: the shard of every global batch that this process reads.
     """
 
     _picture_kind = "order"
@@ -43,7 +43,7 @@ class EpochSampler(Pictured, abc.ABC):
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """Returns the class and what decides the order, in words: not num_epochs, and not which shard is read."""
+        """Returns the class and everything that determines the order, in words; not num_epochs, and not the shard."""
 
     @abc.abstractmethod
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
@@ -51,7 +51,7 @@ class EpochSampler(Pictured, abc.ABC):
 
     @property
     def length(self) -> int | None:
-        """The number of positions, over all epochs; None where the order is endless."""
+        """The number of positions, over all epochs; None if the order is endless."""
         if not self.num_records:
             return 0
         return None if self.num_epochs is None else self.num_records * self.num_epochs
@@ -59,7 +59,7 @@ class EpochSampler(Pictured, abc.ABC):
     def endless(self) -> Self:
         """Returns the same order with endlessly many epochs: this one, and what comes after its end."""
         endless = copy.copy(self)
-        # Also where the class is a frozen dataclass.
+        # Also if the class is a frozen dataclass.
         vars(endless)["num_epochs"] = None
         return endless
 
@@ -67,7 +67,7 @@ class EpochSampler(Pictured, abc.ABC):
         """Returns one epoch alone: number 0 is the first one, and each other one has a seed derived from its number."""
         epoch = copy.copy(self)
         seed = self.seed if self.seed is None or number == 0 else derive_seed(self.seed, number)
-        # Also where the class is a frozen dataclass.
+        # Also if the class is a frozen dataclass.
         vars(epoch).update(num_epochs=1, seed=seed, first_epoch=number)
         return epoch
 
@@ -115,7 +115,7 @@ class EpochSampler(Pictured, abc.ABC):
     def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
         """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
 
-        Nothing is enumerated: the shuffle is run backwards. Rows are ascending, and padded with -1 where other keys
+        Nothing is enumerated: the shuffle is run backwards. Rows are ascending, and padded with -1 if other keys
         come more often.
 
         Args:
@@ -130,7 +130,7 @@ class EpochSampler(Pictured, abc.ABC):
         return self.occurrences(asked, checked_stop(stop, self.length)).table(len(asked))
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
-        """Returns where keys come before a position, in no particular order."""
+        """Returns the occurrences of keys before a position, in any order."""
         rows, elements = self._elements_of(keys)
         found = []
         for epoch in range(-(-stop // self.num_records) if len(rows) else 0):
@@ -142,7 +142,7 @@ class EpochSampler(Pictured, abc.ABC):
 
     @abc.abstractmethod
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns what comes of keys in each epoch: the index of the key, and the number of the element."""
+        """Returns the elements of each epoch with the given keys: the index of the key, and the element's number."""
 
     @abc.abstractmethod
     def _offsets_of(
@@ -175,7 +175,7 @@ class EpochSampler(Pictured, abc.ABC):
 
 
 def checked_num_epochs(num_epochs: object) -> int | None:
-    """Returns how many epochs there are, at least 1; None for endlessly many."""
+    """Returns the number of epochs, at least 1; None for an endless order."""
     if num_epochs is None:
         return None
     number = as_integer(num_epochs, "num_epochs")
@@ -185,7 +185,7 @@ def checked_num_epochs(num_epochs: object) -> int | None:
 
 
 def checked_seed(seed: object, *, shuffle: bool = False) -> int | None:
-    """Returns a seed, 0 … 2**64 - 1, or None, which a shuffle cannot do with."""
+    """Returns a seed, 0 … 2**64 - 1, or None, which a shuffle does not accept."""
     if seed is None:
         if shuffle:
             raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
@@ -194,7 +194,7 @@ def checked_seed(seed: object, *, shuffle: bool = False) -> int | None:
 
 
 def checked_shard_options(shard_options: object) -> ShardOptions:
-    """Returns which shard is read."""
+    """Returns the options of the shard, checked."""
     if not isinstance(shard_options, ShardOptions):
         raise TypeError(
             f"shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), got {shard_options!r}."
@@ -217,7 +217,7 @@ def positions_between(start: int, stop: int, length: int | None) -> NDArray[np.i
 
 
 def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
-    """Returns a line of integers as an int64 array of shape (n,), n at least 1; without a copy where it is one.
+    """Returns a line of integers as an int64 array of shape (n,), n at least 1; without a copy if it is one already.
 
     Raises:
         TypeError: they are not integers.
@@ -233,8 +233,8 @@ def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
     smallest, largest = int(array.min()), int(array.max())
     if smallest < minimum or largest >= POSITION_LIMIT:
         raise ValueError(f"{name} must be between {minimum} and 2**63 - 1, got {smallest} to {largest}.")
-    # As floating-point numbers, which do not overflow, where the sum may.
+    # As floating-point numbers, which do not overflow as the sum may.
     if largest * array.size > POSITION_LIMIT // 2 and array.sum(dtype=np.float64) > POSITION_LIMIT * 0.999:
         raise ValueError(f"{name} must have a sum below 2**63, got about {array.sum(dtype=np.float64):.3g}.")
-    # In one piece, it crosses to worker processes as pages that all of them share.
+    # As one block, it crosses to worker processes as pages that all of them share.
     return np.ascontiguousarray(array, dtype=np.int64)

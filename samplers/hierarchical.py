@@ -1,8 +1,8 @@
 """A shuffle for sources that are read in units: the units are shuffled, and the records within a few of them.
 
-An epoch's units are permuted, and the permuted units are cut into windows of some units each. Within a window, the
-records of all its units are permuted. So whoever reads the order has to hold the units of one window only, and reads
-each unit once an epoch (and process), while a record can be followed by any other of the window. Both permutations are
+An epoch's units are permuted, and the permuted units are cut into windows of a few units each. Within a window, the
+records of all its units are permuted. So a reader holds only the units of one window, and reads each unit once per
+epoch and process, while a record can be followed by any other of the window. Both permutations are
 those of `permutation`: any position is computed alone.
 """
 
@@ -32,23 +32,24 @@ class HierarchicalSampler(EpochSampler):
 
     The units come in a new order in each epoch, and the records of `window_units` units in a row are shuffled among
     each other. A source that keeps as many units in memory reads each of them about once an epoch and process. The
-    larger the window, the nearer it is to the global shuffle of `IndexSampler`, which it is where the window holds all.
+    larger the window, the nearer it is to the global shuffle of `IndexSampler`, which it is if the window holds all
+    units.
 
     It takes memory for the units, some 40 bytes each, none for the records; positions cost the same wherever they are.
 
     Args:
-        unit_sizes: how many records each unit has, in the source's order: integers from 0 on. The records of the first
-            unit have the keys 0 … unit_sizes[0] - 1, and so on.
-        window_units: how many units are shuffled together, at least 1.
+        unit_sizes: the number of records of each unit, in the source's order: integers from 0 on. The records of the
+            first unit have the keys 0 … unit_sizes[0] - 1, and so on.
+        window_units: the number of units that are shuffled together, at least 1.
         seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for the source's order, and a
             pipeline without randomness.
-        num_epochs: how many epochs, at least 1; None for endlessly many.
-        shard_options: which shard of every global batch this process reads; None for all of it.
+        num_epochs: the number of epochs, at least 1; None for an endless order.
+        shard_options: the shard of every global batch that this process reads; None for all of it.
 
     Attributes:
         unit_sizes: an int64 array of shape (units,).
         window_units: as given.
-        num_records: how many records an epoch has: the sum of unit_sizes.
+        num_records: the number of records per epoch: the sum of unit_sizes.
         seed, num_epochs, shard_options: as given.
 
     Raises:
@@ -87,7 +88,7 @@ class HierarchicalSampler(EpochSampler):
         return {name: value for name, value in vars(self).items() if name != "_windows_of"}
 
     def fingerprint(self) -> str:
-        """Returns the class and what decides the order, in words; of the sizes, there is a CRC."""
+        """Returns the class and everything that determines the order, in words; of the sizes, a CRC."""
         crc = zlib.crc32(self.unit_sizes.astype("<i8").data)
         return (
             f"HierarchicalSampler units={len(self.unit_sizes)}#{crc:08x} num_records={self.num_records} "
@@ -135,8 +136,8 @@ class _Windows(NamedTuple):
         starts: the offset at which each window begins.
         ends: the offset at which it ends.
         unit_ends: the offset at which each unit ends.
-        shifts: what to add to an offset in a unit for the record key.
-        ranks: where each unit of the source stands in the new order.
+        shifts: the difference of record keys and offsets in each unit.
+        ranks: the number of each unit of the source in the new order.
         epoch: the number of the epoch.
         seed: selects the permutations within windows.
     """

@@ -28,21 +28,21 @@ class IndexSampler(EpochSampler):
     """Every record once per epoch, in the source's order or in a new, truly global shuffle each epoch.
 
     Positions run over all epochs: epoch, offset = divmod(position, num_records). The record key at a position is its
-    offset, or where the offset lands in the epoch's permutation. Nothing is stored, and any position costs the same to
-    find, so that samplers over 10 and over 10**12 records are alike.
+    offset, or the image of the offset under the epoch's permutation. Nothing is stored, and any position costs the same
+    to find, so that samplers over 10 and over 10**12 records are alike.
 
     With `keys`, the epoch consists of these records and no others: the shuffle then permutes the rows of `keys`.
 
     The positions are those of the global order: the loader deals them out by shard_options.
 
     Attributes:
-        num_records: how many records an epoch has, 0 … 2**63; without any, the order is empty.
-        shard_options: which shard of every global batch this process reads.
-        shuffle: whether each epoch is shuffled. It needs a seed.
-        num_epochs: how many epochs, at least 1; None for no end.
+        num_records: the number of records per epoch, 0 … 2**63; without any, the order is empty.
+        shard_options: the shard of every global batch that this process reads.
+        shuffle: True to shuffle each epoch. It needs a seed.
+        num_epochs: the number of epochs, at least 1; None for an endless order.
         seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for a pipeline without any.
-        keys: the keys of the records that take part, integers from 0 on, num_records of them, for instance what
-            `millstream.surviving_keys` has found; None for 0 … num_records - 1. A key that occurs twice is read twice
+        keys: the keys of the records that take part, integers from 0 on, num_records of them, for instance the result
+            of `millstream.surviving_keys`; None for 0 … num_records - 1. A key that occurs twice is read twice
             in each epoch. Kept as an int64 array of shape (num_records,), and not copied if it is one already, also in
             a file (`np.load(path, mmap_mode="r")`): do not change it.
 
@@ -99,7 +99,7 @@ class IndexSampler(EpochSampler):
         return self.num_records - 1 if self.keys is None else int(np.max(self.keys, initial=-1))
 
     def fingerprint(self) -> str:
-        """Returns the class and what decides the order, in words: not num_epochs, and not which shard is read.
+        """Returns the class and everything that determines the order, in words; not num_epochs, and not the shard.
 
         Of `keys`, there is a CRC over all of them, which takes some seconds for a billion. A subclass has its own name,
         and its other attributes come after. One whose order depends on something without a plain `repr` overrides this.
@@ -165,8 +165,8 @@ class SequentialSampler(IndexSampler):
     It is built without `shuffle`, which is False, and `num_epochs`, which is 1.
 
     Attributes:
-        num_records: how many records there are, 1 … 2**63.
-        shard_options: which shard of every global batch this process reads.
+        num_records: the number of records, 1 … 2**63.
+        shard_options: the shard of every global batch that this process reads.
         seed: 0 … 2**64 - 1, selects all randomness of the pipeline; None for a pipeline without any.
         keys: the keys of the records that take part, in their order, an int64 array of shape (num_records,), as in
             `IndexSampler`; None for 0 … num_records - 1.
@@ -187,7 +187,7 @@ class SequentialSampler(IndexSampler):
 
 
 def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
-    """Returns the keys that the user gave as an array of int64; refuses what cannot be record keys."""
+    """Returns the user's keys as an array of int64; refuses values that cannot be record keys."""
     array = np.asarray(keys)
     if array.ndim != 1 or len(array) != num_records:
         raise ValueError(
@@ -201,5 +201,5 @@ def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
     smallest, largest = int(array.min()), int(array.max())
     if smallest < 0 or largest >= POSITION_LIMIT:
         raise ValueError(f"keys must be between 0 and 2**63 - 1, got {smallest} to {largest}.")
-    # In one piece, it is sent to worker processes as pages that all of them share.
+    # As one block, it is sent to worker processes as pages that all of them share.
     return np.ascontiguousarray(array, dtype=np.int64)

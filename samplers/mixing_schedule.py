@@ -207,7 +207,7 @@ class MixingSchedule:
         parts.append(part)
 
     def _end(self, parts: list[Part], until: int | None) -> int | None:
-        """Returns where the mixture ends if that is before position `until`; adds the parts that begin before it.
+        """Returns the end of the mixture if it is before position `until`; adds the parts that begin before it.
 
         Args:
             parts: the parts from the first one on. Those are added in which some component has dropped out.

@@ -34,54 +34,54 @@ from millstream.sharding import NoSharding, ShardOptions
 Weights = Sequence[Any] | Mapping[str, Any]
 
 _AT_ONCE = 1 << 13
-"""This many positions are worked on at once: what is known of them stays in a processor's cache."""
+"""The number of positions that are computed together, so that their arrays stay in a processor's cache."""
 
 
 @final
 class MixtureSampler(Pictured):
-    """The records of several sources in the proportions that the weights say, each source in its own sampler's order.
+    """The records of several sources in the proportions of the weights, each source in its own sampler's order.
 
     It goes with `ConcatenatedDataSource(sources)`, the sources in the same order or under the same names. Every prefix
     of the order is less than one record away from the weights, for each component. (Weights of many digits, whose
-    ratios repeat only after 65,536 positions or more, may be up to 1.7 records away.) Any position is found at once,
-    nothing is drawn or stored, and hosts, workers and resumes see one order, as with every sampler.
+    ratios repeat only after 65,536 positions or more, may be up to 1.7 records away.) Any position is computed
+    directly, nothing is drawn or stored, and hosts, workers and resumes see one order, as with every sampler.
 
-    What one component yields is what a loader of it alone would yield: its sampler decides over the order of its
+    A component yields the same elements as a loader of it alone: its sampler determines the order of its
     records, its epochs and, by its seed, the draws of random operations: give components different seeds, so that the
     first record of one does not draw what the first of another draws. The index that `MapWithIndex` sees is the
     position in that sampler's order.
 
-    Where the components' samplers are PackingSamplers, of one row_length, it is a mixture of rows, each of documents of
+    If the components' samplers are PackingSamplers, of one row_length, it is a mixture of rows, each of documents of
     one component: the weights count rows, and a `Pack` lays them out.
 
     Args:
         samplers: the components' samplers: a list, or a mapping that names the components. A sampler may be any that a
             loader takes, another mixture too. shard_options belong to the mixture, not to them.
-        weights: how many records of each component come, in proportion: numbers from 0 on, in a list or by name.
+        weights: the proportion of each component's records: numbers from 0 on, in a list or by name.
             Decimals count as they are written: 0.3 and 0.7 are 3 and 7. A component of weight 0 has no turn.
-        stop: where the order ends. "first_exhausted": where a component has a turn and no record left for it.
-            "all_exhausted": where each has come to its end; one that does so earlier starts over, with new epochs if
-            its sampler has them. "drop_exhausted": where none has a record left; one that is through drops out, and the
-            others continue in their proportions, so that every record comes once. Where samplers are endless
+        stop: the end of the order. "first_exhausted": when a component has a turn and no record left for it.
+            "all_exhausted": when each component has ended; one that ends earlier starts over, with new epochs if
+            its sampler has them. "drop_exhausted": when all are exhausted; an exhausted component is skipped, and the
+            others continue in their proportions, so that every record comes once. If samplers are endless
             (num_epochs=None), the first looks at the others only; with the second and third, the order is endless.
-        shard_options: which shard of every global batch this process reads; None for all of it.
-        source_lengths: how many records each source has, in a list or by name; None for the samplers'
-            `num_records`; to be given where a sampler leaves records of its source out.
+        shard_options: the shard of every global batch that this process reads; None for all of it.
+        source_lengths: the number of records of each source, in a list or by name; None for the samplers'
+            `num_records`. It is required if a sampler leaves out records of its source.
         changes: the weights from later positions on: pairs of a position and weights, positions ascending, as
-            `reweighted` would set them. What `changes` of another mixture has, also after a way through JSON. A change
-            at position 0 replaces `weights`.
+            `reweighted` would set them. The `changes` of another mixture are accepted, also after a round trip through
+            JSON. A change at position 0 replaces `weights`.
 
     Attributes:
         names: the components' names; of a list, their numbers from 0 on.
         parts: the components' samplers by name, as they were given.
-        samplers: the same as samplers that answer for many positions at once.
-        source_lengths: how many records each source has.
-        row_length: how many tokens a row takes; None where the components' samplers make no rows.
+        samplers: the same, adapted to compute many positions in one call.
+        source_lengths: the number of records of each source.
+        row_length: the number of tokens per row; None if the components' samplers have no rows.
 
     Raises:
         TypeError: an argument is of the wrong kind.
         ValueError: a weight is negative, infinite or nan, all are 0, names do not match, a component has no records, or
-            it is not known how many records its source has.
+            the number of records of its source is unknown.
 
     Examples:
         >>> sources = {"web": ["a", "b", "c", "d"], "books": ["X", "Y"]}
@@ -151,7 +151,7 @@ class MixtureSampler(Pictured):
 
     @property
     def length(self) -> int | None:
-        """The number of positions; None where the order is endless."""
+        """The number of positions; None if the order is endless."""
         return self._schedule.length
 
     @functools.cached_property
@@ -163,24 +163,24 @@ class MixtureSampler(Pictured):
 
     @property
     def num_source_records(self) -> int:
-        """How many records all sources have together."""
+        """The number of records of all sources together."""
         return sum(self.source_lengths)
 
     def reweighted(self, position: int, weights: Weights) -> Self:
         """Returns the mixture that has other weights from a position on, and is the same before.
 
         No component starts over: each continues with the record after its last one. A state that was saved at the
-        position or before it can be resumed with either, so a run can change its mixture where it is:
+        position or before it can be resumed with either, so a run can change its mixture at its current position:
 
             position = step * global_batch_size
             sampler = sampler.reweighted(position, {"web": 0.5, "books": 0.5})
 
-        Keep these calls in the training code, as they then say what the run has read, or keep `changes`. Weights that
-        an earlier call set for this position, or for later ones, are replaced.
+        Keep these calls in the training code, because they are the record of what the run has read, or keep `changes`.
+        Weights that an earlier call set for this position, or for later ones, are replaced.
 
         Args:
-            position: where they begin, 0 … 2**63 - 1: counted over all shards, so that the step is multiplied by the
-                size of the global batch.
+            position: the first position with these weights, 0 … 2**63 - 1: counted over all shards, so that the step is
+                multiplied by the size of the global batch.
             weights: as for the constructor, also with zeros.
 
         Raises:
@@ -310,7 +310,7 @@ class MixtureSampler(Pictured):
         return self.locate(positions_between(start, stop, self.length))[0]
 
     def __getitem__(self, position: int) -> RecordMetadata:
-        """Returns the record key at a position, and what the component's sampler gives as its generator.
+        """Returns the record key at a position, and the generator of the component's sampler.
 
         Raises:
             IndexError: the position is negative or beyond the end.
@@ -323,7 +323,7 @@ class MixtureSampler(Pictured):
         return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), in sources laid end to end; shape (stop - start,).
+        """Returns the record keys of the positions [start, stop), in the concatenated sources; shape (stop - start,).
 
         Args:
             start: the first position, from 0 on.
@@ -348,7 +348,7 @@ class MixtureSampler(Pictured):
     def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
         """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
 
-        Changes of weights are followed. Rows are ascending, and padded with -1 where other keys come more often.
+        Changes of weights are followed. Rows are ascending, and padded with -1 if other keys come more often.
 
         Args:
             keys: record keys in the concatenated sources, shape (m,). A key that never comes has a row of -1.
@@ -362,7 +362,7 @@ class MixtureSampler(Pictured):
         return self.occurrences(asked, checked_stop(stop, self.length)).table(len(asked))
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
-        """Returns where keys come before a position, in no particular order."""
+        """Returns the occurrences of keys before a position, in any order."""
         found = []
         for component, count in enumerate(self.drawn_before(stop)):
             own = keys - self._offsets[component]
@@ -415,7 +415,7 @@ class MixtureSampler(Pictured):
         return Located(*found)
 
     def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
-        """Returns what the rows at any positions are made of, in their order; keys are in the sources laid end to end.
+        """Returns the documents of the rows at any positions, in their order; keys are in the concatenated sources.
 
         Args:
             positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
@@ -433,10 +433,10 @@ class MixtureSampler(Pictured):
         return components, *self._orders.rows(components, indices)
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many tokens some documents have, shape (m,), where the components make rows of documents.
+        """Returns the numbers of tokens of documents, shape (m,), if the components have rows of documents.
 
         Args:
-            record_keys: the documents, shape (m,): keys in the sources laid end to end.
+            record_keys: the documents, shape (m,): keys in the concatenated sources.
 
         Raises:
             TypeError: the components' samplers make no rows.
@@ -459,14 +459,14 @@ class MixtureSampler(Pictured):
 
     @functools.cached_property
     def _going_on(self) -> tuple[Any, ...]:
-        """The samplers, where components begin anew those of which have epochs after the last."""
+        """The samplers; if components start over, those with epochs continue after their last one."""
         if self.stop != ALL_EXHAUSTED:
             return self.samplers
         return tuple(sampler.endless() if hasattr(sampler, "endless") else sampler for sampler in self.samplers)
 
     @functools.cached_property
     def _turns(self) -> NDArray[np.int64] | None:
-        """After how many elements a component begins with its first one again; None where none does."""
+        """The number of elements after which a component repeats its first one; None if no component does."""
         if self.stop != ALL_EXHAUSTED or all(sampler.length is None for sampler in self._going_on):
             return None
         lengths = [sampler.length for sampler in self._going_on]

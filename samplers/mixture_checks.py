@@ -1,4 +1,4 @@
-"""What a mixture accepts as its components: each mistake is an error at construction."""
+"""Checks of the components of a mixture: each mistake is an error at construction."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ def named_parts(given: Any, what: str) -> tuple[tuple[Any, ...], list[Any]]:
 
 
 def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSampler:
-    """Returns a component's sampler as one that answers for many positions at once."""
+    """Returns a component's sampler as one that computes many positions in one call."""
     try:
         ready = vectorised(sampler)
     except TypeError as error:
@@ -44,7 +44,7 @@ def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSam
 
 
 def checked_row_length(names: Sequence[Any], samplers: Sequence[VectorisedSampler | AdaptedSampler]) -> int | None:
-    """Returns how long the rows of a mixture are; None where its components make none."""
+    """Returns the length of the rows of a mixture; None if its components have none."""
     row_lengths = [sampler.row_length if is_packed(sampler) else None for sampler in samplers]
     for name, row_length in zip(names, row_lengths, strict=True):
         if row_length != row_lengths[0]:
@@ -59,7 +59,7 @@ def checked_row_length(names: Sequence[Any], samplers: Sequence[VectorisedSample
 def checked_source_lengths(
     parts: Mapping[Any, Any], given: Sequence[int] | Mapping[str, int] | None
 ) -> tuple[int, ...]:
-    """Returns how many records the source of each component has."""
+    """Returns the number of records of the source of each component."""
     if given is None:
         return tuple(_own_source_length(name, sampler) for name, sampler in parts.items())
     names, lengths = named_parts(given, "source_lengths")

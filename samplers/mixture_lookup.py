@@ -1,7 +1,6 @@
-"""What the components of a mixture have at given positions of their own orders.
+"""Lookups in the components of a mixture, at positions of their own orders.
 
-Those that are `IndexSampler`s are asked together where each has few positions, each of the others once for all that it
-has.
+`IndexSampler`s with few positions each are computed together. Each other sampler is called once for all its positions.
 """
 
 import sys
@@ -18,18 +17,19 @@ from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import is_mixed, is_mixed_and_packed
 
 _WORTH_A_CALL = 1 << 12
-"""From this many positions a component on, each answers sooner by itself: one epoch of one order takes least work."""
+"""From this many positions a component on, each is faster on its own, because one epoch of one order takes the least
+work."""
 
 Answers = Iterator[tuple[int, NDArray[np.intp], tuple[NDArray[np.int64], Any]]]
 
 
 @final
 class ComponentOrders:
-    """The samplers of a mixture, whose sources are laid end to end.
+    """The samplers of a mixture, whose sources are concatenated.
 
     Args:
-        names: what the components are called, for errors.
-        samplers: their samplers, of which each answers for many positions at once.
+        names: the names of the components, for errors.
+        samplers: their samplers, each of which computes many positions in one call.
         offsets: the key of the first record of each source, ascending.
     """
 
@@ -44,12 +44,12 @@ class ComponentOrders:
             if can_join(sampler):
                 self._sizes[number], self._seeds[number] = sampler.num_records, sampler.seed or 0
                 self._is_shuffled[number] = sampler.shuffle
-        # A smaller component would be in several epochs at once.
+        # A smaller component would be in several epochs of one call.
         are_large = all(sampler.num_records >= _WORTH_A_CALL for sampler in samplers if can_join(sampler))
         self._apart_from = _WORTH_A_CALL * len(samplers) if are_large else sys.maxsize
 
     def are_joined(self, count: int) -> bool:
-        """Returns whether all components are asked together for this many positions of the mixture."""
+        """Returns True if all components are computed together for `count` positions of the mixture."""
         return bool(self._joined_at(count).all())
 
     def records(
@@ -78,7 +78,7 @@ class ComponentOrders:
         return innermost, keys + self._starts[components]
 
     def rows(self, components: NDArray[np.int64], indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
-        """Returns the positions in the innermost orders, shape (m,), and what the rows there are made of.
+        """Returns the positions in the innermost orders, shape (m,), and the documents of the rows there.
 
         Raises:
             Exception: whatever the sampler of a component raises, with a note that names the component.
@@ -90,7 +90,7 @@ class ComponentOrders:
         return innermost, put_together(found, len(components))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many tokens some documents have, shape (m,)."""
+        """Returns the numbers of tokens of documents, shape (m,)."""
         lengths = np.empty(len(record_keys), dtype=np.int64)
         components = np.searchsorted(self._starts, record_keys, side="right") - 1
         for component in np.unique(components).tolist():
@@ -110,7 +110,7 @@ class ComponentOrders:
         return keys
 
     def _joined_at(self, count: int) -> NDArray[np.bool_]:
-        """Returns which components are asked together for this many positions of the mixture."""
+        """Returns a mask of the components that are computed together for `count` positions of the mixture."""
         return self._is_joined if count < self._apart_from else np.zeros_like(self._is_joined)
 
     def _ask(
@@ -119,7 +119,7 @@ class ComponentOrders:
         indices: NDArray[np.int64],
         ask: Callable[[Any, NDArray[np.int64]], tuple[NDArray[np.int64], Any]],
     ) -> Answers:
-        """Yields each component that is there, in which rows it is, and what its sampler says to its indices."""
+        """Yields each component that occurs, its rows, and the result of its sampler for its indices."""
         # Sorted as small integers, which takes a tenth of the time.
         order = np.argsort(components.astype(np.min_scalar_type(len(self._names))), kind="stable")
         stop = 0
@@ -154,7 +154,7 @@ def _records(sampler: Any, positions: NDArray[np.int64]) -> tuple[NDArray[np.int
 
 
 def _rows(sampler: Any, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
-    """Returns the positions in a component's innermost order, and what the rows there are made of."""
+    """Returns the positions in a component's innermost order, and the documents of the rows there."""
     if is_mixed_and_packed(sampler):
         _, indices, pieces = sampler.located_pieces(positions)
         return indices, Pieces(*pieces)

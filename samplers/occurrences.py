@@ -1,4 +1,4 @@
-"""Where records come in an order: the way back from record keys to positions."""
+"""Occurrences of records in an order: the inverse, from record keys to positions."""
 
 from typing import Any, NamedTuple
 
@@ -11,10 +11,10 @@ Numbers = NDArray[np.int64]
 
 
 class Occurrences(NamedTuple):
-    """Positions at which some of the asked keys come, in any order; int64 arrays of shape (m,).
+    """Positions at which the given keys occur, in any order; int64 arrays of shape (m,).
 
     Attributes:
-        rows: the index of the key among those asked for.
+        rows: the index of the key among the given ones.
         positions: the position.
     """
 
@@ -56,7 +56,7 @@ def checked_keys(keys: Any) -> Numbers:
 
 
 def checked_stop(stop: Any, length: int | None) -> int:
-    """Returns the position before which occurrences are looked for."""
+    """Returns the position before which occurrences are searched."""
     if stop is None:
         if length is None:
             raise ValueError("stop must be given for an endless order: each record comes again and again.")

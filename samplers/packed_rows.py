@@ -1,4 +1,4 @@
-"""What rows are made of: the documents in each, and which part of each document."""
+"""The documents of packed rows, and the segment of each document."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,14 +8,14 @@ from numpy.typing import NDArray
 
 
 class Pieces(NamedTuple):
-    """What some rows are made of; int64 arrays.
+    """The documents of rows; int64 arrays.
 
     Attributes:
-        row_starts: where the pieces of each row begin, shape (rows + 1,): those of row r are the pieces
+        row_starts: the first segment of each row, shape (rows + 1,): row r has the segments
             row_starts[r] … row_starts[r + 1] - 1.
-        record_keys: the document that each piece is of, shape (pieces,), as are the next two.
-        begins: the first token of it.
-        ends: where it ends: one more than the last token.
+        record_keys: the document of each segment, shape (segments,), as are the next two.
+        begins: the first token of the segment.
+        ends: the end of the segment: one more than its last token.
 
     Examples:
         >>> sampler = millstream.PackingSampler([3, 5, 2], row_length=8, shuffle=False)
@@ -31,11 +31,11 @@ class Pieces(NamedTuple):
 
 
 def put_together(found: Sequence[tuple[NDArray[np.intp] | slice, Pieces]], num_rows: int) -> Pieces:
-    """Returns what rows are made of, given which of them come where.
+    """Returns the documents of rows, given those of several subsets of them.
 
     Args:
-        found: numbers of rows, and what these are made of, in that order. Each row is in one of the parts.
-        num_rows: how many rows there are.
+        found: the numbers of the rows of each subset, and their documents in that order. Each row is in one subset.
+        num_rows: the number of rows.
     """
     if len(found) == 1 and isinstance(found[0][0], slice):
         return found[0][1]

@@ -1,4 +1,4 @@
-"""Rows of a fixed length made of whole documents, planned ahead: which documents are in a row is arithmetic."""
+"""Rows of a fixed length made of whole documents, planned in advance: the documents of a row follow by arithmetic."""
 
 import zlib
 from typing import Any, final
@@ -26,32 +26,32 @@ class PackingSampler(EpochSampler):
     """Rows of `row_length` tokens, each made of documents: every document once per epoch, and hardly any padding.
 
     A position is a row. All rows are planned when the sampler is built, from the lengths alone, in a fraction of the
-    time that sorting them takes; what is in the row at any position is then computed at once. So packed rows can be
-    shuffled, sought, resumed and dealt to any number of hosts as records can. It goes with `transforms.Pack`, which
-    lays the documents of a row out.
+    time that sorting them takes; the documents of the row at any position are then computed directly. So packed rows
+    can be shuffled, sought, resumed and dealt to any number of hosts as records can. It goes with `transforms.Pack`,
+    which builds the rows.
 
     Several of them, of one row_length, are components of a `MixtureSampler`: each row then has documents of one source,
     and the weights count rows.
 
     Args:
-        lengths: how many tokens each document of the source has: integers from 0 on, by record key, as
+        lengths: the number of tokens of each document of the source: integers from 0 on, by record key, as
             `millstream.lengths_of` finds them. Documents without tokens are in no row.
-        row_length: how many tokens a row takes, at least 1.
-        shuffle: whether each epoch has other rows in another order: documents trade places with others of their length,
+        row_length: the number of tokens per row, at least 1.
+        shuffle: True for other rows in another order in each epoch: documents trade places with others of their length,
             and the rows, and the documents in each, are permuted. It needs a seed. With "concat_then_split", rows begin
             at other documents, and are permuted; documents that are neighbours in the source are so in the rows, too.
         seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for a pipeline without any.
-        num_epochs: how many epochs, at least 1; None for endlessly many.
-        overflow: what becomes of documents that are longer than a row: "error" refuses them when the sampler is built;
+        num_epochs: the number of epochs, at least 1; None for an endless order.
+        overflow: the treatment of documents that are longer than a row: "error" refuses them when the sampler is built;
             "truncate" takes their beginnings; "split" cuts them into pieces of row_length and a last, shorter one;
             "drop" leaves them out.
-        strategy: "best_fit" puts whole documents into rows, each where it leaves the least space. "concat_then_split"
-            lays all documents end to end and cuts that into rows: none has padding but the last, and most documents at
-            a row's end are cut. It takes documents of any length, and no overflow.
-        shard_options: which shard of every global batch this process reads; None for all of it.
+        strategy: "best_fit" puts whole documents into rows, each into the row that it leaves the least space in.
+            "concat_then_split" concatenates all documents and cuts that into rows: none has padding but the last, and
+            most documents at a row's end are cut. It takes documents of any length, and no overflow.
+        shard_options: the shard of every global batch that this process reads; None for all of it.
 
     Attributes:
-        num_records: how many rows an epoch has.
+        num_records: the number of rows per epoch.
         lengths: as given, an array of shape (documents,).
         row_length, shuffle, seed, num_epochs, overflow, strategy, shard_options: as given.
 
@@ -116,18 +116,18 @@ class PackingSampler(EpochSampler):
 
     @property
     def num_source_records(self) -> int:
-        """How many documents the source has."""
+        """The number of documents of the source."""
         return len(self.lengths)
 
     def fingerprint(self) -> str:
-        """Returns the class and what decides the rows, in words; of the lengths, there is a CRC."""
+        """Returns the class and everything that determines the rows, in words; of the lengths, a CRC."""
         crc = zlib.crc32(self.lengths.astype("<i8", copy=False).data)
         words = ("row_length", "shuffle", "seed", "overflow", "strategy")
         named = " ".join(f"{name}={getattr(self, name)}" for name in words)
         return f"PackingSampler documents={len(self.lengths)}#{crc:08x} {named}"
 
     def pieces(self, start: int, stop: int) -> Pieces:
-        """Returns what the rows at the positions [start, stop) are made of.
+        """Returns the documents of the rows at the positions [start, stop).
 
         Args:
             start: the first position, from 0 on.
@@ -139,7 +139,7 @@ class PackingSampler(EpochSampler):
         return self._pieces(positions_between(start, stop, self.length))
 
     def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
-        """Returns what the rows at any positions are made of, in their order.
+        """Returns the documents of the rows at any positions, in their order.
 
         Args:
             positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
@@ -150,7 +150,7 @@ class PackingSampler(EpochSampler):
         return self._pieces(self._checked(positions))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many tokens some documents have, shape (m,).
+        """Returns the numbers of tokens of documents, shape (m,).
 
         Args:
             record_keys: the documents, shape (m,).
@@ -228,7 +228,7 @@ class PackingSampler(EpochSampler):
         return mix_words(seeded + np.uint64(epoch))
 
     def _cut(self) -> NDArray[np.int64]:
-        """Returns the lengths of all pieces; sets which document each is of, and where in it, unless that is plain."""
+        """Returns the lengths of all segments; sets the document of each and the offset in it, unless all are whole."""
         lengths, limit = self.lengths, self.row_length
         if lengths.min() and lengths.max() <= limit:
             return lengths

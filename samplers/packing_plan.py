@@ -1,13 +1,13 @@
-"""Which pieces of documents go into which rows: decided for all of them before the first is read.
+"""The assignment of segments of documents to rows, computed for all of them before the first is read.
 
-`BestFit` is best-fit decreasing, not over the pieces but over how many there are of each length. From the longest
-length down, pieces go into the rows that have the least space that suffices, as many of them at once as there are such
-rows and as fit; where there are none, new rows begin. So rows come in *kinds*, those with the same lengths, of which
-there are a few thousand however many pieces; a row is number t of its kind, and takes the next pieces of each of its
-lengths. Best-fit decreasing needs at most 11/9 of the fewest rows that there could be (Johnson, "Near-Optimal Bin
+`BestFit` is best-fit decreasing, not over the segments but over the count of each length. From the longest length
+down, segments go into the rows with the least space that suffices, in one step as many as there are such rows and
+as fit; if there are no such rows, new rows begin. So rows come in *kinds*, those with the same lengths, of which
+there are a few thousand for any number of segments; a row is number t of its kind, and takes the next pieces of each of
+its lengths. Best-fit decreasing needs at most 11/9 of the fewest rows that there could be (Johnson, "Near-Optimal Bin
 Packing Algorithms", 1973); of realistic lengths, nearly all rows are full.
 
-`Stream` is all pieces laid end to end and cut into rows: full rows, and a cut at nearly each row's end.
+`Stream` concatenates all documents and cuts them into rows: full rows, and a cut at nearly each row's end.
 """
 
 import bisect
@@ -29,7 +29,7 @@ class Kind(NamedTuple):
     """Rows that hold pieces of the same lengths.
 
     Attributes:
-        number: how many rows there are of it.
+        number: the number of rows of this kind.
         lengths: the lengths of the pieces in one, longest first.
     """
 
@@ -76,7 +76,7 @@ class BestFit:
     """Rows by best fit.
 
     Attributes:
-        num_rows: how many rows there are.
+        num_rows: the number of rows.
         order: the pieces, by length.
     """
 
@@ -122,7 +122,7 @@ class BestFit:
         )
 
     def pieces(self, rows: Numbers, among_equals: AmongEquals) -> tuple[Numbers, Numbers, Numbers]:
-        """Returns where the pieces of each row begin, shape (m + 1,), and the pieces of all rows with their lengths.
+        """Returns the first segment of each row, shape (m + 1,), and the segments of all rows with their lengths.
 
         Args:
             rows: numbers of rows, shape (m,).
@@ -164,11 +164,11 @@ class BestFit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
-    """Rows of all documents laid end to end.
+    """Rows of the concatenated documents.
 
     Attributes:
-        num_rows: how many rows there are; the last may be short.
-        ends: where each document ends, in the source's order.
+        num_rows: the number of rows; the last may be short.
+        ends: the end of each document, in the source's order.
     """
 
     num_rows: int
@@ -182,7 +182,7 @@ class Stream:
         return cls(-(-int(ends[-1]) // row_length), ends, row_length)
 
     def pieces(self, rows: Numbers, first: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Returns where the pieces of each row begin, shape (m + 1,); and documents, begins and ends of all pieces.
+        """Returns the first segment of each row, shape (m + 1,); and documents, begins and ends of all segments.
 
         Args:
             rows: numbers of rows, shape (m,).

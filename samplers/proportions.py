@@ -1,8 +1,8 @@
-"""Which component of a mixture stands at which position: exact proportions, as a pure function of the position.
+"""The component at each position of a mixture: exact proportions, as a pure function of the position.
 
 The weights are whole numbers w[0] … w[n - 1] without a common divisor. In each period of sum(w) positions, component i
-has exactly w[i]. Of any position it is known which component has it and how many of that component come before, and
-of any element of a component at which position it stands.
+has exactly w[i]. For any position, the component and the number of its earlier elements are computed; for any
+element of a component, its position.
 
 `Table` holds one period, in which among the first k positions component i has k * w[i] / sum(w), rounded up or down:
 every prefix is less than one element away from the weights. It is made by giving each position to the element with the
@@ -35,11 +35,11 @@ class Proportions(Protocol):
     """An endless order of components."""
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the component at each position, and how many of its elements come before; both of shape (m,)."""
+        """Returns the component at each position, and the number of its earlier elements; both of shape (m,)."""
         ...
 
     def counts(self, length: int) -> list[int]:
-        """Returns how many elements of each component are among the first `length` positions."""
+        """Returns the number of elements of each component among the first `length` positions."""
         ...
 
     def position_of(self, component: int, index: int) -> int:
@@ -196,7 +196,7 @@ class Tree:
         return components, indices
 
     def counts(self, length: int) -> list[int]:
-        """Returns how many of the first positions arrive at each leaf."""
+        """Returns the number of the first positions that arrive at each leaf."""
         counts = [0] * self._num_leaves
         pending = [(self._root, length)]
         while pending:
@@ -209,7 +209,7 @@ class Tree:
         return counts
 
     def position_of(self, component: int, index: int) -> int:
-        """Returns where the way up from a leaf ends."""
+        """Returns the position at the root for an element of a leaf."""
         node, number = component, index
         while node != self._root:
             parent = self._parents[node]

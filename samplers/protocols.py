@@ -1,4 +1,4 @@
-"""What the loader asks of samplers whose positions are more than records: of mixtures, and of rows."""
+"""Protocols of samplers whose positions are more than records: mixtures, and rows."""
 
 from typing import Any, NamedTuple, Protocol, Self, TypeGuard
 
@@ -9,12 +9,12 @@ from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 
 
 class Located(NamedTuple):
-    """Where positions of a mixture lead; int64 arrays of shape (m,).
+    """The elements at positions of a mixture; int64 arrays of shape (m,).
 
     Attributes:
         components: the number of the component.
-        indices: the position in that component's own order; in the innermost, where a component is itself a mixture.
-        record_keys: the keys in the sources laid end to end.
+        indices: the position in that component's own order; in the innermost one if a component is itself a mixture.
+        record_keys: the keys in the concatenated sources.
     """
 
     components: NDArray[np.int64]
@@ -31,7 +31,7 @@ class MixedSampler(VectorisedSampler, Protocol):
 
     @property
     def names(self) -> tuple[Any, ...]:
-        """What the components are called."""
+        """The names of the components."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class MixedSampler(VectorisedSampler, Protocol):
 
     @property
     def source_lengths(self) -> tuple[int, ...]:
-        """How many records the source of each component has."""
+        """The number of records of the source of each component."""
         ...
 
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
@@ -62,26 +62,26 @@ class MixedSampler(VectorisedSampler, Protocol):
 
 
 class PackedSampler(VectorisedSampler, Protocol):
-    """A sampler whose positions are rows made of several documents, which a `Pack` lays out."""
+    """A sampler whose positions are rows made of several documents, for a `Pack`."""
 
     @property
     def row_length(self) -> int:
-        """How many tokens a row takes."""
+        """The number of tokens per row."""
         ...
 
     @property
     def num_source_records(self) -> int:
-        """How many documents the source has."""
+        """The number of documents of the source."""
         ...
 
     def lengths_at(self, record_keys: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Returns how many tokens some documents have, shape (m,)."""
+        """Returns the numbers of tokens of documents, shape (m,)."""
         ...
 
     def pieces_at(
         self, positions: NDArray[np.int64], /
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns where the pieces of each row begin; and record key, begin and end of each piece. No row is empty."""
+        """Returns the first segment of each row; and record key, begin and end of each segment. No row is empty."""
         ...
 
 
@@ -91,20 +91,20 @@ class MixedPackedSampler(MixedSampler, PackedSampler, Protocol):
     def located_pieces(
         self, positions: NDArray[np.int64], /
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[NDArray[np.int64], ...]]:
-        """Returns the number of the component, the position in the innermost order, and what the rows are made of."""
+        """Returns the number of the component, the position in the innermost order, and the documents of the rows."""
         ...
 
 
 def is_packed(sampler: object) -> TypeGuard[PackedSampler]:
-    """Whether the positions of a sampler are rows."""
+    """Returns True if the positions of a sampler are rows."""
     return getattr(sampler, "row_length", None) is not None and hasattr(sampler, "pieces_at")
 
 
 def is_mixed(sampler: object) -> TypeGuard[MixedSampler]:
-    """Whether a sampler deals its positions to components."""
+    """Returns True if a sampler deals its positions to components."""
     return hasattr(sampler, "located") and bool(getattr(sampler, "names", ()))
 
 
 def is_mixed_and_packed(sampler: object) -> TypeGuard[MixedPackedSampler]:
-    """Whether a sampler deals rows to components."""
+    """Returns True if a sampler deals rows to components."""
     return is_mixed(sampler) and is_packed(sampler)

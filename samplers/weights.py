@@ -1,4 +1,4 @@
-"""Weights of a mixture: what is one, and the whole numbers that have the same ratios."""
+"""Weights of a mixture: their checks, and the integers of the same ratios."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ PERIOD_LIMIT = 1 << 31
 def checked_weights(weights: Sequence[Any] | Mapping[str, Any], names: Sequence[str]) -> tuple[int, ...]:
     """Returns one whole number for each component, in the ratios of the weights and without a common divisor.
 
-    Decimals are taken as they are written: 0.3 and 0.7 are 3 and 7. Where that would make the numbers' sum 2**31 or
-    more, as with weights that were computed, the numbers are as near as a sum just below that allows.
+    Decimals are taken as they are written: 0.3 and 0.7 are 3 and 7. If that makes the numbers' sum 2**31 or more, as
+    with computed weights, the numbers are as near as a sum just below that allows.
 
     Args:
         weights: numbers from 0 on, of which at least one is not 0: a sequence in the order of the names, or a mapping
             by name.
-        names: what the components are called.
+        names: the names of the components.
 
     Raises:
         TypeError: a weight is not a number, or the weights are neither a sequence nor a mapping.
@@ -83,7 +83,7 @@ def reduced(numbers: Sequence[int]) -> tuple[int, ...]:
 
 
 def _rounded(numbers: Sequence[int], total: int) -> list[int]:
-    """Returns whole numbers of that sum in nearly the same ratios: what is left of them goes to the largest rests."""
+    """Returns whole numbers of that sum in nearly the same ratios; the remainder goes to the largest fractions."""
     whole = sum(numbers)
     rounded = [number * total // whole for number in numbers]
     by_rest = sorted(range(len(numbers)), key=lambda which: -(numbers[which] * total % whole))

@@ -17,7 +17,6 @@ FOLDERS = ("millstream", "dataset", "loader", "samplers", "sources", "tools", "t
 NOT_YET = {
     "dataset/grain_compat",
     *("loader", "loader/pipeline"),
-    "samplers",
 }
 """The folders whose words are older than the rules."""
 
