@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Generic, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
+from millstream.grain_stats import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
@@ -39,6 +40,7 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
 
     states_are_bytes = False
     _parents: tuple[Any, ...] = ()
+    _stats: ClassVar[Stats] = STATS
     _closed: bool = False
 
     def __init__(self, parents: Any = ()) -> None:

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Concatenate,
     Generic,
     Literal,
@@ -19,18 +20,19 @@ from typing import (
 )
 
 from millstream import grain_kinds
-from millstream.checks import as_integer, named_arguments
+from millstream.checks import as_integer, as_options, has_fields, named_arguments
 from millstream.dataset.chain_picture import Sketch, check_no_stream, picture_of, sketch_of, text_of
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.arguments import as_map, depth_above
 from millstream.descriptions import described
+from millstream.grain_stats import STATS, Stats
 from millstream.loader.reporting.visualization import element_text, visualized
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import as_seed
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.given import as_transformation
+from millstream.transforms.given import adopted_operation, as_transformation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,6 +75,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     """
 
     _parents: tuple[Any, ...] = ()
+    _stats: ClassVar[Stats] = STATS
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Wraps the `__iter__` of a subclass, so that it returns a `DatasetIterator`."""
@@ -284,6 +287,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(texts.flat_map(str.split, max_fan_out=2))
             ['a', 'b', 'c']
         """
+        adopted: Any = adopted_operation(transform) or transform
+        transform = adopted
         if not isinstance(transform, FlatMap):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
         return _operated(self, transform)
@@ -388,9 +393,9 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(dataset.prefetch(millstream.ReadOptions(num_threads=2, prefetch_buffer_size=8)))
             [0, 10, 20, 30]
         """
-        if isinstance(options, ReadOptions):
-            return _ahead(self, MultiprocessingOptions(), options)
-        return self.mp_prefetch(options)
+        if has_fields(options, ReadOptions):
+            return _ahead(self, MultiprocessingOptions(), as_options(options, "options", ReadOptions))
+        return self.mp_prefetch(options)  # type: ignore[arg-type]  # not ReadOptions
 
     def pipe(
         self,
@@ -511,6 +516,7 @@ def _ahead(parent: IterDataset[Any], workers: MultiprocessingOptions, reading: R
 
 def _of_kind(transform: Any, kind: type[Transformation]) -> Transformation:
     """Returns an operation of a kind, constructed from a function if necessary."""
+    transform = adopted_operation(transform) or transform
     operation = transform if isinstance(transform, Transformation) else kind(transform)  # type: ignore[call-arg]
     if not isinstance(operation, kind):
         raise TypeError(
@@ -520,8 +526,8 @@ def _of_kind(transform: Any, kind: type[Transformation]) -> Transformation:
 
 
 def _as_workers(options: Any) -> MultiprocessingOptions:
-    if isinstance(options, MultiprocessingOptions):
-        return options
+    if has_fields(options, MultiprocessingOptions):
+        return as_options(options, "options", MultiprocessingOptions)
     from millstream.loader.threads.options import available_cores  # noqa: PLC0415
 
     return MultiprocessingOptions(available_cores() if options is None else as_integer(options, "num_workers", 0))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Concatenate,
     Generic,
     Literal,
@@ -27,6 +28,7 @@ from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
 from millstream.dataset.nodes.source_node import Own, Source
+from millstream.grain_stats import STATS, Stats
 from millstream.randomness import as_seed
 from millstream.samplers.mixture_checks import named_parts
 from millstream.samplers.weights import checked_weights
@@ -35,7 +37,7 @@ from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
 from millstream.sources.source_checks import check_range, check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.given import as_transformation
+from millstream.transforms.given import adopted_operation, as_transformation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,6 +83,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
     takes_key_arrays = True
     _parents: "tuple[MapDataset[Any], ...]" = ()
+    _stats: ClassVar[Stats] = STATS
     _node: Node | None = None
     _blocks: Blocks | None = None
 
@@ -335,6 +338,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             >>> len(words), words[3], list(words)
             (4, None, ['a', 'b', 'c'])
         """
+        adopted: Any = adopted_operation(transform) or transform
+        transform = adopted
         if not isinstance(transform, (FlatMap, type)):
             transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
         return self._with(Split(node_of(self), as_operation(transform, FlatMap)))

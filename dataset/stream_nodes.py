@@ -3,12 +3,12 @@
 import abc
 from typing import Any, SupportsIndex
 
+from millstream.checks import as_options
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_seeds import seeded, seeded_group
 from millstream.descriptions import described
-from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import GroupingOperation
@@ -102,7 +102,7 @@ class ReadIterDataset(IterDataset[Any]):
     def __init__(self, map_dataset: Any, read_options: ReadOptions | None = None, allow_nones: bool = False) -> None:
         super().__init__(map_dataset)
         if read_options is not None:
-            check_kind(read_options, "read_options", ReadOptions)
+            read_options = as_options(read_options, "read_options", ReadOptions)
         self.map_dataset = map_dataset
         self.reading = read_options or ReadOptions()
         self.allow_nones = allow_nones

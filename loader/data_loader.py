@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 from millstream import grain_kinds
-from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.checks import as_flag, as_integer, as_options, named_arguments
 from millstream.closing import Closing
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
@@ -107,7 +107,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         tolerance = Tolerance.of(on_error, max_errors)
         self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options, tolerance)
         if read_options is not None:
-            check_kind(read_options, "read_options", ReadOptions)
+            read_options = as_options(read_options, "read_options", ReadOptions)
         self._is_debugging = as_flag(debug, "debug")
         self._read_options = ReadOptions(num_threads=0) if self._is_debugging else read_options or ReadOptions()
         num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)

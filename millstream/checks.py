@@ -1,5 +1,6 @@
 """Checks of arguments: integers, flags, times, and the names of keyword arguments."""
 
+import dataclasses
 import functools
 import inspect
 import operator
@@ -11,6 +12,7 @@ import numpy as np
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Class = TypeVar("Class", bound=type)
+Options = TypeVar("Options")
 
 
 def as_integer(value: object, name: str, minimum: int | None = None, maximum: int | None = None) -> int:
@@ -47,6 +49,31 @@ def as_flag(value: object, name: str) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}.")
     return bool(value)
+
+
+def as_options(value: object, name: str, kind: type[Options]) -> Options:
+    """Returns options of a class: as they are, or a copy of another library's options with the same fields.
+
+    Raises:
+        TypeError: the value is neither.
+        ValueError: a field is out of range.
+    """
+    if isinstance(value, kind):
+        return value
+    if not has_fields(value, kind):
+        raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r} of type {type(value).__name__}.")
+    return kind(**{field: getattr(value, field) for field in _field_names(kind) if hasattr(value, field)})
+
+
+def has_fields(value: object, kind: type) -> bool:
+    """Returns True for an instance of a class of options, or of another dataclass with its first two fields."""
+    first_two = _field_names(kind)[:2]
+    is_alike = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, kind) or (is_alike and all(hasattr(value, field) for field in first_two))
+
+
+def _field_names(kind: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
 
 
 def as_seconds(value: object, name: str) -> float:

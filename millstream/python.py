@@ -6,6 +6,12 @@ from millstream import experimental
 from millstream.configuration import config
 from millstream.constants import DATASET_INDEX, EPOCH, INDEX, META_FEATURES, RECORD, RECORD_KEY, SEED
 from millstream.dataset import DatasetIterator, IterDataset, MapDataset
+from millstream.dataset.grain_compat.older_operations import (
+    FilterOperation,
+    MapOperation,
+    RandomMapOperation,
+    Record,
+)
 from millstream.loader import DataLoader, DataLoaderIterator, MultiprocessingOptions, ReadOptions, load
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, Sampler, SequentialSampler
@@ -14,12 +20,9 @@ from millstream.sources import ArrayRecordDataSource, InMemoryDataSource, Random
 from millstream.transforms import (
     Batch,
     DatasetSelectionMap,
-    Filter,
     FilterTransform,
-    Map,
     MapTransform,
     MapWithIndexTransform,
-    RandomMap,
     RandomMapTransform,
     Transformation,
     Transformations,
@@ -32,9 +35,6 @@ if TYPE_CHECKING:
 
 PyGrainDatasetIterator = DataLoaderIterator
 BatchOperation = Batch
-FilterOperation = Filter
-MapOperation = Map
-RandomMapOperation = RandomMap
 
 __all__ = [
     "DATASET_INDEX",
@@ -70,6 +70,7 @@ __all__ = [
     "RandomMapTransform",
     "RangeDataSource",
     "ReadOptions",
+    "Record",
     "RecordMetadata",
     "Sampler",
     "SequentialSampler",

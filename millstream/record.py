@@ -13,7 +13,7 @@ class RecordMetadata:
 
     Attributes:
         index: the position, counted from 0 over all epochs.
-        record_key: the record's key in the source, 0 … len(source) - 1.
+        record_key: the record's key in the source, 0 … len(source) - 1; None if there is none, which a loader refuses.
         rng: the random generator of this position, or None if the sampler has no seed.
 
     Examples:
@@ -24,5 +24,5 @@ class RecordMetadata:
     """
 
     index: int
-    record_key: int
+    record_key: int | None = None
     rng: "np.random.Generator | None" = None

@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.checks import as_integer, as_options
 from millstream.notebook_repr import Pictured
 from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
@@ -195,11 +195,7 @@ def checked_seed(seed: object, *, shuffle: bool = False) -> int | None:
 
 def checked_shard_options(shard_options: object) -> ShardOptions:
     """Returns the options of the shard, checked."""
-    if not isinstance(shard_options, ShardOptions):
-        raise TypeError(
-            f"shard_options must be ShardOptions, such as NoSharding() or ShardByJaxProcess(), got {shard_options!r}."
-        )
-    return shard_options
+    return as_options(shard_options, "shard_options", ShardOptions)
 
 
 def positions_between(start: int, stop: int, length: int | None) -> NDArray[np.int64]:

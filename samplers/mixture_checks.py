@@ -33,7 +33,7 @@ def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSam
         error.add_note(f"millstream: in component {name!r} of the mixture.")
         raise
     shard = getattr(sampler, "shard_options", None)
-    if shard is not None and not isinstance(shard, NoSharding):
+    if shard is not None and type(shard).__name__ != NoSharding.__name__:
         raise ValueError(
             f"The sampler of component {name!r} has shard_options={shard}, but the mixture is sharded, "
             "not its components: give shard_options to the MixtureSampler, or to the DataLoader."

@@ -95,6 +95,8 @@ class InMemoryDataSource(Pictured):
 
     Args:
         records: the columns or the sequence. It is not copied.
+        elements: another name of `records`, which Grain uses.
+        name: accepted for compatibility with Grain, without effect.
 
     Raises:
         TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.
@@ -112,7 +114,13 @@ class InMemoryDataSource(Pictured):
 
     takes_key_arrays: ClassVar[bool] = True
 
-    def __init__(self, records: Any) -> None:
+    def __init__(self, records: Any = None, *, elements: Any = None, name: str | None = None) -> None:
+        records = elements if records is None else records
+        if records is None:
+            raise TypeError(
+                f"InMemoryDataSource needs records, got name={name!r} alone: memory of another process cannot be "
+                "attached. Pass the records in each process; workers get them through shared memory."
+            )
         self._is_columns = _is_columns(records)
         if self._is_columns:
             self._num_records = _common_length(_named_columns(records))
@@ -133,6 +141,11 @@ class InMemoryDataSource(Pictured):
         if self._is_columns:
             return _take(self._records, key)
         return self._records[key]
+
+    def close(self) -> None:
+        """Does nothing, for compatibility with Grain: the memory is released with the source."""
+
+    unlink = close
 
     @property
     def stackable_columns(self) -> Any:

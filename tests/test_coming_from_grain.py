@@ -51,10 +51,10 @@ GRAIN_NAMES = [
 """The public names of Grain 0.2.18, each with its module."""
 
 ABSENT = {
-    *("grain.Record", "grain.__version_info__", "grain.monitoring"),
+    *("grain.__version_info__", "grain.monitoring"),
     "grain.experimental.ThreadPrefetchDatasetIterator",
     *("grain.multiprocessing.SharedMemoryArray", "grain.multiprocessing.SharedMemoryArrayMetadata"),
-    *("grain.python.Operation", "grain.python.Record", "grain.python.SharedMemoryArray"),
+    *("grain.python.Operation", "grain.python.SharedMemoryArray"),
     "grain.sources.SharedMemoryDataSource",
     "grain.transforms.TfRandomMap",
 }

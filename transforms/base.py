@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 from millstream.checks import as_flag, named_arguments
-from millstream.descriptions import function_name
+from millstream.descriptions import described, function_name
 from millstream.transforms.batched import checked_results
 from millstream.transforms.function_checks import check_yields_nothing, valid_max_fan_out
 from millstream.transforms.transformation import Transformation
@@ -80,7 +80,10 @@ class _Operation(Transformation, Generic[Function]):
     def __repr__(self) -> str:
         if type(self) not in METHODS:
             return super().__repr__()
-        return f"{type(self).__name__}({function_name(getattr(self, METHODS[type(self)]))})"
+        function = getattr(self, METHODS[type(self)])
+        # An operation of another library is described itself, not its method.
+        named = described(function.__self__) if hasattr(self, "adopted_class") else function_name(function)
+        return f"{type(self).__name__}({named})"
 
 
 class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):

@@ -1,12 +1,16 @@
 """Conversion and checks of the operations that users pass: instances of the kinds, or functions."""
 
+import dataclasses
 import reprlib
 from typing import Any
 
-from millstream.transforms.base import METHODS, FlatMap, Map
+from millstream.transforms.base import METHODS, Filter, FlatMap, Map, RandomMap
 from millstream.transforms.batch import Batch
 from millstream.transforms.function_checks import check_yields_nothing, valid_max_fan_out
 from millstream.transforms.transformation import Transformation
+
+_FUNCTION_FIELDS = {"map_function": Map, "random_map_function": RandomMap, "condition_function": Filter}
+"""The fields of Grain's older operations that hold a function, each with the kind of the operation."""
 
 _KINDS = f"{', '.join(kind.__name__ for kind in METHODS)} or {Batch.__name__}"
 
@@ -27,12 +31,58 @@ def as_transformation(operation: Any) -> Transformation:
         if not operation.is_complete:
             _check_subclass(operation)
         return operation
+    if (adopted := adopted_operation(operation)) is not None:
+        return adopted
     if callable(operation):
         return Map(operation)
     raise TypeError(
         f"An operation must be an instance of millstream's {_KINDS}, or a function of one element, "
         f"got {reprlib.repr(operation)} of type {type(operation).__module__}.{type(operation).__qualname__}."
     )
+
+
+def adopted_operation(operation: Any) -> Transformation | None:
+    """Returns an operation of another library as one of this library; None if its class does not look like one.
+
+    It is recognised without an import: a class with exactly one of the methods `map`, `random_map`, `map_with_index`,
+    `filter` and `flat_map`, or with the fields of Grain's Batch or of its older operations. What it holds is compared
+    when a state is restored, as for a subclass of this library's kinds.
+
+    Raises:
+        TypeError: its class has several of the methods.
+    """
+    if isinstance(operation, Transformation | type):
+        return None
+    methods = {kind: name for kind, name in METHODS.items() if callable(getattr(type(operation), name, None))}
+    if len(methods) > 1:
+        first, *_ = methods.values()
+        raise TypeError(
+            f"An operation must be of exactly one kind ({_KINDS}), but {type(operation).__name__} has "
+            f"{' and '.join(methods.values())}: pass the function itself, such as operation.{first}."
+        )
+    held = _held_by(operation)
+    if held.keys() >= {"batch_size", "drop_remainder", "batch_fn"} and not methods:
+        return Batch(held["batch_size"], held["drop_remainder"], held["batch_fn"])
+    for field, kind in _FUNCTION_FIELDS.items():
+        if field in held:
+            older: Transformation = kind(held[field])
+            return older
+    for kind, name in methods.items():
+        limit = {"max_fan_out": operation.max_fan_out} if hasattr(operation, "max_fan_out") else {}
+        adopted: Transformation = kind(getattr(operation, name), **(limit if kind is FlatMap else {}))
+        vars(adopted).update(
+            adopted_class=f"{type(operation).__module__}.{type(operation).__qualname__}", settings=held
+        )
+        return adopted
+    return None
+
+
+def _held_by(operation: Any) -> dict[str, Any]:
+    """Returns the attributes of an object, with or without a `__dict__`."""
+    if dataclasses.is_dataclass(operation):
+        fields = [field.name for field in dataclasses.fields(operation) if hasattr(operation, field.name)]
+        return {name: getattr(operation, name) for name in fields} | getattr(operation, "__dict__", {})
+    return dict(getattr(operation, "__dict__", {}))
 
 
 def _check_subclass(operation: Transformation) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any, NoReturn, SupportsIndex, final
 
+from millstream.checks import as_options
 from millstream.dataset.chain_iterator import EngineIterator, checked_maps
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import lower
@@ -59,9 +60,9 @@ class ElasticIterator(EngineIterator):
         super().__init__()
         reading, workers = read_options or ReadOptions(), multiprocessing_options or MultiprocessingOptions()
         check_kind(ds, "ds", MapDataset)
-        check_kind(shard_options, "shard_options", ShardOptions)
-        check_kind(reading, "read_options", ReadOptions)
-        check_kind(workers, "multiprocessing_options", MultiprocessingOptions)
+        shard_options = as_options(shard_options, "shard_options", ShardOptions)
+        reading = as_options(reading, "read_options", ReadOptions)
+        workers = as_options(workers, "multiprocessing_options", MultiprocessingOptions)
         node = node_of(ds)
         if node.is_sparse:
             raise ValueError(

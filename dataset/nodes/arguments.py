@@ -10,7 +10,7 @@ from millstream.dataset.nodes.node import ENDLESS, Positions
 from millstream.descriptions import described
 from millstream.sources.base import RecordKeys
 from millstream.transforms import Map, Transformation
-from millstream.transforms.given import as_transformation
+from millstream.transforms.given import adopted_operation, as_transformation
 
 Operation = TypeVar("Operation", bound=Transformation)
 
@@ -31,6 +31,7 @@ def depth_above(parents: Iterable[Any]) -> int:
 
 def as_operation(given: Any, kind: type[Operation]) -> Operation:
     """Returns an operation of a kind: `given` itself, or a new one for a function."""
+    given = adopted_operation(given) or given
     if isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation)):
         operation = as_transformation(given)
         if not isinstance(operation, kind):
@@ -43,7 +44,7 @@ def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
     """Returns a Map: `given` itself, or a new one for a function of an element or of a list of elements."""
     if not batched:
         return as_operation(given, Map)
-    if isinstance(given, Transformation):
+    if isinstance(given, Transformation) or adopted_operation(given) is not None:
         raise TypeError(f"batched=True needs a function, got {described(given)}: a Map says itself if it is batched.")
     return Map(given, batched=batched)
 

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from millstream.checks import as_options, has_fields
 from millstream.descriptions import described
 from millstream.loader.pipeline.mixed_arguments import check_component_seeds, check_sources
 from millstream.loader.pipeline.random_streams import has_randomness
@@ -70,14 +71,16 @@ def check_kind(value: object, name: str, kind: type) -> None:
 def resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> ShardOptions:
     """Returns the loader's shard, else the sampler's, else NoSharding; refuses two that differ."""
     carried = getattr(sampler, "shard_options", None)
-    if not isinstance(carried, ShardOptions) or isinstance(carried, NoSharding):
+    if not has_fields(carried, ShardOptions) or type(carried).__name__ == NoSharding.__name__:
         carried = None
+    elif carried is not None:
+        carried = as_options(carried, "shard_options", ShardOptions)
     if shard_options is None:
         if carried is None:
             warn_if_unsharded()
             return NoSharding()
         return carried
-    check_kind(shard_options, "shard_options", ShardOptions)
+    shard_options = as_options(shard_options, "shard_options", ShardOptions)
     if carried is not None and _same(carried) != _same(shard_options):
         raise ValueError(
             f"shard_options={shard_options} differs from the sampler's {carried}. "

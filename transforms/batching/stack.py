@@ -97,7 +97,7 @@ def _stacker(kind: type) -> _Stacker:
         return _stack_dataclasses
     if kind.__name__ == "Table" and kind.__module__.partition(".")[0] == "pyarrow":
         return _stack_tables
-    if hasattr(kind, "__array__"):
+    if hasattr(kind, "__array__") or hasattr(kind, "__array_interface__"):
         return _stack_array_likes
     return _refuse_type
 

@@ -1,0 +1,324 @@
+"""Objects of the real Grain are accepted by their shape, and legacy names and keywords work.
+
+The classes here stand for those of Grain: they have the methods and fields, and no base class of this library.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import millstream
+
+
+@dataclasses.dataclass(frozen=True)
+class Add:
+    """A map of a library."""
+
+    amount: int = 1
+
+    def map(self, element: int) -> int:
+        """Returns a larger number."""
+        return element + self.amount
+
+
+class Noise:
+    """A random map of a library."""
+
+    def random_map(self, element: int, rng: np.random.Generator) -> int:
+        """Returns a larger number."""
+        return element + int(rng.integers(100))
+
+
+class Numbered:
+    """A map with index of a library."""
+
+    def map_with_index(self, index: int, element: int) -> tuple[int, int]:
+        """Returns both."""
+        return index, element
+
+
+class Even:
+    """A filter of a library."""
+
+    def filter(self, element: int) -> bool:
+        """Returns True for even numbers."""
+        return element % 2 == 0
+
+
+class Twice:
+    """A flat map of a library."""
+
+    max_fan_out = 2
+
+    def flat_map(self, element: int) -> list[int]:
+        """Returns two elements."""
+        return [element, element]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Grain's Batch."""
+
+    batch_size: int
+    drop_remainder: bool = False
+    batch_fn: Callable[[list[Any]], Any] | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class ReadOptions:
+    """Grain's ReadOptions."""
+
+    num_threads: int = 16
+    prefetch_buffer_size: int = 500
+
+
+@dataclasses.dataclass(slots=True)
+class MultiprocessingOptions:
+    """Grain's MultiprocessingOptions."""
+
+    num_workers: int = 0
+    per_worker_buffer_size: int = 1
+    enable_profiling: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardOptions:
+    """Grain's ShardOptions."""
+
+    shard_index: int
+    shard_count: int
+    drop_remainder: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class NoSharding(ShardOptions):
+    """Grain's NoSharding."""
+
+    shard_index: int = 0
+    shard_count: int = 1
+
+
+OURS: dict[type, Callable[[Any], Any]] = {
+    Add: lambda given: millstream.transforms.Map(given.map),
+    Noise: lambda given: millstream.transforms.RandomMap(given.random_map),
+    Numbered: lambda given: millstream.transforms.MapWithIndex(given.map_with_index),
+    Even: lambda given: millstream.transforms.Filter(given.filter),
+    Twice: lambda given: millstream.transforms.FlatMap(given.flat_map, 2),
+    Batch: lambda given: millstream.Batch(given.batch_size, given.drop_remainder, given.batch_fn),
+}
+"""For each foreign class, its counterpart."""
+
+FOREIGN: list[Any] = [Add(3), Noise(), Even(), Twice(), Numbered(), Batch(4, drop_remainder=True)]
+
+
+def operations(*given: Any) -> list[Any]:
+    """Returns operations that type checkers do not know."""
+    return list(given)
+
+
+def values(stream: Any) -> list[Any]:
+    """Returns the elements of a stream as plain values."""
+    return [[part.tolist() for part in element] if isinstance(element, tuple) else element for element in stream]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_takes_foreign_operations_and_options(workers: int) -> None:
+    """The batches are those of the same loader with this library's own operations and options, workers included."""
+
+    def loader(operations: list[Any], module: Any, shard: Any) -> millstream.DataLoader:
+        return millstream.DataLoader(
+            data_source=range(40),
+            sampler=millstream.IndexSampler(40, shuffle=True, seed=1, num_epochs=1, shard_options=shard),
+            operations=operations,
+            shard_options=shard,
+            read_options=module.ReadOptions(num_threads=2, prefetch_buffer_size=20),
+            worker_count=workers,
+        )
+
+    class Foreign:
+        ReadOptions = ReadOptions
+
+    for given, ours, theirs in (
+        ([Add(3), Noise(), Batch(4)], millstream.ShardOptions(1, 2), ShardOptions(1, 2)),
+        (FOREIGN, millstream.NoSharding(), NoSharding()),
+    ):
+        own = loader([OURS[type(operation)](operation) for operation in given], millstream, ours)
+        foreign = loader(given, Foreign, theirs)
+        expected = list(own)
+
+        assert [np.array_equal(*pair) for pair in zip(foreign, expected, strict=True)] == [True] * len(expected)
+        assert len(expected) > 2
+        assert foreign.read_options == own.read_options
+        assert foreign.shard_options.shard_index == own.shard_options.shard_index
+
+
+def test_chains_take_foreign_operations_and_options() -> None:
+    """Each method of a chain takes the operation of its kind, and `apply` all of them."""
+    numbers: Any = millstream.MapDataset.range(12).seed(2)
+
+    def chain(of: Callable[[Any], Any], reading: Any, workers: Any) -> Any:
+        dataset = numbers.map(of(Add(2))).random_map(of(Noise())).filter(of(Even())).flat_map(of(Twice()))
+        stream = (
+            dataset.to_iter_dataset(reading).map(of(Add(1))).flat_map(of(Twice())).apply([of(Numbered()), of(Batch(3))])
+        )
+        return stream.prefetch(reading).mp_prefetch(workers)
+
+    ours = chain(
+        lambda given: OURS[type(given)](given), millstream.ReadOptions(0, 0), millstream.MultiprocessingOptions(0)
+    )
+    foreign = chain(lambda given: given, ReadOptions(0, 0), MultiprocessingOptions(0))
+
+    expected = values(ours)
+    assert values(foreign) == expected
+    assert len(expected) > 3
+    with pytest.raises(TypeError, match=r"use \.apply"):
+        numbers.filter(Add())
+    with pytest.raises(TypeError, match="use apply for any kind"):
+        numbers.to_iter_dataset().filter(Add())
+
+
+def test_attributes_of_foreign_operations_belong_to_the_stream() -> None:
+    """A state is refused if an attribute of a foreign operation differs, and accepted if none does."""
+
+    def iterator(amount: int) -> Any:
+        return iter(millstream.load(range(12), transformations=operations(Add(amount)), batch_size=2))
+
+    with iterator(1) as saved, iterator(1) as same, iterator(2) as other:
+        next(saved)
+        state = saved.get_state()
+        same.set_state(state)
+        assert next(same).tolist() == next(saved).tolist()
+        with pytest.raises(millstream.CheckpointError, match=r"saved \{'amount': 1\}, here \{'amount': 2\}"):
+            other.set_state(state)
+
+
+def test_foreign_operations_are_described_by_their_class() -> None:
+    """A loader's text has the class and its fields."""
+    assert "Map(Add(amount=7))" in repr(millstream.load(range(4), transformations=operations(Add(7))))
+
+
+def test_ambiguous_and_old_operations_are_errors_that_say_what_to_write() -> None:
+    """Objects of two kinds, operations of iterators, and options without the fields are refused at construction."""
+
+    class Both:
+        def map(self, element: int) -> int:
+            return element
+
+        def filter(self, element: int) -> bool:
+            return bool(element)
+
+    class OfIterator:
+        def __call__(self, records: Iterator[Any]) -> Iterator[Any]:
+            yield from records
+
+    with pytest.raises(TypeError, match=r"Both has map and filter: pass the function itself, such as operation\.map"):
+        millstream.load(range(4), transformations=operations(Both()))
+    with pytest.raises(TypeError, match=r"which yields\. Use FlatMap"):
+        millstream.load(range(4), transformations=[OfIterator()])
+    with pytest.raises(TypeError, match="read_options must be of type ReadOptions"):
+        millstream.load(range(4), read_options=MultiprocessingOptions())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="num_threads must be at least 0"):
+        millstream.load(range(4), read_options=ReadOptions(num_threads=-1))  # type: ignore[arg-type]
+
+
+def test_legacy_names_and_keywords() -> None:
+    """The older operations, `elements`, `Record` and a `RecordMetadata` without a key have Grain's keywords."""
+    old = millstream.python
+    older: list[Any] = [
+        old.MapOperation(map_function=lambda element: element + 1),
+        old.RandomMapOperation(random_map_function=lambda element, rng: element + 0 * rng.integers(5)),
+        old.FilterOperation(condition_function=lambda element: element > 1),
+        old.BatchOperation(batch_size=2, drop_remainder=True),
+    ]
+    source = old.InMemoryDataSource(elements=[0, 1, 2], name="numbers")
+    loader = millstream.DataLoader(
+        data_source=source, sampler=millstream.IndexSampler(3, seed=0, num_epochs=1), operations=older
+    )
+    assert [batch.tolist() for batch in loader] == [[2, 3]]
+    source.close()
+    source.unlink()
+    assert source[2] == 2
+    with pytest.raises(TypeError, match="name='numbers' alone"):
+        old.InMemoryDataSource(name="numbers")
+    metadata = millstream.RecordMetadata(index=3)
+    assert (metadata.record_key, old.Record(metadata, "text").data) == (None, "text")
+
+
+def test_private_names_of_loaders_are_their_arguments() -> None:
+    """Programs read Grain's private attributes."""
+    loader = millstream.load(range(5), batch_size=2)
+    assert loader._data_source is loader.data_source
+    assert loader._sampler is loader.sampler
+    assert loader._operations is loader.operations
+    assert loader._shard_options is loader.shard_options
+    assert loader._multiprocessing_options == loader.multiprocessing_options
+
+
+def test_stats_of_own_datasets_are_accepted() -> None:
+    """`self._stats` has Grain's methods in datasets and iterators of users, which change no element."""
+
+    class OwnMap(millstream.MapDataset[int]):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, position: Any) -> Any:
+            with self._stats.record_self_time(num_elements=1, offset_ns=3.0):
+                return self._stats.record_output_spec(self._parent[position] * 10)
+
+    class OwnIterator(millstream.DatasetIterator[int]):
+        def __next__(self) -> int:
+            element = next(self._parent)
+            with self._stats.record_self_time():
+                return int(self._stats.record_bytes_produced(self._stats.record_bytes_consumed(element)))
+
+        def get_state(self) -> dict[str, Any]:
+            return {"parent": self._parent.get_state()}
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            self._parent.set_state(state["parent"])
+
+    class OwnStream(millstream.IterDataset[int]):
+        def __iter__(self) -> OwnIterator:
+            self._stats.report()
+            return OwnIterator(iter(self._parent))
+
+    assert list(OwnStream(OwnMap(millstream.MapDataset.range(3)).to_iter_dataset())) == [0, 10, 20]
+
+
+def test_a_batched_read_that_fails_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Records that can be read one by one are, as with the mocks of TensorFlow Datasets."""
+
+    class Mocked:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, key: int) -> int:
+            return key
+
+        def __getitems__(self) -> list[int]:
+            return []
+
+    assert [batch.tolist() for batch in millstream.load(Mocked(), num_epochs=1, batch_size=2)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+    ]
+    assert sum("__getitems__ failed" in message for message in caplog.messages) == 1
+
+
+def test_images_of_pillow_stack_as_arrays() -> None:
+    """A batch of Pillow's images is the batch of their arrays; images of several sizes are refused."""
+    image = pytest.importorskip("PIL.Image")
+    arrays = [np.full((4, 6, 3), shade, np.uint8) for shade in range(4)]
+    pictures = [{"image": image.fromarray(array)} for array in arrays]
+
+    (batch,) = millstream.load(pictures, num_epochs=1, batch_size=4)
+
+    assert np.array_equal(batch["image"], np.stack(arrays))
+    assert batch["image"].dtype == np.uint8
+    pictures[1]["image"] = image.fromarray(np.zeros((2, 2, 3), np.uint8))
+    with pytest.raises(millstream.StackError, match="shape"):
+        list(millstream.load(pictures, num_epochs=1, batch_size=4))
