@@ -174,7 +174,7 @@ def test_chains_take_foreign_operations_and_options() -> None:
     expected = values(ours)
     assert values(foreign) == expected
     assert len(expected) > 3
-    with pytest.raises(TypeError, match=r"use \.apply"):
+    with pytest.raises(TypeError, match=r"Use \.apply"):
         numbers.filter(Add())
     with pytest.raises(TypeError, match="use apply for any kind"):
         numbers.to_iter_dataset().filter(Add())
