@@ -24,5 +24,5 @@ class RecordMetadata:
     """
 
     index: int
-    record_key: int | None = None
+    record_key: int = None  # type: ignore[assignment]  # only code for Grain leaves it out
     rng: "np.random.Generator | None" = None

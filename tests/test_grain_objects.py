@@ -243,8 +243,9 @@ def test_legacy_names_and_keywords() -> None:
     assert source[2] == 2
     with pytest.raises(TypeError, match="name='numbers' alone"):
         old.InMemoryDataSource(name="numbers")
-    metadata = millstream.RecordMetadata(index=3)
-    assert (metadata.record_key, old.Record(metadata, "text").data) == (None, "text")
+    record = old.Record(millstream.RecordMetadata(index=3), "text")
+    assert repr(record.metadata) == "RecordMetadata(index=3, record_key=None, rng=None)"
+    assert record.data == "text"
 
 
 def test_private_names_of_loaders_are_their_arguments() -> None:
