@@ -95,8 +95,7 @@ class InMemoryDataSource(Pictured):
 
     Args:
         records: the columns or the sequence. It is not copied.
-        elements: another name of `records`, which Grain uses.
-        name: accepted for compatibility with Grain, without effect.
+        elements, name: Grain's name of `records`, and a name without effect.
 
     Raises:
         TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.
@@ -106,8 +105,6 @@ class InMemoryDataSource(Pictured):
         >>> source = millstream.InMemoryDataSource({"x": np.arange(6).reshape(3, 2), "y": np.array([0, 1, 0])})
         >>> len(source), source[1]
         (3, {'x': array([2, 3]), 'y': np.int64(1)})
-        >>> next(iter(millstream.load(source, batch_size=3)))["x"].shape
-        (3, 2)
     """
 
     _picture_kind = "source"
@@ -115,12 +112,8 @@ class InMemoryDataSource(Pictured):
     takes_key_arrays: ClassVar[bool] = True
 
     def __init__(self, records: Any = None, *, elements: Any = None, name: str | None = None) -> None:
-        records = elements if records is None else records
-        if records is None:
-            raise TypeError(
-                f"InMemoryDataSource needs records, got name={name!r} alone: memory of another process cannot be "
-                "attached. Pass the records in each process; workers get them through shared memory."
-            )
+        if records is None and (records := elements) is None:
+            raise TypeError(f"InMemoryDataSource needs records, got name={name!r} alone. Pass them in each process.")
         self._is_columns = _is_columns(records)
         if self._is_columns:
             self._num_records = _common_length(_named_columns(records))
