@@ -1,6 +1,7 @@
 """A pipeline written as a method chain and read sequentially."""
 
 import copy
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -344,7 +345,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     def mp_prefetch(
         self,
         options: MultiprocessingOptions | SupportsIndex | None = None,
-        worker_init_fn: None = None,
+        worker_init_fn: Callable[[int, int], object] | None = None,
         sequential_slice: bool = False,
     ) -> "IterDataset[T_co]":
         """Returns the same elements, prefetched by worker processes, which run all operations before this one.
@@ -355,13 +356,14 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             options: the number of workers and of elements that each keeps ready, or only the number of workers; None
-                for
-                one per core, 0 for none.
-            worker_init_fn: refused: initialise a worker's resources on first use.
+                for one per core, 0 for none.
+            worker_init_fn: called once in each worker process, replacements of dead ones included, before it computes
+                anything: `worker_init_fn(index, count)` with the worker's index, 0 … count - 1. It must be picklable.
+                No element may depend on the index.
             sequential_slice: accepted for compatibility with Grain, without effect, because there is only one order.
 
         Raises:
-            TypeError, ValueError: options have the wrong type or are out of range, or worker_init_fn is not None.
+            TypeError, ValueError: options have the wrong type or are out of range.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(4).to_iter_dataset().map(lambda number: number * 10)
@@ -369,12 +371,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             [0, 10, 20, 30]
         """
         del sequential_slice
+        workers = _as_workers(options)
         if worker_init_fn is not None:
-            raise ValueError(
-                "worker_init_fn is not supported: initialise a worker's resources on first use, for instance in a "
-                "functools.cached_property of a Map."
-            )
-        return _ahead(self, _as_workers(options), None)
+            workers = dataclasses.replace(workers, worker_init_fn=worker_init_fn)
+        return _ahead(self, workers, None)
 
     def prefetch(
         self, options: MultiprocessingOptions | ReadOptions | SupportsIndex | None = None

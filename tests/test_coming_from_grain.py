@@ -51,7 +51,7 @@ GRAIN_NAMES = [
 """The public names of Grain 0.2.18, each with its module."""
 
 ABSENT = {
-    *("grain.__version_info__", "grain.monitoring"),
+    *("grain.Record", "grain.__version_info__", "grain.monitoring"),
     "grain.experimental.ThreadPrefetchDatasetIterator",
     *("grain.multiprocessing.SharedMemoryArray", "grain.multiprocessing.SharedMemoryArrayMetadata"),
     *("grain.python.Operation", "grain.python.SharedMemoryArray"),

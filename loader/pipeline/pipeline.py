@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, Self
 
 from millstream.descriptions import described
@@ -48,6 +49,7 @@ class Pipeline:
         tolerance: how many records may fail; None if the first error is raised.
         measures_costs: True if the costs of each node are measured, wherever it runs.
         epoch: the number of the epoch that `of_epoch` returned; None for the complete order.
+        worker_init_fn: called once in each worker process with its index and their number; None for nothing.
     """
 
     source: DataSource[Any]
@@ -59,6 +61,7 @@ class Pipeline:
     tolerance: Tolerance | None = None
     measures_costs: bool = False
     epoch: int | None = None
+    worker_init_fn: Callable[[int, int], object] | None = None
 
     @classmethod
     def of(

@@ -19,12 +19,16 @@ class Fork(NamedTuple):
 
     Attributes:
         number: the worker's number, for its name and for the answer.
+        index: its index among the workers that run at the same time. A replacement has the index of the dead worker.
+        num_workers: the number of these workers.
         arena_bytes: the size of its arena.
         num_threads: the maximum number of reader threads.
         pipeline: the layout of the pipeline file.
     """
 
     number: int
+    index: int
+    num_workers: int
     arena_bytes: int
     num_threads: int
     pipeline: PipelineFile

@@ -199,8 +199,14 @@ class Pool:
             always.callback(os.close, arena)
             crash_log = create_crash_log()
             on_failure.callback(os.close, crash_log)
-            worker = Worker(number, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), crash_log)
-            fork = Fork(number, self._arena_bytes, self._num_threads, self._pipeline_file)
+            taken = {worker.index for worker in self.workers}
+            index = next(index for index in itertools.count() if index not in taken)
+            worker = Worker(
+                number, index, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), crash_log
+            )
+            fork = Fork(
+                number, index, self._options.num_workers, self._arena_bytes, self._num_threads, self._pipeline_file
+            )
             with self._state.lock:
                 control = self._control
                 # Registered before the process can exist, so a concurrent `stop` ends it as well.

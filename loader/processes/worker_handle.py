@@ -16,6 +16,7 @@ class Worker:
 
     Attributes:
         number: the worker's number. It is unique in the pool, and replacements get new ones.
+        index: its index among the workers that run, which a replacement takes over.
         channel: the parent's end of the channel.
         arena: the memory that the worker writes batches to.
         crash_log: the descriptor of the worker's crash log.
@@ -29,8 +30,9 @@ class Worker:
         warned: True if a warning about the current stall has been logged.
     """
 
-    def __init__(self, number: int, channel: Channel, arena: ArenaView, crash_log: int) -> None:
+    def __init__(self, number: int, index: int, channel: Channel, arena: ArenaView, crash_log: int) -> None:
         self.number = number
+        self.index = index
         self.channel = channel
         self.arena = arena
         self.crash_log = crash_log

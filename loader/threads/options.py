@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none, as_seconds, named_fields
@@ -99,6 +100,10 @@ class MultiprocessingOptions:
         enable_profiling: accepted for compatibility with Grain, without effect: `iterator.profile()` always includes
             workers.
 
+        worker_init_fn: called once in each worker process, replacements of dead ones included, before it computes
+            anything: `worker_init_fn(index, count)` with the worker's index, 0 … count - 1. It must be picklable. None
+            for nothing.
+
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
 
@@ -111,6 +116,7 @@ class MultiprocessingOptions:
     per_worker_buffer_size: int = 1
     stall_timeout: float = 600.0
     enable_profiling: bool = dataclasses.field(default=False, repr=False)
+    worker_init_fn: Callable[[int, int], object] | None = dataclasses.field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_workers", as_integer(self.num_workers, "num_workers", 0))
@@ -119,6 +125,8 @@ class MultiprocessingOptions:
         )
         object.__setattr__(self, "stall_timeout", as_seconds(self.stall_timeout, "stall_timeout"))
         object.__setattr__(self, "enable_profiling", as_flag(self.enable_profiling, "enable_profiling"))
+        if self.worker_init_fn is not None and not callable(self.worker_init_fn):
+            raise TypeError(f"worker_init_fn must be a function of index and count, got {self.worker_init_fn!r}.")
 
     @property
     def stall_limit(self) -> str:

@@ -211,7 +211,7 @@ def test_a_cache_is_filled_once() -> None:
         (lambda: numbers(1).map(3), TypeError, "needs a function"),  # type: ignore[call-overload]
         (lambda: numbers(1).batch(0), ValueError, "batch_size must be at least 1"),
         (lambda: numbers(1).mp_prefetch(-1), ValueError, "num_workers must be at least 0"),
-        (lambda: numbers(1).mp_prefetch(1, worker_init_fn=print), ValueError, "worker_init_fn"),  # type: ignore[arg-type]
+        (lambda: numbers(1).mp_prefetch(1, worker_init_fn=3), TypeError, "worker_init_fn"),  # type: ignore[arg-type]
         (lambda: MapDataset.range(3).to_iter_dataset(5), TypeError, "read_options"),  # type: ignore[arg-type]
     ],
 )

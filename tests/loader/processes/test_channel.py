@@ -27,7 +27,7 @@ messages = st.one_of(
     st.one_of(st.none(), st.integers(), st.text(max_size=20), st.binary(max_size=300), st.just(b"x" * 3000)).map(said),
     st.builds(Task, st.integers(), st.lists(st.integers(), max_size=3), st.tuples(st.integers(), st.integers())),
     st.sampled_from(
-        [Ready(7), Kill(5), Forked(1, 5), Exited(5, -9, 1 << 40), Fork(1, 2, 3, PipelineFile(4, ((5, 6),), 7))]
+        [Ready(7), Kill(5), Forked(1, 5), Exited(5, -9, 1 << 40), Fork(1, 0, 1, 2, 3, PipelineFile(4, ((5, 6),), 7))]
     ),
 )
 
