@@ -1,1 +1,1 @@
-"""What `millstream.experimental` names, as Grain does: further datasets, and functions for those of your own."""
+"""The names of `millstream.experimental`, which are Grain's: more datasets, and functions for user-defined datasets."""

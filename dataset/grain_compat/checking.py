@@ -1,4 +1,4 @@
-"""Checks of a user's own datasets, positions as numbers, and settings found by trying."""
+"""Checks of user-defined datasets, positions as numbers, and settings found by measuring."""
 
 import dataclasses
 import json
@@ -15,12 +15,12 @@ from millstream.dataset.streams import as_stream, opened_below
 from millstream.loader.debugging import difference
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 
-MOST_BUFFERED = 1000
-"""This many elements are read ahead at most, unless another number is given; as in Grain."""
+MAX_BUFFERED = 1000
+"""The default for the maximum number of elements that are read ahead, as in Grain."""
 
 
 def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
-    """Returns the index of the element that comes next: how many have come.
+    """Returns the index of the next element, which is the number of elements before it.
 
     Args:
         ds_iter: the iterator of a chain that begins with a MapDataset, also below a `LimitIterDataset`.
@@ -38,8 +38,8 @@ def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
     index: int | None = getattr(ds_iter, "next_index", None)
     if index is None:
         raise NotImplementedError(
-            f"This {type(ds_iter).__name__} has no index: that needs a MapDataset of which each position, or each "
-            "batch of them, becomes one element. Use get_state and set_state."
+            f"This {type(ds_iter).__name__} has no index. An index needs a MapDataset whose positions, or batches "
+            "of them, each become one element. Use get_state and set_state."
         )
     return index
 
@@ -49,7 +49,7 @@ def set_next_index(ds_iter: DatasetIterator[Any], index: SupportsIndex) -> None:
 
     Args:
         ds_iter: the iterator of a chain that begins with a MapDataset.
-        index: how many elements come before it, at least 0.
+        index: the number of elements before it, at least 0.
 
     Raises:
         NotImplementedError: as `get_next_index`.
@@ -66,16 +66,17 @@ def set_next_index(ds_iter: DatasetIterator[Any], index: SupportsIndex) -> None:
 
 
 def assert_equal_output_after_checkpoint(ds: Any) -> None:
-    """Checks that a dataset resumes exactly after each of its elements; for tests of your own datasets.
+    """Checks that a dataset resumes exactly after each of its elements, for tests of user-defined datasets.
 
-    It is read to its end. Each state is restored on a fresh iterator, through JSON, which must then have that state,
-    and yield what came after it. All states must have the same keys, types and lengths.
+    The dataset is read to its end. Each state is converted to JSON and back, and restored on a new iterator, which must
+    then have the same state, and yield the same remaining elements. All states must have the same keys, types and
+    lengths.
 
     Args:
         ds: the dataset, which must have an end.
 
     Raises:
-        AssertionError: any of that does not hold; the message says after how many elements.
+        AssertionError: a state fails one of these checks. The message has the number of elements before it.
         ValueError: the dataset yields nothing.
 
     Examples:
@@ -114,8 +115,8 @@ class PerformanceConfig:
     """Settings for a dataset.
 
     Attributes:
-        multiprocessing_options: for `mp_prefetch`; None where nothing is advised.
-        read_options: for `to_iter_dataset`; None where nothing is advised.
+        multiprocessing_options: for `mp_prefetch`; None for no advice.
+        read_options: for `to_iter_dataset`; None for no advice.
 
     Examples:
         >>> settings = millstream.experimental.PerformanceConfig(millstream.MultiprocessingOptions(4))
@@ -137,15 +138,15 @@ def pick_performance_config(
 ) -> PerformanceConfig:
     """Returns the largest numbers of workers and of prefetched elements that fit into a memory budget.
 
-    It measures the memory of a few elements, and no speed: `summary()` on an iterator of the running dataset reports
-    how many workers the trainer needs. No element depends on these settings.
+    It measures the memory of a few elements, but not their speed. `summary()` on an iterator of the running dataset
+    reports the number of workers that the trainer needs. No element depends on these settings.
 
     Args:
         ds: the dataset.
-        ram_budget_mb: how many megabytes (2**20 bytes) of memory elements may take that are ready or in work.
-        max_workers: how many workers at most, at least 1; None for one for each core that this process may use.
-        max_buffer_size: how many elements may be read ahead at most, at least 1; None for 1,000.
-        samples_to_check: how many elements are made, at least 1.
+        ram_budget_mb: the memory limit for elements that are ready or in work, in megabytes (2**20 bytes).
+        max_workers: the maximum number of workers, at least 1; None for one per core that this process may use.
+        max_buffer_size: the maximum number of elements that are read ahead, at least 1; None for 1,000.
+        samples_to_check: the number of elements to measure, at least 1.
 
     Raises:
         ValueError: the budget is not above 0, or the dataset yields nothing.
@@ -159,16 +160,16 @@ def pick_performance_config(
     if not ram_budget_mb > 0:
         raise ValueError(f"ram_budget_mb must be above 0, got {ram_budget_mb!r}.")
     samples = as_integer(samples_to_check, "samples_to_check", minimum=1)
-    most_workers = as_integer_or_none(max_workers, "max_workers")
-    most_buffered = as_integer_or_none(max_buffer_size, "max_buffer_size") or MOST_BUFFERED
+    worker_limit = as_integer_or_none(max_workers, "max_workers")
+    buffer_limit = as_integer_or_none(max_buffer_size, "max_buffer_size") or MAX_BUFFERED
     with opened_below(as_stream(ds, "ds")) as iterator:
         sizes = [_num_bytes(element) for element, _ in zip(iterator, range(samples), strict=False)]
     if not sizes:
         raise ValueError("The dataset yields nothing, so nothing can be measured.")
     fitting = int(ram_budget_mb * (1 << 20) // max(1, *sizes))
     # Each worker has an element in work and one that is ready.
-    workers = max(1, min(fitting // 2, available_cores(), most_workers or available_cores()))
-    buffered = max(1, min(fitting, most_buffered))
+    workers = max(1, min(fitting // 2, available_cores(), worker_limit or available_cores()))
+    buffered = max(1, min(fitting, buffer_limit))
     return PerformanceConfig(MultiprocessingOptions(workers), ReadOptions(min(16, buffered), buffered))
 
 
@@ -198,7 +199,7 @@ def apply_transformations(ds: Any, transformations: Any) -> Any:
 
     Args:
         ds: a MapDataset or an IterDataset.
-        transformations: an operation, or a list of them.
+        transformations: an operation, or a list of operations.
 
     Raises:
         TypeError: it is not a dataset.

@@ -1,4 +1,4 @@
-"""Streams made of other streams: side by side, cut off, repeated, kept in memory."""
+"""Streams of other streams: zipped, limited, repeated, cached."""
 
 from collections.abc import Sequence
 from typing import Any, SupportsIndex, final
@@ -21,11 +21,11 @@ class ZipIterDataset(Combined):
 
     Args:
         parents: the datasets, at least one.
-        strict: whether it is an error where one ends before the others; else it ends with the shortest.
+        strict: True to raise an error if one ends before the others; False to end with the shortest.
 
     Raises:
-        TypeError, ValueError: there are none, or one is not a dataset. While reading, a ValueError where they are of
-            different lengths.
+        TypeError, ValueError: there are no datasets, or one is not a dataset. While reading, a ValueError if their
+            lengths differ.
 
     Examples:
         >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b", "c"])
@@ -67,7 +67,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         return tuple(drawn)
 
     def _end(self, shorter: int) -> None:
-        """Ends, since one of the streams has; which must be the first, and all others too, where it is strict."""
+        """Ends, because one of the streams has ended. If it is strict, all streams must end together."""
         longer = 0
         if self._strict and not shorter:
             longer = next((number for number, one in enumerate(self._parents) if number and _has_more(one)), 0)
@@ -88,7 +88,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         if len(checked["parents"]) != len(self._parents):
             raise CheckpointError(
                 f"The state is of {len(checked['parents'])} zipped datasets, but there are {len(self._parents)} "
-                "here: zip those that were zipped when it was saved."
+                "here: zip the same datasets as when it was saved."
             )
         move_all(self._parents, checked["parents"])
         self._ended, self._is_reading = checked["ended"], False
@@ -108,7 +108,7 @@ class LimitIterDataset(Combined):
 
     Args:
         parent: the dataset.
-        count: how many at most, at least 1.
+        count: the maximum number of elements, at least 1.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -131,7 +131,7 @@ class LimitIterDataset(Combined):
 
 @final
 class _LimitIterator(RecoveringIterator[Any]):
-    """Draws some elements."""
+    """Draws a limited number of elements."""
 
     def __init__(self, parent: DatasetIterator[Any], limit: int) -> None:
         super().__init__(parent)
@@ -152,8 +152,8 @@ class _LimitIterator(RecoveringIterator[Any]):
         checked = unsealed(state, "a limited dataset", {"count": is_number, "parent": is_anything})
         if checked["count"] > self._limit:
             raise CheckpointError(
-                f"The state is after {checked['count']} elements, and LimitIterDataset here has {self._limit}: give it "
-                "the count that it had."
+                f"The state is after {checked['count']} elements, and LimitIterDataset here has {self._limit}: use "
+                "its former count."
             )
         move_to(self._parent, checked["parent"])
         self._count = checked["count"]
@@ -179,7 +179,7 @@ class RepeatIterDataset(Combined):
 
     Args:
         parent: the dataset.
-        num_epochs: how many times, at least 1; None for no end.
+        num_epochs: the number of times, at least 1; None for an endless stream.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -291,7 +291,7 @@ class _CacheIterator(RecoveringIterator[Any]):
     def _move(self, state: dict[str, Any]) -> None:
         checked = unsealed(state, "a cached dataset", {"position": is_number, "parent": is_anything})
         if not self._kept or checked["parent"] != self._beginning:
-            # Of another stream, perhaps, which is then refused.
+            # The state may belong to another stream, and is then refused.
             self._is_in_step = False
             move_to(self._parent, checked["parent"])
             self._is_in_step = not self._kept

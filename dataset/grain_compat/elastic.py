@@ -1,4 +1,4 @@
-"""An iterator whose position is that of all shards together, so that it fits any number of them."""
+"""An iterator whose position is shared by all shards, so that a state fits any number of shards."""
 
 from typing import Any, NoReturn, SupportsIndex, final
 
@@ -23,21 +23,21 @@ _KIND = "an ElasticIterator"
 
 @final
 class ElasticIterator(EngineIterator):
-    """Yields this shard's part of each global batch of a MapDataset; its state fits any number of shards and workers.
+    """Yields this shard's part of each global batch of a MapDataset. Its state fits any number of shards and workers.
 
-    The parts of all shards laid end to end are the global batch, the same one for any number of shards. The last
-    elements, which do not fill a global batch, are left out. All shards have the same state after the same step.
+    The parts of all shards, concatenated, are the global batch, which is the same for any number of shards. The last
+    elements are dropped if they do not fill a global batch. All shards have the same state after the same step.
 
     Args:
         ds: the dataset; every position must have an element.
-        global_batch_size: how many elements all shards have together in a step, a multiple of their number.
-        shard_options: which shard this is.
+        global_batch_size: the number of elements of all shards per step, a multiple of the number of shards.
+        shard_options: the shard that it yields.
         read_options: the threads that read ahead; None for `ReadOptions()`.
         multiprocessing_options: the worker processes; None for none.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or elements may be absent: after a
-            filter or flat_map. While reading, a ValueError where a map has returned None.
+            filter or flat_map. While reading, a ValueError if a map has returned None.
 
     Examples:
         >>> dataset = millstream.MapDataset.range(100).shuffle(seed=0)
@@ -83,7 +83,7 @@ class ElasticIterator(EngineIterator):
         self._inner = self._execution.begin()
 
     def __len__(self) -> int:
-        """Returns how many batches there are; `sys.maxsize // global_batch_size` where there is no end."""
+        """Returns the number of batches; `sys.maxsize // global_batch_size` if the dataset is endless."""
         return len(self._dataset) // self._global_batch
 
     def get_state(self) -> dict[str, Any]:
@@ -95,8 +95,8 @@ class ElasticIterator(EngineIterator):
         """Moves to the position recorded in a state of any shard, of any number of shards and workers.
 
         Args:
-            state: what `get_state` returned, also after JSON.
-            strict: whether to refuse the state, too, if code or objects of the dataset have changed.
+            state: a result of `get_state`, also after a round trip through JSON.
+            strict: True to refuse the state if code or objects of the dataset have changed, too.
 
         Raises:
             CheckpointError: it is a state of something else, or does not lie between two batches of this size.

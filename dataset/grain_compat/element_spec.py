@@ -1,4 +1,4 @@
-"""What the elements of a chain are, told without making one: shapes and dtypes, from the sources down."""
+"""Shapes and dtypes of the elements of a chain, derived from its sources and operations without computing any."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Protocol, runtime_checkable
@@ -41,7 +41,7 @@ class ShapeDtypeStructProtocol(Protocol):
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The length of each axis; None where it differs from element to element."""
+        """The length of each axis; None if it differs between elements."""
         ...
 
     @property
@@ -54,7 +54,7 @@ class ShapeDtypeStruct:
     """The shape and dtype of an array. No dataclass: it stands for a leaf, and dataclasses are structures.
 
     Args:
-        shape: the length of each axis; None where it differs from element to element.
+        shape: the length of each axis; None if it differs between elements.
         dtype: the type of the items.
 
     Examples:
@@ -83,19 +83,19 @@ class ShapeDtypeStruct:
 def get_element_spec(dataset: MapDataset[Any] | IterDataset[Any]) -> Any:
     """Returns the structure of the elements of a dataset, with a `ShapeDtypeStruct` in place of each leaf.
 
-    Nothing is read or made. So it must be known what sources and operations give: of ranges, NumPy arrays and
-    `InMemoryDataSource` with columns of numbers it is, and of any other source that has an attribute `element_spec`.
-    An operation that makes other elements says so in a method `output_spec(input_spec)`. A batch has None for its
-    first axis where the last one may be shorter.
+    Nothing is read or computed, so sources and operations must declare their elements. Ranges, NumPy arrays and
+    `InMemoryDataSource` with columns of numbers do; any other source needs an attribute `element_spec`. An operation
+    that changes elements needs a method `output_spec(input_spec)`. The first axis of a batch is None if the last batch
+    may be shorter.
 
-    To find out by making one element, whatever the chain: `iter(dataset).trace()`.
+    `iter(dataset).trace()` computes one element instead, for any chain.
 
     Args:
         dataset: a `MapDataset` or an `IterDataset`.
 
     Raises:
         TypeError: it is neither.
-        ValueError: a source or an operation does not say what it gives.
+        ValueError: a source or an operation does not declare its elements.
 
     Examples:
         >>> columns = {"x": np.zeros((10, 3), np.float32), "y": np.arange(10)}
@@ -158,7 +158,13 @@ def _of_source(source: Any, name: str) -> Any:
 
 
 def _after(operation: Transformation, spec: Any, num_elements: int | None) -> Any:
-    """Returns what an operation makes of elements, of which there are this many in an epoch, if that is known."""
+    """Returns the spec after an operation.
+
+    Args:
+        operation: the operation.
+        spec: the spec before it.
+        num_elements: the number of elements per epoch before it; None if it is not known.
+    """
     if isinstance(operation, Filter):
         return spec
     if callable(output_spec := getattr(operation, "output_spec", None)):
@@ -171,7 +177,7 @@ def _after(operation: Transformation, spec: Any, num_elements: int | None) -> An
 
 
 def _shared(specs: list[Any], what: str) -> Any:
-    """Returns what several have in common."""
+    """Returns the spec that all datasets share. Raises ValueError if two differ."""
     if any(spec != specs[0] for spec in specs):
         raise ValueError(f"The elements of {what} differ: {', '.join(map(repr, specs))}.")
     return specs[0]

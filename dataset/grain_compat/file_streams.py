@@ -1,4 +1,4 @@
-"""Files as streams, under the names that Grain gives them: they are read at random beneath, and so resumed at once."""
+"""Files as streams, under Grain's names. They are read by random access, so a state is restored immediately."""
 
 import itertools
 from typing import Any
@@ -11,7 +11,7 @@ from millstream.sources.parquet_of_filesystem import FilesystemParquetDataSource
 from millstream.sources.tfrecord import TFRecordDataSource
 
 CYCLE_LENGTH = 16
-"""Rows of this many Parquet files are read in turn: as many as in Grain."""
+"""The number of Parquet files whose rows are interleaved, as in Grain."""
 
 CACHE_BYTES_PER_FILE = 1 << 28
 
@@ -19,11 +19,11 @@ CACHE_BYTES_PER_FILE = 1 << 28
 class TFRecordIterDataset(ReadIterDataset):
     """The records of a TFRecord file, as bytes.
 
-    Their places are found once and kept beside the file, as `TFRecordDataSource` says; so a state is restored at once,
-    and what comes after in the chain is spread over threads and workers.
+    Their offsets are indexed once, as by `TFRecordDataSource`. So a state is restored immediately, and the operations
+    after it are distributed over threads and workers.
 
     Args:
-        path: a path or URL; a pattern or several paths are read end to end.
+        path: a path or URL; the files of a pattern or of several paths are concatenated.
 
     Raises:
         OSError, DataSourceError, …: as `TFRecordDataSource`.
@@ -39,14 +39,14 @@ class TFRecordIterDataset(ReadIterDataset):
 
 
 class ParquetIterDataset(ReadIterDataset):
-    """The rows of Parquet files, as dicts of the columns; of several files, up to 16 at a time, one row each in turn.
+    """The rows of Parquet files, as dicts of the columns; rows of several files, up to 16 at a time, are interleaved.
 
     Args:
-        path: a path or URL, a pattern, or several in a list. For an order that is shuffled, write
+        path: a path or URL, a pattern, or several in a list. For a shuffled order, write
             `MapDataset.source(ParquetDataSource(path)).shuffle(seed=0)`.
-        read_kwargs: `columns`, `cache` and `cache_bytes`, as `ParquetDataSource` takes them; or `filesystem`, of which
-            the paths are: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. Paths
-            are then taken as they are: they are not patterns. URLs of stores need none.
+        read_kwargs: `columns`, `cache` and `cache_bytes`, as `ParquetDataSource` takes them; or `filesystem`, to which
+            the paths belong: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. Then
+            paths are not patterns. URLs of stores need none.
 
     Raises:
         TypeError: another keyword, or something that is not a file system.
@@ -70,7 +70,7 @@ class ParquetIterDataset(ReadIterDataset):
         sizes = _sizes_of_files(source := kind(path, **given))
         turns = min(CYCLE_LENGTH, len(sizes))
         if turns > 1 and "cache_bytes" not in given:
-            # All files whose turns it is have a row group at hand, and the next one.
+            # The cache has room for the current and the next row group of each open file.
             source = kind(path, **given, cache_bytes=turns * CACHE_BYTES_PER_FILE)
         rows = MapDataset.source(source)
         if turns > 1:
@@ -79,7 +79,7 @@ class ParquetIterDataset(ReadIterDataset):
 
 
 class _RowsInTurn(MapDataset[Any]):
-    """Rows of parts that lie end to end, one of each in turn."""
+    """Rows of concatenated files, interleaved one by one."""
 
     def __init__(self, rows: MapDataset[Any], sizes: tuple[int, ...], cycle_length: int) -> None:
         super().__init__(rows)
@@ -87,7 +87,7 @@ class _RowsInTurn(MapDataset[Any]):
 
 
 def _sizes_of_files(source: ParquetDataSource) -> tuple[int, ...]:
-    """Returns how many rows each file has, or each part of one."""
+    """Returns the number of rows of each file, or of each part of a file."""
     sizes: list[int] = source.unit_sizes.tolist()
     starts = itertools.accumulate(sizes, initial=0)
     groups = [(source.locate(start)[0], size) for start, size in zip(starts, sizes, strict=False) if size]

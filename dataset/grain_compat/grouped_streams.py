@@ -1,4 +1,4 @@
-"""Operations under the names that Grain gives them as datasets: packers, a shuffle in windows, rebatching."""
+"""Operations as datasets, under Grain's names: packers, a window shuffle, rebatching."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, SupportsIndex
@@ -15,7 +15,7 @@ from millstream.transforms.window_shuffle import WindowShuffle
 
 
 class _PackIterDataset(Operated):
-    """Whole documents in rows; its subclasses say which row a document goes into."""
+    """Whole documents packed into rows. Subclasses choose the row of a document."""
 
     _operation: type[BinPack]
 
@@ -50,23 +50,24 @@ class _PackIterDataset(Operated):
 
 
 class FirstFitPackIterDataset(_PackIterDataset):
-    """Rows packed from documents as they come, each of which goes into the first row that has room for it.
+    """Rows packed from documents in order of arrival. Each document goes into the first row that has room for it.
 
     It is `parent.apply(FirstFitPack(...))` with Grain's arguments; see `FirstFitPack` for rows and errors.
 
     Args:
         parent: the dataset of documents: dicts of arrays.
-        length_struct: how many tokens a row takes, for each feature; other features are left out.
-        num_packing_bins: how many rows are open at a time, at least 1.
+        length_struct: the number of tokens per row, for each feature; other features are dropped.
+        num_packing_bins: the number of open rows, at least 1.
         seed: selects the order of the rows, 0 … 2**64 - 1.
-        shuffle_bins: whether rows that are given out together come in a random order.
-        shuffle_bins_group_by_feature: a feature by which rows that are given out together are sorted first; None for
-            no such order.
-        meta_features: features without segment ids and positions; of those not in length_struct, a row has a list.
-        pack_alignment_struct: documents begin at multiples of this many tokens, for each feature; None for end to end.
-        padding_struct: what fills up each feature; 0 for those that are not named.
-        max_sequences_per_bin: how many documents a row takes at most; None for any number.
-        overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".
+        shuffle_bins: True to shuffle rows that are completed together.
+        shuffle_bins_group_by_feature: the feature by which rows that are completed together are sorted first; None for
+            no sorting.
+        meta_features: features without segment ids and positions. A row has a list of each that is not in length_struct.
+        pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
+            alignment.
+        padding_struct: the padding value of each feature; the default is 0.
+        max_sequences_per_bin: the maximum number of documents per row; None for no limit.
+        overflow: the treatment of documents longer than a row: "error", "truncate", "split" or "drop".
 
     Raises:
         TypeError: the parent is not a dataset.
@@ -88,23 +89,24 @@ class FirstFitPackIterDataset(_PackIterDataset):
 
 
 class BestFitPackIterDataset(_PackIterDataset):
-    """Rows packed from documents as they come, each of which goes into the row in which it leaves the least space.
+    """Rows packed from documents in order of arrival. Each goes into the row in which it leaves the least space.
 
     It is `parent.apply(BestFitPack(...))` with Grain's arguments; see `FirstFitPack` for rows and errors.
 
     Args:
         parent: the dataset of documents: dicts of arrays.
-        length_struct: how many tokens a row takes, for each feature; other features are left out.
-        num_packing_bins: how many rows are open at a time, at least 1.
+        length_struct: the number of tokens per row, for each feature; other features are dropped.
+        num_packing_bins: the number of open rows, at least 1.
         seed: selects the order of the rows, 0 … 2**64 - 1.
-        shuffle_bins: whether rows that are given out together come in a random order.
-        shuffle_bins_group_by_feature: a feature by which rows that are given out together are sorted first; None for
-            no such order.
-        meta_features: features without segment ids and positions; of those not in length_struct, a row has a list.
-        pack_alignment_struct: documents begin at multiples of this many tokens, for each feature; None for end to end.
-        padding_struct: what fills up each feature; 0 for those that are not named.
-        max_sequences_per_bin: how many documents a row takes at most; None for any number.
-        overflow: what becomes of a document longer than a row: "error", "truncate", "split" or "drop".
+        shuffle_bins: True to shuffle rows that are completed together.
+        shuffle_bins_group_by_feature: the feature by which rows that are completed together are sorted first; None for
+            no sorting.
+        meta_features: features without segment ids and positions. A row has a list of each that is not in length_struct.
+        pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
+            alignment.
+        padding_struct: the padding value of each feature; the default is 0.
+        max_sequences_per_bin: the maximum number of documents per row; None for no limit.
+        overflow: the treatment of documents longer than a row: "error", "truncate", "split" or "drop".
 
     Raises:
         TypeError: the parent is not a dataset.
@@ -126,19 +128,19 @@ class BestFitPackIterDataset(_PackIterDataset):
 
 
 class ConcatThenSplitIterDataset(Operated):
-    """Rows cut from documents laid end to end: none has padding but the last one.
+    """Rows split from concatenated documents. Only the last row has padding.
 
     It is `parent.apply(ConcatThenSplit(...))` with Grain's arguments; see `ConcatThenSplit` for rows and errors.
 
     Args:
         parent: the dataset of documents: dicts of arrays.
-        length_struct: how many tokens a row takes, the same for all features; other features are left out.
+        length_struct: the number of tokens per row, for each feature; other features are dropped.
         meta_features: features, of length_struct, without segment ids and positions.
-        split_full_length_features: whether a document as long as a row is cut where rows end, too; False makes it a
-            row, which comes after the one that is being filled.
-        bos_handling: whether first tokens are replaced.
-        bos_features: the features in which they are.
-        bos_token_id: what they are replaced by; None where none are.
+        split_full_length_features: True to split documents that are as long as a row like all others; False to make
+            each of them a row, after the row that is being filled.
+        bos_handling: the treatment of the first tokens of rows.
+        bos_features: the features in which they are replaced.
+        bos_token_id: the token that replaces them; None for no replacement.
 
     Raises:
         TypeError: the parent is not a dataset.
@@ -163,7 +165,7 @@ class ConcatThenSplitIterDataset(Operated):
         bos_token_id: SupportsIndex | None = None,
     ) -> None:
         if bos_handling is BOSHandling.DO_NOTHING:
-            # Grain takes both here, and ignores them.
+            # Grain accepts both here, and ignores them.
             bos_features, bos_token_id = (), None
         operation = ConcatThenSplit(
             length_struct,
@@ -179,11 +181,11 @@ class ConcatThenSplitIterDataset(Operated):
 class WindowShuffleIterDataset(Operated):
     """The elements of a dataset, shuffled within windows of `window_size` in a row.
 
-    Each window has an order of its own, and is in memory as a whole.
+    Each window has its own order, and is kept in memory as a whole.
 
     Args:
         parent: the dataset.
-        window_size: how many elements are shuffled together, at least 1.
+        window_size: the number of elements per window, at least 1.
         seed: 0 … 2**64 - 1.
 
     Raises:
@@ -200,12 +202,12 @@ class WindowShuffleIterDataset(Operated):
 
 
 class RebatchIterDataset(Operated):
-    """Batches of one size, made of batches of any size: rows keep their order, and none is lost.
+    """Batches of one size, rebuilt from batches of any size. Rows keep their order, and no row is lost.
 
     Args:
         parent: the dataset of batches: structures of arrays with one row for each element in their first axis.
-        batch_size: how many rows a batch has, at least 1.
-        drop_remainder: whether rows at the end that do not fill a batch are left out.
+        batch_size: the number of rows per batch, at least 1.
+        drop_remainder: True to drop the last rows if they do not fill a batch.
 
     Raises:
         TypeError, ValueError: as `Rebatch`; the parent is not a dataset.
@@ -221,7 +223,7 @@ class RebatchIterDataset(Operated):
 
 
 class FlatMapIterDataset(Operated):
-    """The elements, none or several, into which an operation splits each one.
+    """The children into which an operation splits each element.
 
     Args:
         parent: the dataset.

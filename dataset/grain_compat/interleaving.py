@@ -1,4 +1,4 @@
-"""Datasets in turn, some of them open at a time."""
+"""Interleaving of datasets, of which a limited number is open at a time."""
 
 from collections.abc import Sequence
 from typing import Any, SupportsIndex, final
@@ -20,15 +20,15 @@ from millstream.signal_exceptions import is_from_signal_handler
 class InterleaveIterDataset(Combined):
     """One element of each of `cycle_length` datasets, one after another, in Grain's order.
 
-    With `[a, b, c]` and `cycle_length=2`, it yields of a, b, a, b, … Once one of them has ended, c replaces it from its
-    next turn on.
+    With `[a, b, c]` and `cycle_length=2`, it draws from a, b, a, b, … Once one of them has ended, c replaces it from
+    its next turn on.
 
     Args:
         datasets: a list of datasets; or a `MapDataset` whose elements are datasets, such as one that maps names of
-            files to datasets. It is asked for one when its turn comes, so it may have no end.
-        cycle_length: how many are open at a time, at least 1.
-        num_make_iter_threads: accepted for Grain's sake, and without effect, as the next two: one set of threads reads
-            all datasets that are open, as many as their own `ReadOptions` allow.
+            files to datasets. Each is read when its turn comes, so the MapDataset may be endless.
+        cycle_length: the number of datasets that are open at a time, at least 1.
+        num_make_iter_threads: accepted for compatibility with Grain, without effect, like the next two: one set of
+            threads reads all open datasets, up to the number that their own `ReadOptions` allow.
         make_iter_buffer_size: see `num_make_iter_threads`.
         iter_buffer_size: see `num_make_iter_threads`.
 
@@ -70,12 +70,12 @@ _KIND = "interleaved datasets"
 
 
 class _Slot:
-    """One of the datasets that are open.
+    """An open dataset.
 
     Attributes:
-        number: which dataset; -1 for none.
-        iterator: draws from it; None where it has ended.
-        last: the state in which it has ended.
+        number: the number of the dataset; -1 for none.
+        iterator: draws from it; None if it has ended.
+        last: its state at its end.
     """
 
     def __init__(self) -> None:
@@ -90,10 +90,10 @@ class _Slot:
 
 @final
 class _InterleaveIterator(RecoveringIterator[Any]):
-    """Draws from one slot after the other.
+    """Draws from one slot after another.
 
-    All slots read ahead at the same time. Once a dataset has ended, those that come next are opened before their turn,
-    so that the first elements of short ones are there by then. They are at their beginning, and in no state.
+    All slots read ahead concurrently. Once a dataset has ended, the next ones are opened before their turn, so that the
+    first elements of short datasets are ready by then. They are at their beginning, and not part of a state.
     """
 
     def __init__(self, datasets: Any, num_slots: int, shared: Shared) -> None:
@@ -168,7 +168,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         self._is_begun, self._is_reading = True, False
 
     def start_prefetch(self) -> None:
-        """Opens the first datasets, and has those begin to work ahead that do."""
+        """Opens the first datasets, and starts their prefetching."""
         self._check_open()
         self._begin()
         for slot in self._slots:
@@ -177,7 +177,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         self._is_reading = True
 
     def close(self) -> None:
-        """Closes the datasets that are open."""
+        """Closes the open datasets."""
         self._close_all()
         super().close()
 
@@ -189,12 +189,12 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             self._is_begun = True
 
     def _open_next(self, slot: _Slot) -> None:
-        """Gives a slot the next dataset; none where there are no more. What fails here is tried again."""
+        """Opens the next dataset in a slot, or none if there are no more. After an error, it can be retried."""
         number, iterator = self._following()
         ended, last = slot.iterator, slot.last
         if ended is not None:
             last = state_below(ended)
-        # In one statement: an exception of a signal's handler comes before or after it.
+        # In one statement, so that an exception of a signal handler comes before or after it.
         slot.iterator, self._next, slot.last = iterator, number + 1, last
         if iterator is not None:
             slot.number = number
@@ -203,7 +203,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             ended.close()
 
     def _following(self) -> tuple[int, DatasetIterator[Any] | None]:
-        """Returns the next dataset's number and iterator; where there are no more, the last number and None."""
+        """Returns the number and the iterator of the next dataset; the last number and None if there are no more."""
         for number in range(self._next, len(self._datasets)):
             if number in self._early:
                 return number, self._early[number]
@@ -213,7 +213,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         return max(self._next, len(self._datasets)) - 1, None
 
     def _open_early(self) -> None:
-        """Opens datasets whose turn comes next, as many as there are slots, and has them begin to read."""
+        """Opens the datasets whose turn comes next, up to the number of slots, and starts their prefetching."""
         number = max(self._early, default=self._next - 1) + 1
         while len(self._early) < len(self._slots) and number < len(self._datasets):
             try:
@@ -232,7 +232,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             number += 1
 
     def _opened(self, dataset: Any, number: int) -> DatasetIterator[Any]:
-        """Returns a new iterator of the dataset of a number."""
+        """Returns a new iterator of a dataset with its number."""
         return opened_below(as_stream(dataset, f"datasets[{number}]"), self._shared)
 
     def _close_all(self) -> None:

@@ -43,14 +43,13 @@ class ZipMapDataset(MapDataset[tuple[Any, ...]]):
 
 
 class WindowShuffleMapDataset(MapDataset[T]):
-    """The elements of a dataset, shuffled within windows of `window_size` in a row: near ones stay near.
+    """The elements of a dataset, shuffled within windows of `window_size`. Neighbours stay near.
 
-    The order is another one in each window and epoch. Each element comes once an epoch, those of a last, shorter window
-    too.
+    Each window and epoch has its own order. Each element occurs once per epoch, also in a shorter last window.
 
     Args:
         parent: the dataset.
-        window_size: how many elements are shuffled together, at least 1.
+        window_size: the number of elements per window, at least 1.
         seed: 0 … 2**64 - 1.
 
     Raises:

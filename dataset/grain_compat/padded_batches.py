@@ -1,4 +1,4 @@
-"""Batches of one size, the last of which is filled up with a value."""
+"""Batches of one size, with padding in the last one."""
 
 from collections.abc import Sequence
 from typing import Any, SupportsIndex
@@ -11,14 +11,14 @@ from millstream.transforms.batching.stack import stack
 
 
 def batch_and_pad(values: Sequence[Any], *, batch_size: SupportsIndex, pad_value: Any = 0) -> Any:
-    """Returns a batch of `batch_size` rows: the elements, and after them rows of padding.
+    """Returns a batch of `batch_size` rows: the elements, followed by rows of padding.
 
     It is meant as a batch function: `.batch(8, batch_fn=functools.partial(batch_and_pad, batch_size=8))`.
 
     Args:
-        values: the elements, at least one and `batch_size` at most, which are alike.
-        batch_size: how many rows the batch has.
-        pad_value: what fills each leaf, in the dtype of the leaf.
+        values: 1 to `batch_size` elements of the same structure.
+        batch_size: the number of rows of the batch.
+        pad_value: the padding, which is converted to the dtype of each leaf.
 
     Raises:
         ValueError: there are no elements, or too many.

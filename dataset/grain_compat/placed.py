@@ -1,4 +1,4 @@
-"""Elements on a device before the training step asks for them."""
+"""Elements that are transferred to a device in advance."""
 
 from typing import Any, SupportsIndex, final
 
@@ -14,16 +14,17 @@ from millstream.loader.placement import Placement
 def device_put(
     ds: Any, device: Any, *, cpu_buffer_size: SupportsIndex = 4, device_buffer_size: SupportsIndex = 2
 ) -> IterDataset[Any]:
-    """Returns the same elements as `jax.Array`s, which are on their way to the device before they are asked for.
+    """Returns the same elements as `jax.Array`s, which are transferred to the device in advance.
 
     For the batches of a `DataLoader`, use `millstream.device_put(iter(loader))`.
 
     Args:
         ds: the dataset.
-        device: a `jax.Device` or a `jax.sharding.Sharding`; None for the default device. Where the sharding spans
-            several processes, each gives its part of the global batch.
-        cpu_buffer_size: how many elements are made ahead, where nothing is before; as in `ThreadPrefetchIterDataset`.
-        device_buffer_size: how many elements may be on the device, or on their way, before they are asked for.
+        device: a `jax.Device` or a `jax.sharding.Sharding`; None for the default device. If the sharding spans
+            several processes, each transfers its part of the global batch.
+        cpu_buffer_size: the number of elements to prefetch if the dataset does not prefetch by itself, as in
+            `ThreadPrefetchIterDataset`.
+        device_buffer_size: the maximum number of elements that are transferred in advance.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.

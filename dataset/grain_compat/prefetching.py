@@ -1,4 +1,4 @@
-"""Where and how far ahead a chain works, under the names that Grain gives it: threads, and options for all of it."""
+"""Prefetching by threads, and options for a whole chain, under Grain's names."""
 
 from typing import Any, SupportsIndex
 
@@ -12,16 +12,16 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 
 
 class ThreadPrefetchIterDataset(Ahead):
-    """The same elements, made ahead in a thread.
+    """The same elements, prefetched by a thread.
 
-    A chain over a `MapDataset` works ahead by itself, as its `ReadOptions` say, and stays as it is. After a stream
-    (a mixture, a dataset of your own), the operations run in the thread; the stream itself is drawn from in the
-    consumer's.
+    A chain over a `MapDataset` prefetches by itself, as set by its `ReadOptions`, and is unchanged. After a stream
+    (a mixture, or a user-defined dataset), the operations run in the thread, and the stream itself in the thread of the
+    consumer.
 
     Args:
         parent: the dataset.
-        prefetch_buffer_size: how many elements may be ready or in work, rounded up as in `ReadOptions`; 0 for no
-            thread.
+        prefetch_buffer_size: the maximum number of elements that are ready or in work, rounded up as in `ReadOptions`;
+            0 for no thread.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -40,7 +40,7 @@ class ThreadPrefetchIterDataset(Ahead):
 
 
 class WithOptionsIterDataset(Ahead):
-    """The same elements, under options for the whole chain.
+    """The same elements, with options for the whole chain.
 
     Args:
         parent: the dataset.
@@ -65,13 +65,13 @@ class WithOptionsIterDataset(Ahead):
 def multithread_prefetch(
     ds: Any, num_threads: SupportsIndex, buffer_size: SupportsIndex, sequential_slice: bool = False
 ) -> IterDataset[Any]:
-    """Returns the same elements, made ahead by threads.
+    """Returns the same elements, prefetched by threads.
 
     Args:
         ds: the dataset.
-        num_threads: how many threads, 0 for none.
-        buffer_size: how many elements each may have ready.
-        sequential_slice: accepted for Grain's sake, and without effect: the elements come in one order.
+        num_threads: the number of threads, 0 for none.
+        buffer_size: the maximum number of elements that each keeps ready.
+        sequential_slice: accepted for compatibility with Grain, without effect: there is one order of elements.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.
@@ -89,7 +89,7 @@ def multithread_prefetch(
 
 
 def _works_ahead(dataset: IterDataset[Any]) -> bool:
-    """Whether what a dataset yields is made ahead without being asked for it."""
+    """True if a dataset prefetches by itself."""
     chain = Chain.of(dataset)
     if chain.workers.num_workers or chain.reading:
         return True

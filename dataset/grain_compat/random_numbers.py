@@ -1,4 +1,4 @@
-"""The randomness of datasets, for datasets of your own."""
+"""The random numbers of datasets, for user-defined datasets."""
 
 from typing import TYPE_CHECKING, SupportsIndex, final
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @final
 class RngPool:
-    """Gives a generator for each index: the one that a `random_map` with this seed has at this position.
+    """Creates the generator of each index: that of a `random_map` with this seed at this position.
 
     Args:
         seed: 0 … 2**64 - 1.
@@ -34,7 +34,7 @@ class RngPool:
 
         Args:
             index: 0 … 2**64 - 1.
-            op_seed: which of several random operations, from 0 on.
+            op_seed: the number of the random operation among several, from 0.
 
         Raises:
             ValueError: an argument is out of range.
@@ -42,21 +42,21 @@ class RngPool:
         return generator(self.seed, 0, as_seed(index, "index"), as_seed(op_seed, "op_seed"))
 
     def release_rng(self, rng: "np.random.Generator") -> None:
-        """Does nothing: a generator is made for each call.
+        """Does nothing, because each call creates a generator.
 
         Args:
-            rng: a generator that `acquire_rng` gave.
+            rng: a result of `acquire_rng`.
         """
 
 
 def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: SupportsIndex, rounds: SupportsIndex) -> int:
-    """Returns where an index stands in a permutation of [0, max_index]: that of `shuffle` and `IndexSampler`.
+    """Returns the position of an index in the permutation of [0, max_index] that `shuffle` and `IndexSampler` use.
 
     Args:
         index: 0 … max_index.
         max_index: the largest index, below 2**63.
         seed: selects the permutation, 0 … 2**64 - 1.
-        rounds: an even number, 4 … 1024, as Grain asks for; without effect here.
+        rounds: an even number, 4 … 1024, as required by Grain; without effect here.
 
     Raises:
         ValueError: an argument is out of range.
