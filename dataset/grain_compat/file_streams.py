@@ -44,8 +44,8 @@ class ParquetIterDataset(ReadIterDataset):
     Args:
         path: a path or URL, a pattern, or several in a list. For a shuffled order, write
             `MapDataset.source(ParquetDataSource(path)).shuffle(seed=0)`.
-        read_kwargs: `columns`, `cache` and `cache_bytes`, as `ParquetDataSource` takes them; or `filesystem`, to which
-            the paths belong: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. Then
+        read_kwargs: `columns`, `cache` and `cache_bytes`, as `ParquetDataSource` takes them; or the `filesystem` of
+            the paths: a `pyarrow.fs.FileSystem`, or one of fsspec, such as `huggingface_hub.HfFileSystem()`. Then
             paths are not patterns. URLs of stores need none.
 
     Raises:

@@ -62,7 +62,7 @@ class FirstFitPackIterDataset(_PackIterDataset):
         shuffle_bins: True to shuffle rows that are completed together.
         shuffle_bins_group_by_feature: the feature by which rows that are completed together are sorted first; None for
             no sorting.
-        meta_features: features without segment ids and positions. A row has a list of each that is not in length_struct.
+        meta_features: features without segment ids and positions. A row has a list of each not in length_struct.
         pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
             alignment.
         padding_struct: the padding value of each feature; the default is 0.
@@ -101,7 +101,7 @@ class BestFitPackIterDataset(_PackIterDataset):
         shuffle_bins: True to shuffle rows that are completed together.
         shuffle_bins_group_by_feature: the feature by which rows that are completed together are sorted first; None for
             no sorting.
-        meta_features: features without segment ids and positions. A row has a list of each that is not in length_struct.
+        meta_features: features without segment ids and positions. A row has a list of each not in length_struct.
         pack_alignment_struct: documents begin at multiples of this number of tokens, for each feature; None for no
             alignment.
         padding_struct: the padding value of each feature; the default is 0.
