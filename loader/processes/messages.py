@@ -19,7 +19,7 @@ class Fork(NamedTuple):
 
     Attributes:
         number: the worker's number, for its name and for the answer.
-        index: its index among the workers that run at the same time. A replacement has the index of the dead worker.
+        worker_index: its index among the running workers. A replacement has the index of the dead worker.
         num_workers: the number of these workers.
         arena_bytes: the size of its arena.
         num_threads: the maximum number of reader threads.
@@ -27,7 +27,7 @@ class Fork(NamedTuple):
     """
 
     number: int
-    index: int
+    worker_index: int
     num_workers: int
     arena_bytes: int
     num_threads: int

@@ -54,7 +54,7 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
         pipelines, classes = read_pipelines(pipeline, fork.pipeline)
         for one in pipelines:
             if one.worker_init_fn is not None:
-                one.worker_init_fn(fork.index, fork.num_workers)
+                one.worker_init_fn(fork.worker_index, fork.num_workers)
         allocator = Allocator(arena, fork.arena_bytes)
         readers = ReaderThreads(affordable_threads(fork.num_threads))
         profilers = [Profiler(one.labels, measures_costs=one.measures_costs) for one in pipelines]
