@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from millstream.dataset.nodes.node import ENDLESS, Node
-from millstream.loader.pipeline.reading import MOST_HELD as MAX_HELD
-from millstream.loader.pipeline.reading import may_tell_threads_apart
+from millstream.loader.pipeline.reading import MAX_HELD_RECORDS, may_depend_on_thread
 from millstream.loader.reporting.visualization import element_text
 
 SHOWN_PARENTS = 8
@@ -86,7 +85,7 @@ def check_no_stream(node: Node) -> None:
     for parent in node.parents:
         check_no_stream(parent)
     for source in node.sources or ():
-        if len(source) >= MAX_HELD and may_tell_threads_apart(source):
+        if len(source) >= MAX_HELD_RECORDS and may_depend_on_thread(source):
             raise TypeError(f"{type(source).__name__} may be a stream, whose records are read once")
 
 

@@ -20,7 +20,7 @@ from millstream.loader.lineage import Lineage
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.progress import count_outputs
-from millstream.loader.pipeline.stages import Watch
+from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.reporting.visualization import visualized
@@ -346,7 +346,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             self._worker_options,
             self._read_options,
             profiler=self._profiler,
-            watch=self._watch(),
+            instrument=self._instrument(),
             whole=None if whole is None else whole._execution,  # noqa: SLF001  (of this class)
             ray_workers=self._ray_workers,
             front=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
@@ -373,7 +373,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
 
         return Profiler(self._pipeline.labels, Recorder())
 
-    def _watch(self) -> Watch:
+    def _instrument(self) -> Instrument:
         """Returns the function that instruments each stage."""
         timed = self._profiler.timed
         if not self._is_debugging:

@@ -1,4 +1,4 @@
-"""A pipeline that is ready to run: compiled, measured, and with the threads or processes that are to run it."""
+"""Pipelines that are ready to run: compiled, measured, and with their threads or processes."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.stages import Watch
+from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import LOADER, Front
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 
 @final
 class Execution:
-    """Makes the iterators of a pipeline.
+    """Creates the iterators of a pipeline.
 
     Args:
-        pipeline: what to run.
-        workers: the worker processes, or actors, if any.
-        reading: the threads, in this process or in each worker.
-        feed: where the elements of stage 0 come from; None where records are read.
-        profiler: adds up where the time goes; None for a new one.
-        watch: looks at each part of the work; None for the profiler alone.
-        ray_workers: what the actors are that work instead of processes, if any.
-        front: how the pipeline was said: advice says what to write there.
-        shared_workers: which pipelines the workers have, where this one draws from others, or others from it.
-        name: what this one is called there.
-        threads: the threads of this process, if other pipelines have them, too; None for its own.
-        whole: the execution that this one is an epoch of. Its worker processes serve this one; None for its own.
+        pipeline: the pipeline to run.
+        workers: the options of worker processes or actors.
+        reading: the options of threads, in this process or in each worker.
+        feed: the source of the elements of stage 0; None if records are read.
+        profiler: sums up measured times; None for a new one.
+        instrument: wraps each function that does part of the work, given its name; None for the profiler's.
+        ray_workers: the actors to use instead of processes, if any.
+        front: the API with which the pipeline was built, for advice.
+        shared_workers: the workers that this pipeline shares with others, which it draws from or which draw from it.
+        name: the name of this pipeline among those of the shared workers.
+        threads: the threads of this process if they are shared with other pipelines; None for its own.
+        whole: the execution that this one is an epoch of, whose worker processes it uses; None for its own.
 
     Attributes:
-        pipeline: what is run.
-        plan: the same, compiled.
-        profiler: adds up where the time goes.
+        pipeline: the pipeline.
+        plan: the compiled pipeline.
+        profiler: sums up measured times.
         insight: the views of the pipeline, which know its iterators.
-        is_closed: whether it was closed for good.
-        pools: the worker processes that wait for the next iterator; None where there are to be none.
+        is_closed: True if it was closed permanently.
+        pools: the idle worker processes; None without workers.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Execution:
         feed: "Feed | None" = None,
         *,
         profiler: Profiler | None = None,
-        watch: Watch | None = None,
+        instrument: Instrument | None = None,
         ray_workers: "RayWorkers | None" = None,
         front: Front = LOADER,
         shared_workers: "SharedWorkers | None" = None,
@@ -84,9 +84,9 @@ class Execution:
         self._shared_workers = shared_workers
         self._threads = threads
         self._number = 0 if shared_workers is None else shared_workers.register(name, pipeline)
-        # What an iterator needs is imported now: a trainer that changes its folder must not import what lies there.
+        # Modules are imported now: a trainer that changes its folder later must not import files from there.
         self.pools: WarmPools[Any] | None = None
-        # Actors have no other epochs.
+        # Actors serve a single epoch.
         self._borrows_pools = whole is not None and ray_workers is None
         if whole is not None and self._borrows_pools:
             self.pools = whole.pools
@@ -97,14 +97,14 @@ class Execution:
         self.profiler = profiler or Profiler(pipeline.labels)
         if pipeline.measures_costs:
             self.profiler.measure_costs()
-        self.plan = Plan(pipeline, watch or self.profiler.timed)
+        self.plan = Plan(pipeline, instrument or self.profiler.timed)
         cores = None if ray_workers is None else ray_workers.num_cores
         self.insight = Insight(self.plan, self.profiler, workers, reading, front=front, num_cores=cores)
         self.is_closed = False
 
     def begin(self, stream: Stream | None = None, passes: RepeatedPasses | None = None) -> DataLoaderIterator:
-        """Returns a new iterator at the beginning of the stream, which is described now where it was not before."""
-        # Before any of the user's operations has run: one that counts its calls is what it was built as.
+        """Returns a new iterator at the beginning of the stream. Fingerprints the stream if `stream` is None."""
+        # Before any user operation has run, because an operation may change itself, for instance by counting calls.
         stream = stream_of(self.plan) if stream is None else stream
         iterator = DataLoaderIterator(
             self.plan,
@@ -128,25 +128,25 @@ class Execution:
         return iterator
 
     def stop_idle_workers(self) -> None:
-        """Ends the processes that no iterator uses, unless they are those of another execution."""
+        """Stops the workers that no iterator uses."""
         if self.pools is not None and not self._borrows_pools:
             self.pools.stop_idle()
 
     def close(self) -> None:
-        """Ends the processes that no iterator uses, now and from now on, unless they are those of another execution."""
+        """Stops the workers that no iterator uses, now and in future."""
         self.is_closed = True
         if self.pools is not None and not self._borrows_pools:
             self.pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
-        from millstream.loader.processes.interpreter import launch_context  # noqa: PLC0415  (these take long to import)
+        from millstream.loader.processes.interpreter import launch_context  # noqa: PLC0415  (lazy: slow to import)
         from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
         if self._ray_workers is None:
             from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415
             from millstream.loader.processes.pool import Pool  # noqa: PLC0415
 
-            # Those that are drawn from are all there: each iterator is made after what it draws from.
+            # The pipelines are complete, because each iterator is created after those that it draws from.
             pipelines = [pipeline] if self._shared_workers is None else self._shared_workers.pipelines
             return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, launch_context()))
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
@@ -159,7 +159,7 @@ class Execution:
 
     def _make_executor(self, position: Position) -> Executor:
         if self._feed is not None:
-            # What is drawn from may have begun work that a leader before this one was to have made.
+            # The iterators that the feed draws from may have begun work that an earlier leader was to dispatch.
             leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led
             self._feed.go_to(position[0].block, afresh=leads_again)
         if self.pools is not None and self._ray_workers is not None:
@@ -175,7 +175,7 @@ class Execution:
                 feed=self._feed,
             )
         if self.pools is not None:
-            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (as above)
+            from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (lazy, as above)
 
             return PoolExecutor(
                 self.plan,
@@ -188,7 +188,7 @@ class Execution:
                 pipeline=self._number,
             )
         if self._shared_workers is not None:
-            from millstream.loader.workers.shared_workers import SubstreamExecutor  # noqa: PLC0415  (as above)
+            from millstream.loader.workers.shared_workers import SubstreamExecutor  # noqa: PLC0415  (lazy, as above)
 
             return SubstreamExecutor(
                 self.plan,
@@ -204,9 +204,9 @@ class Execution:
 def _executor_here(
     reading: ReadOptions, workers: MultiprocessingOptions, threads: "SharedThreads | None"
 ) -> Callable[..., Executor]:
-    """Returns what makes the executor of a plan where this process does all the work."""
+    """Returns a function that creates the executor of a plan that runs in this process."""
     if reading.reads_ahead:
-        from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (nobody needs both)
+        from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (lazy: often not needed)
 
         return functools.partial(ThreadExecutor, options=reading, stall_timeout=workers.stall_timeout, threads=threads)
     from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415

@@ -38,7 +38,7 @@ class RecordLocation(NamedTuple):
 
 
 class Lineage:
-    """A loader whose order can be asked in both directions."""
+    """A loader whose order can be searched in both directions."""
 
     _plan: Plan
 

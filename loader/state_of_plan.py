@@ -1,17 +1,17 @@
-"""What a state says: the stream of a plan, and a position in it."""
+"""The content of a state: the stream of a plan, and a position in it."""
 
 import dataclasses
 
 from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
 from millstream.loader.checkpoints.state import LoaderState, Place, Stream
-from millstream.loader.pipeline.arguments import first_deciding, joining_batch
+from millstream.loader.pipeline.arguments import first_dynamic, joining_batch
 from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 
 
 def stream_of(plan: Plan) -> Stream:
-    """Returns which stream a plan makes, described as its source, sampler and operations are now."""
+    """Returns the stream of a plan, with the current fingerprint of its source, sampler and operations."""
     partition, shard = plan.partition, plan.pipeline.shard
     return Stream(
         shard_index=shard.shard_index,
@@ -29,16 +29,16 @@ def _fingerprint(pipeline: Pipeline) -> Fingerprint:
     described = _fingerprint_of_parts(pipeline)
     if pipeline.tolerance is None:
         return described
-    # The number of errors is not: it decides where the stream stops, and not what it is.
+    # The number of errors is not part of it, because it decides where the stream stops, not its content.
     return dataclasses.replace(described, identity={**described.identity, "on_error": "skip"})
 
 
 def _fingerprint_of_parts(pipeline: Pipeline) -> Fingerprint:
-    if first_deciding(pipeline.operations) is None:
+    if first_dynamic(pipeline.operations) is None:
         return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations)
     sizes = {}
     if (joining := joining_batch(pipeline.operations)) is not None:
-        # Each shard has a part of it, and how large that is may change with their number.
+        # Each shard has a part of the batch, whose size depends on the number of shards.
         number, batch = joining
         sizes[number] = f"{batch.batch_size * pipeline.shard.shard_count} over all shards"
     return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations, sizes)
@@ -48,10 +48,10 @@ def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> Loade
     """Returns the state of an iterator.
 
     Args:
-        position: where it is.
-        step: how many batches it has delivered.
-        plan: what it runs.
-        stream: what `stream_of` said of the plan.
+        position: the position of the iterator.
+        step: the number of batches delivered.
+        plan: the plan of the iterator.
+        stream: the stream of the plan, from `stream_of`.
     """
     places = tuple(place_at(cursor, plan) for cursor in position)
     return LoaderState(step, places, stream.before(max(place.position for place in places)))
@@ -62,7 +62,7 @@ def place_at(cursor: Cursor, plan: Plan) -> Place:
     partition = plan.partition
     position, whole_blocks = cursor.block * partition.global_block, partition.whole_blocks
     return Place(
-        # After a short or padded batch, the end of the order: the rest of its block holds no records.
+        # After a short or padded batch, the end of the order: the remainder of its block has no records.
         position=position if partition.length is None else min(position, partition.length),
         skip=cursor.skip,
         is_final=whole_blocks is not None and cursor.block > whole_blocks if plan.one_to_one else cursor.is_final,

@@ -15,7 +15,7 @@ from millstream import tree
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.stages import Watch
+from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.reporting.html_rendering import render_loader
 from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.loader.threads.inline_executor import InlineExecutor
@@ -25,17 +25,17 @@ MAX_LEAVES = 16
 """The largest number of leaves that are described per element."""
 
 
-def first_outputs(pipeline: Pipeline, watch: Watch = lambda _, function: function) -> Iterator[Any]:
+def first_outputs(pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> Iterator[Any]:
     """Computes the outputs of a pipeline in this thread, from the beginning of its stream.
 
     Args:
         pipeline: the pipeline.
-        watch: instruments each stage, as for `Plan`.
+        instrument: instruments each stage, as for `Plan`.
 
     Raises:
         Exception: an error of the pipeline, with notes of where it occurred.
     """
-    plan = Plan(pipeline, watch)
+    plan = Plan(pipeline, instrument)
     with contextlib.closing(InlineExecutor(plan, plan.beginning)) as executor:
         while (outputs := executor.next_outputs()) is not None:
             yield from outputs.values[outputs.first :]
@@ -47,7 +47,7 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
     """Returns descriptions of the leaves of each stage's results for the first output, by the stage's label."""
     seen: dict[str, tuple[str, ...]] = {}
 
-    def watch(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def instrument(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:
             result = function(*arguments)
@@ -60,7 +60,7 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
 
         return call
 
-    for _ in first_outputs(pipeline, watch):
+    for _ in first_outputs(pipeline, instrument):
         break
     return MappingProxyType(seen)
 

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("millstream", "dataset", "loader", "samplers", "sources", "tools", "transforms")
-NOT_YET = {"loader", "loader/pipeline"}
+NOT_YET: set[str] = set()
 """The folders whose words are older than the rules."""
 
 QUESTION_WORDS = r"(What|Who|Whose|Whom|Whether|Where|Which|How)\b"

@@ -211,7 +211,7 @@ def test_checkpoints_that_bind_to_the_shards_are_told_of(
     millstream.load(range(10), transformations=operations, shard_options=shard)
 
     said = [record.getMessage() for record in caplog.records]
-    assert [f"can be resumed with exactly {shard_count} shards only: operations[" in text for text in said] == [
+    assert [f"can be resumed with exactly {shard_count} shards only, because operations[" in text for text in said] == [
         True
     ] * is_told
 

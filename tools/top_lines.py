@@ -135,7 +135,7 @@ def _iterator_lines(now: Snapshot) -> Iterator[Line]:
         return
     ready = min(load["ready"], load["begun"])
     share = ready / load["begun"] if load["begun"] else 0.0
-    threads = f", {load['busy_threads']} of {load['most_threads']} threads busy" if load["most_threads"] else ""
+    threads = f", {load['busy_threads']} of {load['max_threads']} threads busy" if load["max_threads"] else ""
     more = f", {now['at_hand']:,} fetched" if now["at_hand"] else ""
     yield [
         Segment("  prefetched      "),

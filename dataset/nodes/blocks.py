@@ -8,7 +8,7 @@ import numpy as np
 
 from millstream.dataset.nodes.arguments import as_position, as_positions
 from millstream.dataset.nodes.node import Node
-from millstream.loader.pipeline.look_ahead import LookAhead
+from millstream.loader.pipeline.chunk_cache import ChunkCache
 from millstream.sources.base import RecordKeys
 
 LOCATED_RECORDS: Final = 15_360
@@ -38,14 +38,14 @@ class Blocks:
         return Blocks, (self._node,)
 
     @functools.cached_property
-    def _ahead(self) -> LookAhead[Any] | None:
+    def _ahead(self) -> ChunkCache[Any] | None:
         # Created on first use, because a user's dataset that is being unpickled has no attributes yet.
         node = self._node
         if not node.looks_ahead:
             return None
         # Each source has its own permutation, whose cost does not depend on the number of positions.
         records = LOCATED_RECORDS * min(node.breadth, _MAX_BREADTH)
-        return LookAhead(self._locate, max(1, records // node.width), node.length)
+        return ChunkCache(self._locate, max(1, records // node.width), node.length)
 
     def at(self, position: SupportsIndex) -> Any:
         """Returns the element at one position, None if it is missing. Raises as `block` does."""

@@ -1,1 +1,1 @@
-"""What the elements of a stream are, and in which order: nothing here knows of threads, processes or time."""
+"""The content and order of a stream. Nothing here knows threads, processes or time."""

@@ -1,4 +1,4 @@
-"""What a DataLoader accepts: each mistake is an error, or a warning, at construction."""
+"""Checks of a DataLoader's arguments. Each mistake is an error, or a warning, at construction."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -23,28 +23,28 @@ Operations = Sequence[Transformation | Callable[[Any], Any]]
 
 
 def source_name(source: DataSource[Any]) -> str:
-    """Returns what to call a source in texts for people, without reading a record."""
+    """Returns the name of a source for texts, without reading a record."""
     if type(source) is range or type(source).__module__.startswith("millstream."):
         return described(source)
     return f"{type(source).__name__} of {len(source)} records"
 
 
 def check_sampler(sampler: Sampler, source: DataSource[Any]) -> VectorisedSampler | AdaptedSampler:
-    """Returns the sampler as one that answers for whole blocks; refuses one for more records than the source has."""
+    """Returns the sampler in vectorised form. Refuses record keys that the source does not have."""
     ready = vectorised(sampler)
     if is_mixed(ready):
         check_sources(ready, source)
     largest = largest_key(sampler)
     if largest is not None and largest >= len(source):
         raise ValueError(
-            f"The sampler asks for record keys up to {largest}, but data_source has {len(source)} records, with the "
-            f"keys 0 to {len(source) - 1}. Use num_records=len(source), or keys that were made for this source."
+            f"The sampler contains record keys up to {largest}, but data_source has {len(source)} records, with the "
+            f"keys 0 to {len(source) - 1}. Use num_records=len(source), or keys created for this source."
         )
     return ready
 
 
 def check_operations(operations: Operations) -> list[Transformation]:
-    """Returns the operations, with functions made into Maps; a note on each error says which operation it is."""
+    """Returns the operations, with functions converted to Maps. A note on an error names the operation."""
     check_list(operations, "operations")
     checked = []
     for number, operation in enumerate(operations):
@@ -57,19 +57,19 @@ def check_operations(operations: Operations) -> list[Transformation]:
 
 
 def check_list(value: object, name: str) -> None:
-    """Refuses what is not a list: a single function, a string."""
+    """Refuses values that are not lists, such as a single function or a string."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise TypeError(f"{name} must be a list, got {value!r} of type {type(value).__name__}: write {name}=[...].")
+        raise TypeError(f"{name} must be a list, got {value!r} of type {type(value).__name__}. Use {name}=[...].")
 
 
 def check_kind(value: object, name: str, kind: type) -> None:
-    """Refuses what is not an instance of the kind."""
+    """Refuses values that are not instances of the kind."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be of type {kind.__name__}, got {value!r} of type {type(value).__name__}.")
 
 
 def resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> ShardOptions:
-    """Returns the loader's shard, else the sampler's, else NoSharding; refuses two that differ."""
+    """Returns the loader's shard, else the sampler's, else NoSharding. Refuses two shards that differ."""
     carried = getattr(sampler, "shard_options", None)
     if not has_fields(carried, ShardOptions) or type(carried).__name__ == NoSharding.__name__:
         carried = None
@@ -84,7 +84,7 @@ def resolve_shard(shard_options: ShardOptions | None, sampler: Sampler) -> Shard
     if carried is not None and _same(carried) != _same(shard_options):
         raise ValueError(
             f"shard_options={shard_options} differs from the sampler's {carried}. "
-            "Give shard_options to the DataLoader only, or the same to both."
+            "Pass shard_options to the DataLoader only, or the same to both."
         )
     return shard_options
 
@@ -94,7 +94,7 @@ def _same(shard: ShardOptions) -> tuple[int, int, bool, int]:
 
 
 def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
-    """Refuses random operations where there is nothing to draw from; warns where two things compete."""
+    """Refuses random operations without randomness. Warns if a sampler has two kinds of it."""
     if is_mixed(sampler):
         check_component_seeds(operations, sampler)
         return
@@ -104,26 +104,25 @@ def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSa
     name = f"operations[{random[0]}], {described(operations[random[0]])},"
     if not has_randomness(sampler):
         raise ValueError(
-            f"{name} needs randomness, but the sampler has no seed: give the sampler one, for instance "
-            "IndexSampler(..., seed=0)."
+            f"{name} needs randomness, but the sampler has no seed. Pass one, for instance IndexSampler(..., seed=0)."
         )
     if has_unread_generators(sampler):
         warn(
-            f"{name} draws from the sampler's seed, not from the rng that its __getitem__ returns: a sampler with "
-            "record_keys and a seed has the randomness of an IndexSampler. To draw from that rng, let the sampler's "
-            "seed be None."
+            f"{name} draws from the sampler's seed, not from the rng that its __getitem__ returns, because a sampler "
+            "with record_keys and a seed has the randomness of an IndexSampler. To draw from that rng, set the "
+            "sampler's seed to None."
         )
 
 
 def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> None:
-    """Refuses what does not go with `Batch(..., pad_remainder=True)`."""
+    """Refuses arguments that contradict `Batch(..., pad_remainder=True)`."""
     batches = {number: operation for number, operation in enumerate(operations) if isinstance(operation, Batch)}
     if not any(batch.pad_remainder for batch in batches.values()):
         return
     if len(batches) > 1:
         raise ValueError(
             f"A Batch with pad_remainder=True must be the only Batch of the pipeline, but operations{list(batches)} "
-            "are Batches: make one batch of the final size, and reshape it in a Map after it."
+            "are Batches. Build one batch of the final size, and reshape it in a Map after it."
         )
     if shard.drop_remainder:
         (number,) = batches
@@ -136,13 +135,13 @@ def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> 
 def check_ends(
     operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler, shard: ShardOptions
 ) -> None:
-    """Warns where shards may yield different numbers of batches whatever is dropped or padded at the end."""
+    """Warns if shards may yield different numbers of batches, whatever is dropped or padded at the end."""
     number = next((number for number, operation in enumerate(operations) if not operation.keeps_count), None)
     if number is not None and shard.shard_count > 1 and sampler.length is not None:
         warn(
             f"operations[{number}], {described(operations[number])}, drops or adds elements on each of the "
             f"{shard.shard_count} shards independently, so shards may end at different steps, and a JAX collective "
-            "would then hang. Filter ahead with millstream.surviving_keys and give the keys to "
+            "would then hang. Filter ahead with millstream.surviving_keys and pass the keys to "
             "IndexSampler(len(keys), keys=keys), or read endlessly (num_epochs=None) and count the steps."
         )
 
@@ -163,7 +162,7 @@ def check_balance(
     """
     if not isinstance(sampler, BalancedSampler):
         return
-    if (number := first_deciding(operations)) is not None:
+    if (number := first_dynamic(operations)) is not None:
         raise ValueError(
             f"A BalancedSampler needs a 1:1 pipeline, got operations[{number}], {described(operations[number])}: the "
             "elements of a batch depend on their content, so it cannot be dealt in advance."
@@ -193,61 +192,63 @@ def check_shapes(operations: Sequence[Transformation], shard: ShardOptions) -> N
 
 
 def check_logical_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:
-    """Refuses several logical shards where no Batch can lay their elements end to end."""
-    first, share = first_deciding(operations), (shard.logical_shards or shard.shard_count) // shard.shard_count
+    """Refuses several logical shards if no Batch can concatenate their elements."""
+    first, share = first_dynamic(operations), (shard.logical_shards or shard.shard_count) // shard.shard_count
     if first is None or share == 1:
         return
-    what = f"logical_shards={shard.logical_shards} with shard_count={shard.shard_count} has each shard run {share}"
+    finding = (
+        f"logical_shards={shard.logical_shards} with shard_count={shard.shard_count} means that each shard runs {share}"
+    )
     joining = joining_batch(operations)
     if joining is None:
         last = len(operations) - 1
         raise ValueError(
-            f"{what} of them, and a Batch must lay their elements end to end, after the last operation that drops, "
-            f"splits or groups elements as they come; got none after that, and operations[{last}], "
-            f"{described(operations[last])}, at the end. Add a Batch, or run as many shards as logical_shards."
+            f"{finding} of them. A Batch must concatenate their elements after the last operation that drops, splits "
+            f"or groups elements. There is none after it, and the last operation is operations[{last}], "
+            f"{described(operations[last])}. Add a Batch, or set shard_count to logical_shards."
         )
     number, batch = joining
     if batch.batch_size % share:
         raise ValueError(
-            f"{what} of them, which fill equal parts of each batch: the batch_size of operations[{number}] must be a "
-            f"multiple of {share}, got {batch.batch_size}. So the global batch must be a multiple of logical_shards."
+            f"{finding} of them, which fill equal parts of each batch. The batch_size of operations[{number}] must be "
+            f"a multiple of {share}, got {batch.batch_size}, so that the global batch is a multiple of logical_shards."
         )
 
 
 def warn_checkpoints_need_same_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:
-    """Logs, before training starts, what checkpoints need that can be resumed with some numbers of shards only."""
-    number = first_deciding(operations)
+    """Logs, before training starts, a restriction on resuming: checkpoints that need the same number of shards."""
+    number = first_dynamic(operations)
     if number is not None and shard.shard_count > 1 and shard.logical_shards is None:
-        import logging  # noqa: PLC0415  (takes long to import)
+        import logging  # noqa: PLC0415  (lazy: slow to import)
 
         logging.getLogger("millstream").warning(
-            "millstream: checkpoints of this DataLoader can be resumed with exactly %d shards only: operations[%d], "
-            "%s, makes each shard advance at its own pace. With logical_shards in the shard_options, and a Batch at "
-            "the end, any number of shards that divides them can resume; with keys filtered ahead "
-            "(millstream.surviving_keys) instead of a Filter, any number.",
+            "millstream: checkpoints of this DataLoader can be resumed with exactly %d shards only, because "
+            "operations[%d], %s, makes each shard advance at its own pace. To resume with other numbers of shards, set "
+            "logical_shards in the shard_options and put a Batch at the end, or filter keys ahead "
+            "(millstream.surviving_keys) instead of using a Filter.",
             shard.shard_count,
             number,
             described(operations[number]),
         )
 
 
-def first_deciding(operations: Sequence[Transformation]) -> int | None:
-    """Returns the number of the first operation that is not 1:1: it drops, splits or regroups; None without one."""
-    return next(itertools.compress(itertools.count(), map(_decides, operations)), None)
+def first_dynamic(operations: Sequence[Transformation]) -> int | None:
+    """Returns the number of the first operation that drops, splits or regroups elements, or None."""
+    return next(itertools.compress(itertools.count(), map(_is_dynamic, operations)), None)
 
 
 def joining_batch(operations: Sequence[Transformation]) -> tuple[int, Batch] | None:
-    """Returns the Batch that can lay elements of several logical shards end to end, and its number; None without one.
+    """Returns the Batch that can concatenate elements of several logical shards, and its number, or None.
 
-    It is the last one, and what decides while reading has all come before it.
+    It is the last Batch, and follows all operations that are not 1:1.
     """
     for number, operation in reversed(list(enumerate(operations))):
-        if _decides(operation):
+        if _is_dynamic(operation):
             return None
         if isinstance(operation, Batch):
-            return (number, operation) if any(map(_decides, operations[:number])) else None
+            return (number, operation) if any(map(_is_dynamic, operations[:number])) else None
     return None
 
 
-def _decides(operation: Transformation) -> bool:
+def _is_dynamic(operation: Transformation) -> bool:
     return not operation.keeps_count or operation.regroups

@@ -1,11 +1,10 @@
-"""Which calls are in whose hands, which have to be made again, and which call is to blame for what went wrong.
+"""The calls assigned to workers: calls that have to run again, and calls to blame for failures.
 
 Guarantees:
-    * A call is completed once, by its outputs or by an error. Answers to calls that are no longer wanted are dropped.
-    * Calls that were lost go out again before all others, in their order.
-    * Several blocks that were made by one call, and with which something went wrong, are made by calls of one block
-      each, until it shows which block is at fault.
-    * A call in which MOST_DEATHS workers died is given up: so the stream never waits without end.
+    * A call is completed once, by its outputs or an error. Results of calls that are no longer wanted are dropped.
+    * Lost calls are dispatched before all others, in their order.
+    * If a call of several blocks fails, each block is computed by a call of its own, until the faulty block is known.
+    * A call that kills MAX_DEATHS workers is given up, so the stream does not wait forever.
 """
 
 import dataclasses
@@ -16,32 +15,32 @@ from typing import Protocol
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 
-MOST_DEATHS = 2
-"""A call in which this many workers died is given up."""
+MAX_DEATHS = 2
+"""A call that kills this many workers is given up."""
 
 NO_LONGER_WANTED = "outputs that are no longer wanted"
-"""What a call is called in texts for people when nobody waits for it."""
+"""The description of a call that is no longer wanted."""
 
 
 class Wanting(Protocol):
-    """What wants the outputs of calls."""
+    """An object that wants the outputs of calls, such as a schedule."""
 
     def wants(self, call: Call) -> bool:
-        """Whether the outputs of a call are still waited for."""
+        """Returns True if the outputs of a call are still waited for."""
 
     def describe(self, call: Call) -> str:
-        """Returns which records a call is about."""
+        """Returns a description of a call's records."""
 
     def split(self, call: BlockCall) -> list[BlockCall]:
-        """Returns calls of one block each that replace a call; none if it is no longer wanted."""
+        """Replaces a call by calls of one block each. Returns none if it is no longer wanted."""
 
     def complete(self, call: Call, elements: Elements) -> None:
-        """Takes the result of a call."""
+        """Stores the result of a call."""
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Assigned:
-    """A call in the hands of a worker, how many have died with it, and how likely it is to blame."""
+    """A call assigned to a worker, the number of workers that died with it, and its share of the blame."""
 
     call: Call
     deaths: int = 0
@@ -49,11 +48,11 @@ class _Assigned:
 
 
 class Assignments:
-    """The calls that workers make, known by numbers.
+    """The calls that workers run, by number.
 
     Args:
-        schedule: what wants their outputs: a schedule, or what stands for several.
-        numbers: gives each call a number; workers may know others already.
+        schedule: wants the outputs: a schedule, or several.
+        numbers: an iterator of new call numbers.
     """
 
     def __init__(self, schedule: Wanting, numbers: Iterator[int]) -> None:
@@ -63,15 +62,15 @@ class Assignments:
         self._lost: deque[_Assigned] = deque()
 
     def assign(self, call: Call) -> int:
-        """Returns the number of a call that a worker is to make."""
+        """Returns the number of a call that a worker is to run."""
         return self._assign(_Assigned(call))
 
     def postpone(self, call: Call) -> None:
-        """Has a call made later, for which no worker has room."""
+        """Queues a call that no worker has room for."""
         self._lost.append(_Assigned(call))
 
     def next_lost(self) -> tuple[int, Call] | None:
-        """Returns a call that has to be made again, with a new number; None where there is none."""
+        """Returns a call that has to run again, with a new number, or None if there is none."""
         while self._lost:
             assigned = self._lost.popleft()
             if self._schedule.wants(assigned.call):
@@ -79,49 +78,49 @@ class Assignments:
         return None
 
     def call(self, number: int) -> Call | None:
-        """Returns the call that has a number, None if it is no longer wanted."""
+        """Returns the call with a number, or None if it is no longer wanted."""
         assigned = self._assigned.get(number)
         return None if assigned is None else assigned.call
 
     def describe(self, number: int) -> str:
-        """Returns which records a call is about, for texts for people."""
+        """Returns a description of a call's records."""
         call = self.call(number)
         return NO_LONGER_WANTED if call is None else self._schedule.describe(call)
 
     def is_suspect(self, number: int) -> bool:
-        """Returns whether a worker has died that was given a call."""
+        """Returns True if a worker has died with a call."""
         assigned = self._assigned.get(number)
         return assigned is not None and assigned.deaths > 0
 
     def complete(self, number: int, elements: Elements) -> None:
-        """Takes the outputs of a call, or the error that comes instead of them."""
+        """Stores the outputs of a call, or the error in their place."""
         assigned = self._assigned.pop(number, None)
         if assigned is not None:
             self._schedule.complete(assigned.call, elements)
 
     def lose(self, numbers: Iterable[int]) -> None:
-        """Has calls made again, before all others; those that are no longer wanted are forgotten."""
+        """Queues calls again, before all others. Drops those that are no longer wanted."""
         lost = [self._assigned.pop(number, None) for number in numbers]
         self._lost.extendleft(reversed([assigned for assigned in lost if assigned is not None]))
 
     def split(self, number: int) -> bool:
-        """Has each block of a call made by a call of its own; says whether there are several, so that it can."""
+        """Replaces a call by one per block. Returns False if it has a single block."""
         assigned = self._assigned.get(number)
         if assigned is None or not isinstance(assigned.call, BlockCall) or assigned.call.num_blocks == 1:
             return False
         del self._assigned[number]
-        pieces = self._schedule.split(assigned.call)
-        self._lost.extendleft(_Assigned(piece, assigned.deaths, assigned.guilt) for piece in reversed(pieces))
+        calls = self._schedule.split(assigned.call)
+        self._lost.extendleft(_Assigned(call, assigned.deaths, assigned.guilt) for call in reversed(calls))
         return True
 
     def blame(self, number: int, error: Callable[[int, str], Exception], guilt: float = 1.0) -> None:
-        """Takes note that a worker has died while it made a call, which has it made again, or given up.
+        """Records that a worker has died with a call. The call runs again, or is given up.
 
         Args:
-            number: which call.
-            error: makes what is raised at the call's turn, of how many workers have died and which records they made.
-            guilt: less than 1 where it may well have died of something else. Where these add up to MOST_DEATHS, the
-                call is given up.
+            number: the number of the call.
+            error: builds the error of a call that is given up, from the number of deaths and its records.
+            guilt: the probability that the call is to blame, at most 1. The call is given up if the sum reaches
+                MAX_DEATHS.
         """
         assigned = self._assigned.get(number)
         if assigned is None:
@@ -130,7 +129,7 @@ class Assignments:
         assigned.guilt += guilt
         if self.split(number):
             return
-        if assigned.guilt < MOST_DEATHS:
+        if assigned.guilt < MAX_DEATHS:
             self.lose([number])
         else:
             self.complete(number, Elements.failed(error(assigned.deaths, self.describe(number))))

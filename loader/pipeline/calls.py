@@ -1,4 +1,4 @@
-"""The calls of a plan: what each asks for, and which outputs the answer becomes."""
+"""The calls of a plan: a request each, and the outputs that its result becomes."""
 
 import abc
 import dataclasses
@@ -15,13 +15,13 @@ class Call(abc.ABC):
     """A call of a plan.
 
     Attributes:
-        shard: the number of the logical shard that it is of; 0 where it is of all of them.
-        stage: the stage that makes it.
-        num_records: how many records it reads, or how many elements of the stage before it takes.
-        num_blocks: how many blocks it reads; later stages read none.
-        outputs: what came of it.
-        substream: the number of the substream that it is of, where the workers have several; else 0.
-        seconds_before: the seconds that its elements took to be drawn, before it was handed out.
+        shard: the number of the logical shard; 0 for a call of all of them.
+        stage: the stage that computes the outputs.
+        num_records: the number of records to read, or of elements of the stage before.
+        num_blocks: the number of blocks to read; 0 for later stages.
+        outputs: the result; None before the call is complete.
+        substream: the number of the substream if the workers have several, otherwise 0.
+        seconds_before: the seconds that drawing its elements took, before it was dispatched.
     """
 
     shard: int
@@ -35,15 +35,15 @@ class Call(abc.ABC):
     @property
     @abc.abstractmethod
     def request(self) -> Request:
-        """What to ask the plan for."""
+        """The request to the plan."""
 
     @abc.abstractmethod
     def complete(self, elements: Elements) -> None:
-        """Takes the result."""
+        """Stores the result."""
 
 
 class BlockCall(Call):
-    """A call of stage 0: make blocks `start … stop - 1`, of which `skip` outputs are used up."""
+    """A call of stage 0 for blocks `start … stop - 1`. The first `skip` outputs are consumed already."""
 
     __slots__ = ("_of", "skip", "start", "stop")
 
@@ -56,27 +56,27 @@ class BlockCall(Call):
 
     @property
     def request(self) -> Blocks:
-        """What to ask the plan for."""
+        """The request to the plan."""
         return Blocks(self.start, self.stop, self.shard)
 
     def complete(self, elements: Elements) -> None:
-        """Takes the result."""
+        """Stores the result."""
         self.outputs = BlockOutputs(elements, self.skip, self.num_records, self._of, self.stop)
 
 
 class GroupCall(Call):
-    """A call of a later stage: make the outputs of one group.
+    """A call of a later stage for the outputs of one group.
 
     Args:
         shard: the number of the logical shard.
-        stage: the stage that makes them.
+        stage: the stage that computes the outputs.
         group: the elements.
-        span: the positions before the first output, or before those that were used up earlier, and after the last.
-        skip: how many outputs are used up.
-        made_by: the compiled stage; None for what is only an error.
+        span: the positions before the first output, consumed ones included, and after the last.
+        skip: the number of outputs that are consumed already.
+        compiled: the compiled stage; None if the call only carries an error.
     """
 
-    __slots__ = ("_group", "_made_by", "_skip", "_span")
+    __slots__ = ("_group", "_skip", "_span", "_stage")
 
     def __init__(
         self,
@@ -86,30 +86,30 @@ class GroupCall(Call):
         span: tuple[Cursor, Cursor],
         *,
         skip: int = 0,
-        made_by: Stage | None = None,
+        compiled: Stage | None = None,
     ) -> None:
         super().__init__(shard, stage, len(group.values), 0)
         self._group = group
         self._span = span
         self._skip = skip
-        self._made_by = made_by
+        self._stage = compiled
 
     @property
     def request(self) -> Group:
-        """What to ask the plan for."""
+        """The request to the plan."""
         return Group(self.stage, self._group)
 
     def complete(self, elements: Elements) -> None:
-        """Takes the result."""
-        self.outputs = GroupOutputs(elements, self._skip, self.num_records, self._span, self._made_by)
+        """Stores the result."""
+        self.outputs = GroupOutputs(elements, self._skip, self.num_records, self._span, self._stage)
 
 
 class JoinedCall(Call):
-    """A call of the last stage: make one batch of the elements of several logical shards.
+    """A call of the last stage for one batch of elements of several logical shards.
 
     Args:
         stage: the last stage.
-        elements: those of each logical shard, end to end.
+        elements: the concatenated elements of the logical shards.
         end: the position after the batch.
     """
 
@@ -122,16 +122,16 @@ class JoinedCall(Call):
 
     @property
     def request(self) -> Group:
-        """What to ask the plan for."""
+        """The request to the plan."""
         return Group(self.stage, self._elements)
 
     def complete(self, elements: Elements) -> None:
-        """Takes the result."""
+        """Stores the result."""
         self.outputs = JoinedOutputs(elements, self.num_records, self._end)
 
 
 def failed_call(shard: int, stage: int, error: BaseException) -> Call:
-    """Returns a call that is complete: an error came instead of what it would take."""
+    """Returns a complete call whose only output is an error."""
     nothing, nowhere = Elements.failed(error), Cursor(0, (0,))
     call = GroupCall(shard, stage, nothing, (nowhere, nowhere))
     call.complete(nothing)

@@ -1,7 +1,7 @@
-"""Says in the log when Filters have let nothing through for a whole epoch: a wrong key, perhaps, or a wrong split.
+"""Warnings about Filters that drop all records of an epoch, because of a wrong key or split, for instance.
 
-That is not an error: a random Filter may let something through in the next epoch. But `next` reads on until one does,
-perhaps forever, and only this line says why.
+That is not an error, because a random Filter may pass a record in the next epoch. But `next` continues to read until a
+record passes, possibly forever, and only this warning says why.
 """
 
 import dataclasses
@@ -10,17 +10,17 @@ from typing import final
 from millstream.loader.pipeline.plan import Plan
 
 EPOCHS_BETWEEN = 10
-"""The next line comes after this many times as many epochs as the last one."""
+"""The factor between the numbers of epochs after which one warning and the next are logged."""
 
 
 @dataclasses.dataclass(slots=True)
-class _Watch:
-    """What is known of one stage that may drop elements.
+class _Count:
+    """The count of one stage that may drop elements.
 
     Attributes:
-        filters: what to call its Filters and FlatMaps.
-        blocks: how many blocks were read since it has last passed anything on.
-        epochs: after how many epochs of them that is said.
+        filters: the labels of its Filters and FlatMaps.
+        blocks: the number of blocks read since an element passed.
+        epochs: the number of epochs after which the next warning is logged.
     """
 
     filters: str
@@ -30,41 +30,41 @@ class _Watch:
 
 @final
 class EmptyEpochs:
-    """Watches the stages of one pass over a stream.
+    """Counts the blocks of one pass over a stream from which no stage has passed an element.
 
     Args:
-        plan: what the stream is made by.
+        plan: the plan of the stream.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._watches = {
-            number: _Watch(" and ".join(stage.filters)) for number, stage in enumerate(plan.stages) if stage.filters
+        self._counts = {
+            number: _Count(" and ".join(stage.filters)) for number, stage in enumerate(plan.stages) if stage.filters
         }
 
-    def note(self, stage: int, blocks: int, num_outputs: int) -> None:
-        """Takes note of a run of outputs, in the order of the stream.
+    def record(self, stage: int, blocks: int, num_outputs: int) -> None:
+        """Records outputs, in the order of the stream.
 
         Args:
-            stage: what made it.
-            blocks: how many blocks were read for it; those of later stages are read by stage 0.
-            num_outputs: how many outputs there are.
+            stage: the stage of the outputs.
+            blocks: the number of blocks read for them; only stage 0 reads blocks.
+            num_outputs: the number of outputs.
         """
-        for watch in self._watches.values():
-            watch.blocks += blocks
-        if (noted := self._watches.get(stage)) is None:
+        for count in self._counts.values():
+            count.blocks += blocks
+        if (own := self._counts.get(stage)) is None:
             return
         if num_outputs:
-            noted.blocks, noted.epochs = 0, 1
-        elif noted.blocks >= noted.epochs * self._plan.blocks_per_epoch:
-            import logging  # noqa: PLC0415  (takes long to import)
+            own.blocks, own.epochs = 0, 1
+        elif own.blocks >= own.epochs * self._plan.blocks_per_epoch:
+            import logging  # noqa: PLC0415  (lazy: slow to import)
 
             num_records = self._plan.pipeline.order.num_records or len(self._plan.pipeline.source)
             logging.getLogger("millstream").warning(
                 "millstream: %s dropped all %d records of %s. "
                 "Reading continues until a record passes, or until the stream ends.",
-                noted.filters,
-                min(noted.blocks * self._plan.partition.block, noted.epochs * num_records),
-                "an epoch" if noted.epochs == 1 else f"{noted.epochs} epochs",
+                own.filters,
+                min(own.blocks * self._plan.partition.block, own.epochs * num_records),
+                "an epoch" if own.epochs == 1 else f"{own.epochs} epochs",
             )
-            noted.epochs *= EPOCHS_BETWEEN
+            own.epochs *= EPOCHS_BETWEEN

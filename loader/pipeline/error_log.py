@@ -11,11 +11,11 @@ from millstream.loader.pipeline.tolerance import Tolerance
 
 @final
 class ErrorLog:
-    """The records of one loader that failed, in this process: each is logged once.
+    """The failed records of one loader in this process. Each is logged once.
 
     Args:
-        tolerance: how many may fail.
-        num_records: how many there are; if all of them fail, that is an error whatever the tolerance.
+        tolerance: the number of records that may fail.
+        num_records: the number of records. If all of them fail, that is an error whatever the tolerance.
     """
 
     def __init__(self, tolerance: Tolerance, num_records: int) -> None:
@@ -24,11 +24,11 @@ class ErrorLog:
         self._tolerance = tolerance
 
     def check(self, outputs: Outputs, *, are_blocks: bool) -> None:
-        """Notes the failures of outputs of stage 0, in the order of the stream, and cuts them at one that is too many.
+        """Records the failures in outputs of stage 0, in the order of the stream. Truncates the outputs at the limit.
 
         Args:
             outputs: the outputs.
-            are_blocks: True if each is made of whole blocks, and not of one record.
+            are_blocks: True if each output consists of complete blocks, not of one record.
         """
         for failure in outputs.failures:
             if failure.record_key in self.texts:
@@ -37,7 +37,7 @@ class ErrorLog:
                 self._cut(outputs, failure, are_blocks=are_blocks)
                 return
             self.texts[failure.record_key] = failure.text
-            import logging  # noqa: PLC0415  (takes long to import)
+            import logging  # noqa: PLC0415  (lazy: slow to import)
 
             logging.getLogger("millstream").warning("millstream: skipped %s: %s", failure.where, failure.text)
 

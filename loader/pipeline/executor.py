@@ -1,4 +1,4 @@
-"""What runs the calls of a plan: the one loop that all executors share."""
+"""The base of executors, which run the calls of a plan: one loop for all of them."""
 
 import abc
 from typing import TYPE_CHECKING
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Executor(abc.ABC):
-    """Runs the calls of one pass over a stream. Used by one thread, but for `close`.
+    """Runs the calls of one pass over a stream. Except for `close`, it is used by one thread.
 
     Args:
-        plan: what makes the outputs.
-        position: where the pass begins.
-        feed: where the elements of stage 0 come from; None where they are read.
+        plan: the plan of the pipeline.
+        position: the position of the first output.
+        feed: the source of the elements of stage 0; None if they are read.
     """
 
     def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
@@ -26,10 +26,10 @@ class Executor(abc.ABC):
         self._schedule = schedule_from(plan, position, feed)
 
     def next_outputs(self) -> Outputs | None:
-        """Returns the next outputs in order, None at the end.
+        """Returns the next outputs in order, or None at the end.
 
-        What is raised here is about this moment, and not about a record, whose error comes with its outputs. The
-        executor is of no use then: its owner closes it.
+        Exceptions raised here concern the executor, not a record, whose error is part of its outputs. The owner must
+        then close the executor.
         """
         self._begin()
         while (outputs := self._schedule.pop()) is None:
@@ -40,35 +40,35 @@ class Executor(abc.ABC):
         return outputs
 
     def load(self) -> "Load":
-        """Returns what there is to do now. Any thread may ask; what it gets may be a moment old."""
-        from millstream.loader.pipeline.load import Load  # noqa: PLC0415  (for those who look)
+        """Returns a snapshot of the work in progress. Thread-safe: it may be slightly outdated."""
+        from millstream.loader.pipeline.load import Load  # noqa: PLC0415  (lazy: only monitoring needs it)
 
         return Load(self._schedule.backlog, self._schedule.ready)
 
     def stacks(self) -> dict[int, str]:
-        """Returns the stacks of its worker processes, by process: by default, there are none. Any thread may ask."""
+        """Returns the stacks of worker processes by process ID. The default is none. Thread-safe."""
         return {}
 
     def start(self) -> None:
-        """Begins to work ahead, where the executor can: by default, it cannot."""
+        """Starts to work ahead, if the executor can. The default does nothing."""
         return
 
     def pause(self) -> None:
-        """Stops working for this iterator, but keeps what can serve the next one: by default, nothing can."""
+        """Stops working for this iterator, but keeps resources for the next one. The default closes the executor."""
         self.close()
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Stops all work. Idempotent; any thread may call it."""
+        """Stops all work. Idempotent and thread-safe."""
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """Gets ready for the consumer's question, without waiting."""
+        """Prepares for a request of the consumer, without waiting."""
 
     @abc.abstractmethod
     def _advance(self) -> None:
-        """Completes a call, or waits for a bounded time for one to be completed elsewhere."""
+        """Completes a call, or waits for another thread or process to complete one, for a bounded time."""
 
     @abc.abstractmethod
     def _end(self) -> None:
-        """Makes sure that work continues while the consumer is away, without waiting."""
+        """Ensures that work continues while the consumer is away, without waiting."""

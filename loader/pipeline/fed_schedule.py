@@ -1,4 +1,4 @@
-"""The schedule of a plan whose stage 0 is fed with elements, where other plans read records."""
+"""The schedule of a plan whose stage 0 gets elements from a feed instead of reading records."""
 
 from typing import final
 
@@ -27,11 +27,11 @@ class FedCall(BlockCall):
 
     @property
     def request(self) -> Fed:  # type: ignore[override]  # a request of another kind
-        """What to ask the plan for."""
+        """The request to the plan."""
         return Fed(self.elements)
 
     def complete(self, elements: Elements) -> None:
-        """Takes the result; what failed is the feed's own error."""
+        """Takes the result. If it is FeedFailed, the feed's own error replaces it."""
         if isinstance(elements.error, FeedFailed):
             elements = Elements(elements.values, elements.origins, self.failure)
         super().complete(elements)
@@ -39,12 +39,12 @@ class FedCall(BlockCall):
 
 @final
 class FedSchedule(Schedule):
-    """The calls of one pass over the stream; how long it is shows when the feed ends.
+    """The calls of one pass over the stream of a feed. Its length is known when the feed ends.
 
     Args:
-        plan: what the calls are of.
-        cursor: where the first one begins.
-        feed: where the elements come from; it is at the cursor's block.
+        plan: the plan of the calls.
+        cursor: the position of the first output.
+        feed: the source of the elements, at the cursor's block.
     """
 
     def __init__(self, plan: Plan, cursor: Cursor, feed: Feed) -> None:
@@ -52,22 +52,22 @@ class FedSchedule(Schedule):
         self._released = cursor.block
         super().__init__(plan, cursor)
 
-    def next_blocks(self, most: int) -> int:
-        """Returns how many blocks a call of stage 0 that makes `most` at most would make now, if that many follow."""
-        return 0 if self._failed or self._feed.ended else most
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call of stage 0, at most `limit`, unless the feed ends earlier."""
+        return 0 if self._failed or self._feed.ended else limit
 
-    def take(self, stage: int, most_blocks: int = 1) -> Call | None:
-        """Returns the next call of a stage, in order, or None if none may run now, or the feed has just ended."""
+    def take(self, stage: int, max_blocks: int = 1) -> Call | None:
+        """Takes the next call of a stage. Returns None if none may run now, or if the feed has just ended."""
         if self._untaken[stage] or stage > 0:
-            return super().take(stage, most_blocks)
-        blocks = self.next_blocks(most_blocks)
+            return super().take(stage, max_blocks)
+        blocks = self.next_blocks(max_blocks)
         if not blocks:
             return None
         drawn = self._feed.draw(blocks)
         if not drawn.values and drawn.error is None:
             self._end_stages()
             return None
-        # Fewer than that many where it ends.
+        # Fewer blocks if the feed ends.
         stop = int(drawn.origins.block[-1]) + 1 if drawn.values else self._block + 1
         call = FedCall(self._shard, self._block, stop, self._take_skip(0), elements=drawn, failure=drawn.error)
         self._block = stop
@@ -75,24 +75,24 @@ class FedSchedule(Schedule):
         return call
 
     def split(self, call: BlockCall) -> list[BlockCall]:
-        """Returns calls of one block each that replace a call."""
-        pieces = super().split(call)
-        if not pieces or not isinstance(call, FedCall):
-            return pieces
+        """Replaces a call by calls of one block each."""
+        calls = super().split(call)
+        if not calls or not isinstance(call, FedCall):
+            return calls
         blocks = call.elements.origins.block
         fed: list[BlockCall] = []
-        for piece in pieces:
-            rows = slice(*blocks.searchsorted([piece.start, piece.stop]).tolist())
+        for single in calls:
+            rows = slice(*blocks.searchsorted([single.start, single.stop]).tolist())
             elements = Elements(call.elements.values[rows], call.elements.origins.take(rows))
-            failure = call.failure if piece is pieces[-1] else None
-            fed.append(FedCall(self._shard, piece.start, piece.stop, piece.skip, elements=elements, failure=failure))
-        first = self._pending[0].index(pieces[0])
-        for number, one in enumerate(fed):
-            self._pending[0][first + number] = one
+            failure = call.failure if single is calls[-1] else None
+            fed.append(FedCall(self._shard, single.start, single.stop, single.skip, elements=elements, failure=failure))
+        first = self._pending[0].index(calls[0])
+        for number, fed_call in enumerate(fed):
+            self._pending[0][first + number] = fed_call
         return fed
 
     def pop(self) -> Outputs | None:
-        """Returns the next outputs in order, if they are ready: all that came before them is delivered."""
+        """Returns the next outputs in order, if they are complete. All outputs before them have been delivered."""
         outputs = super().pop()
         if outputs is not None:
             self._feed.release(self._released)

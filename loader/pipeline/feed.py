@@ -1,7 +1,7 @@
-"""Elements of stage 0 that are drawn from an iterator, because there is no source to read them from.
+"""A feed: the elements of stage 0 are drawn from an iterator instead of being read from a source.
 
-They are drawn in order, in one place: where the schedule is. A block is a number of them in a row. The iterator's state
-is kept from time to time, so that a position in the stream is one of these states and how many blocks follow it.
+They are drawn in order, by the schedule. A block is a number of consecutive elements. The iterator's state is saved
+from time to time, so a position in the stream is a saved state and a number of blocks after it.
 """
 
 from collections import deque
@@ -12,32 +12,32 @@ import numpy as np
 from millstream.loader.pipeline.elements import Elements, Origins
 
 KEPT_ELEMENTS = 1024
-"""A state is kept each time after this many elements: where a stream is resumed, some of them are drawn again."""
+"""The number of elements between two saved states. A stream that is resumed draws up to this many again."""
 
 
 class Leaf(Protocol):
-    """What elements are drawn from."""
+    """An iterator that elements are drawn from."""
 
     def draw(self, count: int, number: int) -> Elements:
-        """Returns the next elements: fewer than `count` where they end, or where an error ends them.
+        """Returns the next elements: fewer than `count` if they end, or if an error ends them.
 
         Args:
-            count: how many.
-            number: how many were drawn before, since the beginning: what the first is called.
+            count: the number of elements.
+            number: the number of elements drawn before, since the beginning.
         """
         ...
 
     def get_state(self) -> Any:
-        """Returns where it is."""
+        """Returns the state of the iterator."""
         ...
 
     def set_state(self, state: Any) -> None:
-        """Goes to where it was."""
+        """Restores a state of the iterator."""
         ...
 
 
-class FeedFailed(Exception):  # noqa: N818  (what failed is not this)
-    """Stands for the error of a leaf, on the way through a plan: the error itself stays where it was raised."""
+class FeedFailed(Exception):  # noqa: N818  (a placeholder)
+    """Replaces the error of a leaf on its way through a plan. The error itself stays in the consumer."""
 
 
 @final
@@ -45,39 +45,39 @@ class Feed:
     """The blocks of a leaf, in order.
 
     Args:
-        leaf: what the elements are drawn from; it is at its beginning.
-        block: how many elements are a block.
+        leaf: the iterator to draw from, at its beginning.
+        block: the number of elements per block.
 
     Attributes:
-        ended: whether no more can be drawn: the leaf has ended, or failed.
+        ended: True if no more elements can be drawn, because the leaf has ended or failed.
     """
 
     def __init__(self, leaf: Leaf, block: int) -> None:
         self._leaf = leaf
         self._block = block
         self._kept: deque[tuple[int, Any]] = deque([(0, leaf.get_state())])
-        # The block that the leaf is at, None where it may be anywhere.
+        # The block that the leaf is at; None if that is unknown.
         self._at: int | None = 0
-        # The block to draw next, None after an interrupt.
+        # The next block to draw; None after an interrupt.
         self._next: int | None = 0
         self.ended = False
 
     def go_to(self, block: int, *, afresh: bool = False) -> None:
-        """Goes to the beginning of a block, not before the first kept state: the leaf follows at the next `draw`.
+        """Sets the next block to draw, not before the first saved state. The leaf follows at the next `draw`.
 
         Args:
-            block: which one.
-            afresh: whether the leaf is moved there, even if that is where it is.
+            block: the block.
+            afresh: True to restore the leaf's state even if it is at this block.
         """
         if self._next != block or self.ended or afresh:
             self._at = None
         self._next, self.ended = block, False
 
     def draw(self, blocks: int) -> Elements:
-        """Returns the elements of some blocks, fewer at the end; an error comes after those before it."""
+        """Returns the elements of the next blocks, fewer at the end. An error comes after the elements before it."""
         start, self._next = self._next, None
         if start is None:
-            raise AssertionError("an interrupted feed is not drawn from before it is sent to a block")
+            raise AssertionError("an interrupted feed must be moved to a block before it is drawn from")
         if self._at != start:
             self._move(start)
         self._at = None
@@ -96,23 +96,23 @@ class Feed:
         return Elements(elements.values, Origins(table), elements.error)
 
     def kept_before(self, block: int) -> tuple[int, Any]:
-        """Returns the last state that was kept before a block, or at its beginning, and the block that it is at."""
+        """Returns the last state saved at or before a block, and its block."""
         first, state = next(kept for kept in reversed(self._kept) if kept[0] <= block)
         return first, state
 
     def release(self, block: int) -> None:
-        """Forgets what is needed only by positions before a block."""
+        """Drops the states that only positions before a block need."""
         while len(self._kept) > 1 and self._kept[1][0] <= block:
             self._kept.popleft()
 
     def restore(self, block: int, state: Any) -> None:
-        """Takes a state that was kept at the beginning of a block; what the leaf refuses is refused."""
+        """Restores a state that was saved at the beginning of a block. The leaf may refuse it."""
         self._at = self._next = None
         self._leaf.set_state(state)
         self._kept = deque([(block, state)])
 
     def _move(self, stop: int) -> None:
-        """Brings the leaf to the beginning of a block, or to its end before that."""
+        """Moves the leaf to the beginning of a block, or to its end if that comes first."""
         block, state = self.kept_before(stop)
         self._leaf.set_state(state)
         while block < stop:

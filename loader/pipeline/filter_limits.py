@@ -1,14 +1,14 @@
-"""How much Filters may drop."""
+"""Limits for the share of records that Filters may drop."""
 
 from typing import Final, NamedTuple
 
 
 class FilterLimits(NamedTuple):
-    """Shares of a thousand records in a row, 0 … 1.
+    """Shares of each thousand consecutive records, 0 … 1.
 
     Attributes:
-        warning: dropping this much is said in the log, once; None for any.
-        error: dropping this much is an error; None for any.
+        warning: the share from which a warning is logged, once; None for no warning.
+        error: the share from which an error is raised; None for no error.
     """
 
     warning: float | None = None
@@ -16,4 +16,4 @@ class FilterLimits(NamedTuple):
 
 
 UNLIMITED: Final = FilterLimits()
-"""Whatever they drop."""
+"""No limits."""

@@ -1,7 +1,7 @@
-"""Operations that make an element of several, as steps: preparing elements before they are grouped, and making outputs.
+"""Steps for operations that build elements from several: preparing elements for a grouping, and building outputs.
 
-Both work on a whole run at once. Where that fails, they go through it one by one: so what comes before an error is
-passed on, and the error says which record it is about.
+Both handle a complete run in one call. If that fails, they go through it one by one, so that elements before an error
+are passed on, and the error names its record.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperati
 
 
 class Preparing(Protocol):
-    """What prepares elements."""
+    """An object that prepares elements for grouping."""
 
     def prepare(self, values: Sequence[Any], /) -> Prepared:
-        """Returns what is left of some elements, and their sizes."""
+        """Returns the prepared elements, and their sizes."""
         ...
 
 
 def prepare_step(operation: GroupingOperation, where: str) -> Step:
-    """Returns the step that prepares elements for an operation which groups them, as the last of the stage before."""
+    """Returns the step that prepares elements for a grouping operation. It is the last step of the stage before."""
 
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
@@ -36,13 +36,13 @@ def prepare_step(operation: GroupingOperation, where: str) -> Step:
 
 
 def prepared(operation: Preparing, run: Elements, where: str, *, splits: bool = False) -> Elements:
-    """Returns a run of prepared elements, whose origins know their sizes.
+    """Returns a run of prepared elements, whose origins contain their sizes.
 
     Args:
-        operation: what prepares them.
+        operation: prepares the elements.
         run: the elements.
-        where: what to call this in error texts.
-        splits: whether an element may become several, which then get indices of their own.
+        where: the name of the operation in error texts.
+        splits: True if an element may become several, which then get their own indices.
     """
     values, error = list(run.values), None
     try:
@@ -62,58 +62,58 @@ def prepared(operation: Preparing, run: Elements, where: str, *, splits: bool = 
 
 
 def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool = False) -> Step:
-    """Returns the step that makes the outputs of a group.
+    """Returns the step that builds the outputs of a group.
 
     Args:
-        operation: the operation that groups.
-        where: what to call it in error texts.
-        numbers_units: whether the origins of the outputs get a row with the number of each output in the group.
+        operation: the grouping operation.
+        where: its name in error texts.
+        numbers_units: True if the origins of outputs get a row with the number of each output in the group.
     """
 
     def step(group: Elements, allocate: Allocate) -> Elements:
         origins = group.origins
-        identity = GroupId(int(origins.position[0]), int(origins.index[0]))
-        pieces = operation.arrange(origins.sizes, identity)
-        firsts = pieces.offsets[:-1]
-        made_of = origins.take(pieces.elements[firsts]).without_sizes()
-        if pieces.starts is not None and operation.output_size is not None:
-            made_of = made_of.numbered(pieces.starts[firsts] // operation.output_size, MAX_FAN_OUT)
+        group_id = GroupId(int(origins.position[0]), int(origins.index[0]))
+        segments = operation.arrange(origins.sizes, group_id)
+        firsts = segments.offsets[:-1]
+        made_of = origins.take(segments.elements[firsts]).without_sizes()
+        if segments.starts is not None and operation.output_size is not None:
+            made_of = made_of.numbered(segments.starts[firsts] // operation.output_size, MAX_FAN_OUT)
         if numbers_units:
             made_of = made_of.with_sizes(np.arange(len(made_of))[np.newaxis])
         values = group.values
-        return outputs_of(lambda which: operation.make(values, which, allocate), pieces, origins, made_of, where)
+        return outputs_of(lambda which: operation.make(values, which, allocate), segments, origins, made_of, where)
 
     return step
 
 
 def outputs_of(
-    make: Callable[[Segments], Sequence[Any]], pieces: Segments, origins: Origins, made_of: Origins, where: str
+    make: Callable[[Segments], Sequence[Any]], segments: Segments, origins: Origins, made_of: Origins, where: str
 ) -> Elements:
-    """Returns the outputs that consist of some pieces.
+    """Builds the outputs that consist of the given segments.
 
     Args:
-        make: makes them.
-        pieces: what they consist of.
-        origins: where the elements came from that these are pieces of.
+        make: builds outputs from segments.
+        segments: the composition of the outputs.
+        origins: the origins of the elements that the segments are cut from.
         made_of: the origins of the outputs.
-        where: what to call this in error texts.
+        where: the name of the operation in error texts.
     """
     error = None
     try:
-        values = make(pieces)
+        values = make(segments)
     except BaseException as failure:
         if cannot_wait(failure):
             raise
 
         def make_one(output: int) -> Any:
             try:
-                (value,) = make(pieces.of_output(output))
+                (value,) = make(segments.of_output(output))
             except StackError as error:
                 keys = ", ".join(str(origins.record_key[row]) for row in error.rows)
                 error.add_note(f"millstream: the record keys of these elements: {keys}.")
                 raise
             return value
 
-        count = len(pieces.offsets) - 1
+        count = len(segments.offsets) - 1
         values, error = collect(map(make_one, range(count)), made_of, where, count)
     return Elements(values, made_of.take(slice(len(values))), error)

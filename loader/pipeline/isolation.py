@@ -1,7 +1,7 @@
-"""The user's code runs in an empty `contextvars.Context`, a new one for each call.
+"""User code runs in an empty `contextvars.Context`, a new one for each call.
 
-So the precision of `decimal`, NumPy's `errstate` and the user's own variables are at their defaults there, whoever
-calls, and what one call sets is gone with it.
+The precision of `decimal`, NumPy's `errstate` and the user's own variables have their defaults there, whatever the
+caller has set. Changes by one call end with it.
 """
 
 import contextvars
@@ -12,5 +12,5 @@ Result = TypeVar("Result")
 
 
 def isolated(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Returns what a function returns in a context of its own, in which no context variable is set."""
+    """Calls a function in a new context without any context variable."""
     return contextvars.Context().run(function, *arguments)

@@ -1,15 +1,16 @@
-"""The calls of a shard that runs several logical shards: each has a schedule of its own, and the last stage joins them.
+"""The calls of a shard that runs several logical shards. Each has its own schedule, and the last stage joins them.
 
     logical shard 0   blocks -> groups -> elements ─┐
-    logical shard 1   blocks -> groups -> elements ─┼─▶ joined: a share of each, end to end ─▶ the last stage
+    logical shard 1   blocks -> groups -> elements ─┼─▶ a share of each, concatenated ─▶ the last stage
     logical shard 2   blocks -> groups -> elements ─┘
 
-A batch takes equally many elements of each logical shard, in their order, whenever these come. So what is in it depends
-on them alone, and not on which others the same shard runs. Where the streams end, a batch has what is left of each, or
-is left out where it would be short; an error of a logical shard comes at the first batch that it has no share of.
+A batch takes the same number of elements from each logical shard, in their order, whenever they arrive. Its content
+depends on these logical shards only, not on which others the same shard runs. At the end of the streams, a batch
+contains the remaining elements, or is omitted if it would be short. An error of a logical shard is raised in place of
+the first batch that lacks its share.
 
-Blocks are read for the logical shard that has the fewest elements ready: so that each is ahead of the others by a call
-at most, however different the numbers of their elements are.
+Blocks are read for the logical shard with the fewest elements ready. Each is therefore at most one call ahead of the
+others, however different their numbers of elements are.
 """
 
 from collections import deque
@@ -27,12 +28,12 @@ from millstream.transforms.grouping import Grouping
 
 @final
 class JoinedSchedule:
-    """The calls of one pass over several logical shards, from a position on; used as a `Schedule` is.
+    """The calls of one pass over several logical shards, from a position on, with the interface of `Schedule`.
 
     Args:
-        plan: what the calls are of.
-        share: which elements of a logical shard go into one batch.
-        position: where the first call of each logical shard begins.
+        plan: the plan of the calls.
+        share: groups the elements of a logical shard for one batch.
+        position: the position of the first output.
     """
 
     def __init__(self, plan: Plan, share: Grouping, position: Position) -> None:
@@ -44,91 +45,91 @@ class JoinedSchedule:
         self._untaken: deque[Call] = deque()
         self._outputs: deque[Outputs] = deque()
         self._is_over = False
-        # Which one to read for is asked several times before anything changes.
+        # The choice of the lane to read for is cached, because it is needed several times before anything changes.
         self._is_chosen = False
         self._chosen: _Lane | None = None
         self._join()
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything has been given out."""
+        """True if everything has been delivered."""
         return self._is_over and not self._pending and not self._outputs
 
     @property
     def backlog(self) -> int:
-        """How many calls are begun, or can begin, or have outputs that were not given out."""
+        """The number of calls that have begun, can begin, or have outputs that were not delivered."""
         in_lanes = 0 if self._is_over else sum(lane.schedule.backlog for lane in self._lanes)
         return in_lanes + len(self._pending) + len(self._outputs)
 
     @property
     def ready(self) -> int:
-        """How many of these are made. Any thread may ask."""
+        """The number of these calls that are complete. Thread-safe."""
         in_lanes = 0 if self._is_over else sum(lane.schedule.ready for lane in self._lanes)
         made = sum(call.outputs is not None for call in self._pending.copy())
         return in_lanes + made + len(self._outputs)
 
     @property
     def records_ahead(self) -> int:
-        """How many records the backlog is about: those that calls of stage 0 read, and elements from there on."""
+        """The number of records in the backlog: those that calls of stage 0 read, and elements in later stages."""
         in_lanes = 0 if self._is_over else sum(lane.schedule.records_ahead for lane in self._lanes)
-        in_work = sum(call.num_records for call in self._pending)
-        return in_lanes + in_work + sum(outputs.num_records for outputs in self._outputs)
+        in_flight = sum(call.num_records for call in self._pending)
+        return in_lanes + in_flight + sum(outputs.num_records for outputs in self._outputs)
 
     def bytes_ahead(self, block_bytes: float) -> float:
-        """Returns approximately how many bytes the backlog takes, given what a block of a call in work will take."""
+        """Returns the estimated size of the backlog in bytes, given the expected size of a block."""
         held = float(sum(outputs.num_bytes for outputs in self._outputs))
         for lane in [] if self._is_over else self._lanes:
             held += lane.schedule.bytes_ahead(block_bytes) + lane.ready * lane.element_bytes
         element_bytes = max([lane.element_bytes for lane in self._lanes], default=0.0)
         return held + element_bytes * sum(call.num_records for call in self._pending)
 
-    def next_blocks(self, most: int) -> int:
-        """Returns how many blocks a call of stage 0 that makes `most` at most would make now."""
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call of stage 0, at most `limit`."""
         lane = self._neediest_lane()
-        return 0 if lane is None else lane.schedule.next_blocks(most)
+        return 0 if lane is None else lane.schedule.next_blocks(limit)
 
     @property
     def next_stage(self) -> int | None:
-        """The latest stage that has a call which may run now; None when there is none."""
+        """The latest stage with a call that may run now, or None."""
         if self._untaken:
             return self._last_stage
         if self._is_over:
             return None
-        # Before the last stage there is most often one alone.
+        # Usually there is a single stage before the last one.
         latest = 0 if self._last_stage == 1 else max(lane.schedule.next_stage or 0 for lane in self._lanes)
         return latest if latest or self._neediest_lane() is not None else None
 
-    def take(self, stage: int, most_blocks: int = 1) -> Call | None:
-        """Returns the next call of a stage, or None if none may run now.
+    def take(self, stage: int, max_blocks: int = 1) -> Call | None:
+        """Takes the next call of a stage. Returns None if none may run now.
 
         Args:
-            stage: which one.
-            most_blocks: how many blocks a call of stage 0 makes at most.
+            stage: the stage.
+            max_blocks: the maximum number of blocks of a call of stage 0.
         """
         if stage == self._last_stage:
             return self._untaken.popleft() if self._untaken else None
         if stage == 0:
             lane, self._is_chosen = self._neediest_lane(), False
-            return None if lane is None else lane.take_blocks(most_blocks)
+            return None if lane is None else lane.take_blocks(max_blocks)
         calls = (lane.schedule.take(stage) for lane in ([] if self._is_over else self._lanes))
         return next((call for call in calls if call is not None), None)
 
     def wants(self, call: Call) -> bool:
-        """Whether the outputs of a call that was taken are still waited for."""
+        """Returns True if the outputs of a call are still waited for."""
         if call.stage == self._last_stage:
             return call in self._pending
         return not self._is_over and self._lanes[call.shard].schedule.wants(call)
 
     def describe(self, call: Call) -> str:
-        """Returns which records a call is about."""
+        """Returns a description of a call's records."""
         return self._plan.describe(call.request)
 
     def split(self, call: BlockCall) -> list[BlockCall]:
-        """Returns calls of one block each that replace a call; none if it is no longer wanted."""
+        """Replaces a call by calls of one block each. Returns none if it is no longer wanted."""
         return [] if self._is_over else self._lanes[call.shard].schedule.split(call)
 
     def complete(self, call: Call, elements: Elements) -> None:
-        """Takes the result of a call."""
+        """Stores the result of a call."""
         if call.stage == self._last_stage:
             call.complete(elements)
             self._line_up()
@@ -138,19 +139,19 @@ class JoinedSchedule:
             self._join()
 
     def pop(self) -> Outputs | None:
-        """Returns the next outputs in order, if they are ready. Outputs with an error are the last."""
+        """Returns the next outputs in order, if they are complete. Outputs with an error are the last."""
         return self._outputs.popleft() if self._outputs else None
 
     def _neediest_lane(self) -> "_Lane | None":
-        """Returns the logical shard to read blocks for, if any is waited for."""
+        """Returns the logical shard to read blocks for, or None."""
         if not self._is_chosen:
             self._chosen, self._is_chosen = self._choose_lane(), True
         return self._chosen
 
     def _choose_lane(self) -> "_Lane | None":
         open_lanes = [lane for lane in self._lanes if lane.may_read]
-        # No batch is made beyond the one that a logical shard cannot give its share of.
-        ended = [len(lane.shares) for lane in self._lanes if lane.has_ended and not self._goes_on_without(lane)]
+        # No batch is built after the one that lacks the share of a logical shard.
+        ended = [len(lane.shares) for lane in self._lanes if lane.has_ended and not self._continues_without(lane)]
         if ended:
             open_lanes = [lane for lane in open_lanes if len(lane.shares) <= min(ended)]
         if not open_lanes:
@@ -158,16 +159,16 @@ class JoinedSchedule:
         made = sum([lane.made for lane in self._lanes])
         elements_per_record = (made + 1) / (sum([lane.read for lane in self._lanes]) + 1)
         supplies = [lane.ready + (lane.begun - lane.read) * elements_per_record for lane in open_lanes]
-        least = min(supplies)
-        equals = [lane for lane, supply in zip(open_lanes, supplies, strict=True) if supply == least]
+        smallest = min(supplies)
+        equals = [lane for lane, supply in zip(open_lanes, supplies, strict=True) if supply == smallest]
         return min(equals, key=lambda lane: lane.begun)
 
-    def _goes_on_without(self, lane: "_Lane") -> bool:
-        """Whether batches are made when a logical shard has nothing left for them."""
+    def _continues_without(self, lane: "_Lane") -> bool:
+        """Returns True if batches are built without a logical shard that has ended."""
         return self._keeps_remainder and lane.error is None
 
     def _join(self) -> None:
-        """Begins the batches of which there are all shares."""
+        """Begins the batches whose shares are complete."""
         while not self._is_over:
             shares: list[FormedGroup] = []
             for lane in self._lanes:
@@ -175,7 +176,7 @@ class JoinedSchedule:
                     shares.append(lane.shares[0])
                 elif not lane.has_ended:
                     return
-                elif not self._goes_on_without(lane):
+                elif not self._continues_without(lane):
                     self._end(lane.error)
                     return
             if not shares:
@@ -187,7 +188,7 @@ class JoinedSchedule:
             self._untaken.append(call)
 
     def _end(self, error: BaseException | None) -> None:
-        """Ends the stream after the batches that were begun, perhaps with an error."""
+        """Ends the stream after the batches that have begun, possibly with an error."""
         self._is_over, self._is_chosen = True, False
         self._lanes.clear()
         if error is not None:
@@ -195,7 +196,7 @@ class JoinedSchedule:
             self._line_up()
 
     def _line_up(self) -> None:
-        """Passes on the batches that are made, in order; nothing after an error is ever wanted."""
+        """Delivers complete batches in order. Nothing after an error is wanted."""
         while self._pending and (outputs := self._pending[0].outputs) is not None:
             self._pending.popleft()
             self._outputs.append(outputs)
@@ -209,23 +210,23 @@ class JoinedSchedule:
 
 @final
 class _Lane:
-    """One of the logical shards: its elements on their way to the batches.
+    """One of the logical shards: its elements before they are batched.
 
     Attributes:
-        schedule: the calls that make its elements.
-        shares: what it gives to the batches to come, in order.
-        error: what comes instead of its next element.
-        has_ended: whether no element comes after those that are here.
-        may_read: whether there are blocks that were not begun.
-        begun: how many records were to be read for it.
-        read: how many of them have been.
-        made: how many elements came of these.
-        ready: how many of those are not in a batch.
-        element_bytes: how many bytes one of the last of them takes.
+        schedule: the calls that compute its elements.
+        shares: its shares of the next batches, in order.
+        error: the error in place of its next element, if any.
+        has_ended: True if no element follows those that are here.
+        may_read: True if blocks are left that have not begun.
+        begun: the number of records requested.
+        read: the number of these records that were read.
+        made: the number of elements made from them.
+        ready: the number of these elements that are not in a batch.
+        element_bytes: the size of an element in its latest outputs.
     """
 
     def __init__(self, plan: Plan, share: Grouping, number: int, cursor: Cursor) -> None:
-        # The last number is of the last stage, of which there is never a part of a group used up.
+        # The last number belongs to the last stage, which never consumes a group in part.
         start = Cursor(cursor.block, cursor.skip[:-1])
         self.schedule = Schedule(plan, start, number, len(plan.stages) - 1)
         self.shares: deque[FormedGroup] = deque()
@@ -235,18 +236,18 @@ class _Lane:
         self.element_bytes = 0.0
         self._regrouping = Regrouping(share, start)
         self._position = cursor
-        self._look_for_end()
+        self._check_end()
 
-    def take_blocks(self, most: int) -> Call | None:
-        """Returns the next call of stage 0."""
-        call = self.schedule.take(0, most)
+    def take_blocks(self, limit: int) -> Call | None:
+        """Takes the next call of stage 0."""
+        call = self.schedule.take(0, limit)
         if call is not None:
             self.begun += call.num_records
             self.may_read = self.schedule.next_blocks(1) > 0
         return call
 
     def complete(self, call: Call, elements: Elements) -> None:
-        """Takes the result of a call."""
+        """Stores the result of a call."""
         if isinstance(call, BlockCall):
             self.read += call.num_records
         self.schedule.complete(call, elements)
@@ -257,12 +258,12 @@ class _Lane:
             self.ready += count
             self.shares.extend(self._regrouping.add(outputs))
             self.error = None if isinstance(outputs.error, SourceEnded) else outputs.error
-        self._look_for_end()
+        self._check_end()
 
     def use_share(self) -> Cursor:
-        """Gives the first share away, if there is one, and returns the position after it."""
+        """Removes the first share, if there is one, and returns the position after it."""
         if not self.shares:
-            # Other logical shards continue: their batches are short because this one ends.
+            # Other logical shards continue. Their batches are short because this one has ended.
             self._position = self._position._replace(is_final=True)
             return self._position
         share = self.shares.popleft()
@@ -270,7 +271,7 @@ class _Lane:
         self._position = share.end
         return share.end
 
-    def _look_for_end(self) -> None:
+    def _check_end(self) -> None:
         self.may_read = self.schedule.next_blocks(1) > 0
         if self.schedule.exhausted and not self.has_ended:
             self.has_ended = True

@@ -1,19 +1,19 @@
-"""What an executor has to do at a moment, for those who look at it from outside."""
+"""Snapshots of an iterator, its executor and its workers, for monitoring."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerLoad:
-    """A worker.
+    """A snapshot of a worker.
 
     Attributes:
-        number: which worker.
-        pid: its process; None while it is not known.
-        is_here: whether that is a process of this machine.
-        calls: how many calls it was given that it has not answered.
-        begun: what the call is about that it began last, as text; None where that is not known.
-        waited: seconds that the consumer has waited for it since it was last heard.
+        number: the worker's number.
+        pid: the process ID; None until it is known.
+        is_here: True if the process runs on this machine.
+        calls: the number of unanswered calls.
+        begun: a description of the call that it began last; None if that is unknown.
+        waited: seconds that the consumer has waited since the worker's last sign of life.
     """
 
     number: int
@@ -26,35 +26,35 @@ class WorkerLoad:
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """An executor.
+    """A snapshot of an executor.
 
     Attributes:
-        begun: how many calls are begun, or can begin, or have outputs that were not given out.
-        ready: how many of these are made.
-        most_threads: how many threads may make calls at once.
-        busy_threads: how many do.
+        begun: the number of calls that have begun, can begin, or have outputs that were not delivered.
+        ready: the number of these calls that are complete.
+        max_threads: the maximum number of threads that run calls concurrently.
+        busy_threads: the number of threads that run a call.
         workers: the workers.
     """
 
     begun: int
     ready: int
-    most_threads: int = 0
+    max_threads: int = 0
     busy_threads: int = 0
     workers: tuple[WorkerLoad, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class IteratorLook:
-    """An iterator.
+    """A snapshot of an iterator.
 
     Attributes:
         step: the number of batches delivered.
-        records: the number of records that its shards have used up.
-        epoch: which one it is in; None where there are none.
-        lifecycle: whether it is idle, running or closed.
-        waits_for: for how many seconds the consumer has been inside `next`; None while it does something else.
-        at_hand: how many outputs are there for `next` to take at once.
-        load: what its executor has to do; None where there is none, or it cannot be said now.
+        records: the number of records that its shards have consumed.
+        epoch: the current epoch; None without epochs.
+        lifecycle: its state: idle, running or closed.
+        waits_for: seconds that the consumer has been inside `next`; None if it is not.
+        at_hand: the number of outputs that `next` can return immediately.
+        load: the snapshot of the executor; None without one, or if it is not available now.
     """
 
     step: int

@@ -1,6 +1,6 @@
-"""One logical shard of a plan: which blocks it has, and where their records are.
+"""One logical shard of a plan: its blocks, and their records.
 
-A shard runs one of them, or several whose elements its batches hold end to end; each advances at its own pace.
+A shard runs one logical shard, or several whose elements its batches concatenate. Each advances at its own pace.
 """
 
 import math
@@ -10,8 +10,8 @@ from typing import NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.loader.pipeline.arguments import first_deciding
-from millstream.loader.pipeline.locator import Locator, Watch
+from millstream.loader.pipeline.arguments import first_dynamic
+from millstream.loader.pipeline.locator import Instrument, Locator
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.sharding import ShardOptions
@@ -21,19 +21,18 @@ from millstream.transforms.only_for import leaves
 
 @final
 class LogicalShard(NamedTuple):
-    """What a plan knows of one logical shard.
+    """The compiled facts about one logical shard.
 
     Attributes:
-        number: its number among those that the plan runs, from 0.
-        partition: which positions make up which block.
-        tail_records: how many records of its tail get into an output, as far as stage 0's batches decide it. A
-            template is none of them.
-        num_blocks: how many blocks have outputs; None when the order is endless.
-        block_limit: how many blocks can be asked for: num_blocks, and fewer than would have positions from 2**63 on.
-        one_to_one: whether output k is block k: nothing that drops or splits elements, or groups them as they come.
-        tail_grows: whether the outputs of the tail are the first ones of the block that a longer order has there.
-        leading: the Batches of stage 0.
-        locator: finds the records of its blocks.
+        number: its number among the logical shards of the plan, from 0.
+        partition: the positions of each block.
+        tail_records: the number of the tail's records that reach an output of stage 0's batches. A template does not
+            count.
+        num_blocks: the number of blocks with outputs; None if the order is endless.
+        block_limit: the number of blocks that can be requested: num_blocks, but no positions from 2**63 on.
+        one_to_one: True if output k is block k: no operation drops, splits or regroups elements.
+        tail_grows: True if the outputs of the tail are the first outputs of this block in a longer order.
+        locator: finds the records of blocks.
         leading: the Batches of stage 0.
     """
 
@@ -48,16 +47,18 @@ class LogicalShard(NamedTuple):
     leading: Sequence[Batch]
 
     @classmethod
-    def of(cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]], watch: Watch) -> Self:
-        """Returns what a plan knows of one of its logical shards.
+    def of(
+        cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]], instrument: Instrument
+    ) -> Self:
+        """Compiles one logical shard.
 
         Args:
-            number: which one.
-            pipeline: what the plan is of.
-            stages: the operations of each of its stages.
-            watch: wraps the function that asks the order.
+            number: the number of the logical shard.
+            pipeline: the pipeline of the plan.
+            stages: the operations of each stage.
+            instrument: wraps the function that calls the order.
         """
-        shard, one_to_one = pipeline.logical_shards[number], first_deciding(pipeline.operations) is None
+        shard, one_to_one = pipeline.logical_shards[number], first_dynamic(pipeline.operations) is None
         leading = [operation for operation in stages[0] if isinstance(operation, Batch)]
         partition = Partition(
             block=records_per_block(stages, pipeline.share),
@@ -77,12 +78,12 @@ class LogicalShard(NamedTuple):
             block_limit=limit if num_blocks is None else min(limit, num_blocks),
             one_to_one=one_to_one,
             tail_grows=not one_to_one and not leading and shard.shard_count == 1,
-            locator=Locator(pipeline.order, partition, watch, len(pipeline.logical_shards)),
+            locator=Locator(pipeline.order, partition, instrument, len(pipeline.logical_shards)),
             leading=leading,
         )
 
     def are_delivered(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Returns which positions get into an output of some shard of a 1:1 pipeline, shape (m,)."""
+        """Returns True for each position that reaches an output of some shard of a 1:1 pipeline, shape (m,)."""
         length, shards = self.partition.length, self.partition.shard.shard_count
         if length is None or self.partition.tail_rule is Tail.PADDED:
             return np.ones(len(positions), dtype=np.bool_)
@@ -90,12 +91,12 @@ class LogicalShard(NamedTuple):
         share, extra = divmod(length - first, shards)
         if self.partition.tail_rule is Tail.TRIMMED:
             extra = 0
-        # Of the tail, the first shards have one position more.
+        # In the tail, the first shards have one position more.
         within, larger = positions - first, extra * (share + 1)
         is_larger = within < larger
-        places = np.where(is_larger, within % (share + 1), (within - larger) % max(1, share))
+        offsets = np.where(is_larger, within % (share + 1), (within - larger) % max(1, share))
         kept = np.where(is_larger, _tail_records(share + 1, self.leading), _tail_records(share, self.leading))
-        delivered: NDArray[np.bool_] = (within < 0) | ((within < larger + share * (shards - extra)) & (places < kept))
+        delivered: NDArray[np.bool_] = (within < 0) | ((within < larger + share * (shards - extra)) & (offsets < kept))
         return delivered
 
 
@@ -118,7 +119,7 @@ def _tail_rule(leading: Sequence[Batch], shard: ShardOptions) -> Tail:
 
 
 def _tail_records(count: int, leading: Sequence[Batch]) -> int:
-    """Returns how many of the tail's records are left when each Batch has dropped its remainder."""
+    """Returns the number of the tail's records that are left after each Batch has dropped its remainder."""
     elements, size, kept = count, 1, count
     for batch in leading:
         size *= batch.batch_size

@@ -1,6 +1,6 @@
 """The outputs of one call, and the position after each of them.
 
-A position in the stream of a shard is one in each of the logical shards that it runs: a cursor for each.
+A position in the stream of a shard has one cursor for each of its logical shards.
 """
 
 import abc
@@ -20,14 +20,14 @@ class Cursor(NamedTuple):
     """A position between two outputs of a logical shard.
 
     Attributes:
-        block: the first block that is not used up.
-        skip: what is used up of it, one number per stage: skip[0] elements of stage 0, then skip[1] outputs of the
-            group that begins there, and so on. Where an element may be in two groups, it is not outputs that count, but
-            units of elements: tokens, say. A stage that divides these units has two numbers: the units that are used
-            up, and then the outputs of the next one. All zero between the outputs of a 1:1 pipeline.
-        is_final: whether an output before this position is what it is because the order ends: made of a short group,
-            or of a tail that is divided in another way than whole blocks. Not set in 1:1 pipelines, whose block says
-            it.
+        block: the first block that is not consumed completely.
+        skip: the consumed part of it, one number per stage: skip[0] elements of stage 0, then skip[1] outputs of the
+            group that begins there, and so on. If an element may be in two groups, consumed size (tokens, for instance)
+            counts instead of outputs. A stage that divides units has two numbers: the consumed size, then the outputs
+            of the next unit. All zero between the outputs of a 1:1 pipeline.
+        is_final: True if an output before this position depends on the end of the order, because it was made from a
+            short group, or from a tail that is divided differently from complete blocks. Not set in 1:1 pipelines,
+            where the block determines it.
     """
 
     block: int
@@ -36,20 +36,20 @@ class Cursor(NamedTuple):
 
 
 Position: TypeAlias = tuple[Cursor, ...]
-"""A position between two outputs of a shard: a cursor for each of its logical shards, in their order."""
+"""A position between two outputs of a shard: the cursors of its logical shards, in order."""
 
 
 class Outputs(abc.ABC):
     """The outputs of one call, in order.
 
     Attributes:
-        values: the outputs. Rows that were laid out together stay so: some that follow one another are a batch already.
-        origins: where each came from.
-        error: what was raised instead of the next output.
-        first: how many outputs at the start were already used before the schedule began.
-        num_records: how many records, or elements of the stage before, they were made of.
-        failures: the records among them that failed, and were left out or replaced.
-        num_bytes: approximately how much memory they take.
+        values: the outputs. Rows that were built together stay together, so consecutive ones form a batch already.
+        origins: the origin of each output.
+        error: the error in place of the next output, if any.
+        first: the number of outputs at the start that were consumed before the schedule began.
+        num_records: the number of records, or of elements of the stage before, that they were made from.
+        failures: the records among them that failed, and were skipped or replaced.
+        num_bytes: their estimated size in memory.
     """
 
     def __init__(self, elements: Elements, first: int, num_records: int) -> None:
@@ -64,10 +64,10 @@ class Outputs(abc.ABC):
 
     @abc.abstractmethod
     def after(self, row: int) -> Cursor:
-        """Returns the position after output `row`, in the logical shard that it is of."""
+        """Returns the position after output `row` in its logical shard."""
 
     def position_after(self, row: int) -> Position:
-        """Returns the position after output `row`, in the stream of the shard."""
+        """Returns the position after output `row` in the stream of the shard."""
         return (self.after(row),)
 
 
@@ -80,16 +80,16 @@ class BlockOutputs(Outputs):
         self._stop = stop
 
     def after(self, row: int) -> Cursor:
-        """Returns the position after output `row`: the next block, if this output is the last of its own."""
+        """Returns the position after output `row`. After the last output of a block, it is the next block."""
         if self._shard.one_to_one and row + 1 == len(self.values) and self.error is None:
             return Cursor(self._stop, (0,))
         blocks = self.origins.block
         block = int(blocks[row])
         is_last = row + 1 == len(blocks) or blocks[row + 1] != block
-        # Where an error follows, its record may be of the same block: to leave the block would be to skip the error.
+        # If an error follows, its record may be in the same block. Leaving the block would skip the error.
         error_may_follow = row + 1 == len(blocks) and self.error is not None and not self._shard.one_to_one
         is_tail = block == self._shard.partition.whole_blocks
-        # The tail of a single shard grows with the order, so that to leave it would be to skip what may be added.
+        # The tail of a single shard grows with the order. Leaving it would skip the records added there.
         grows = is_tail and self._shard.tail_grows
         is_final = is_tail and not grows
         if is_last and not error_may_follow and not grows:
@@ -111,31 +111,31 @@ class GroupOutputs(Outputs):
             self._units, self.origins = self.origins.without_unit_numbers()
 
     def after(self, row: int) -> Cursor:
-        """Returns the position after output `row`: that after the whole group, if this output is the last."""
+        """Returns the position after output `row`. After the last output, it is the end of the group."""
         if row + 1 == len(self.values) and self.error is None:
             return self._end
         if self._units is not None:
             return self._within_units(self._units, row)
         *outer, used = self._start.skip
-        # Of what is cut into units, each but the last is whole whether the order ends there or not.
+        # Of a group that is cut into units, all but the last are complete wherever the order ends.
         is_final = self._end.is_final if self._unit is None else self._start.is_final
         return Cursor(self._start.block, (*outer, used + (row + 1) * (self._unit or 1)), is_final)
 
     def _within_units(self, units: NDArray[np.int64], row: int) -> Cursor:
-        """Returns the position after output `row`, given the unit of the group that each output was made of."""
+        """Returns the position after output `row`, given the unit of each output in the group."""
         *outer, used, _ = self._start.skip
         unit, is_last = int(units[row]), row + 1 == len(units)
         if not is_last and units[row + 1] != unit:
             count = 0
             unit += 1
-        else:  # An error that follows may be of the same unit: to leave it would be to skip the error.
+        else:  # An error that follows may be in the same unit. Leaving the unit would skip the error.
             count = row - int(np.searchsorted(units, unit)) + 1
         is_final = self._end.is_final if count and unit == units[-1] else self._start.is_final
         return Cursor(self._start.block, (*outer, used + unit * (self._unit or 1), count), is_final)
 
 
 class JoinedOutputs(Outputs):
-    """The outputs of the last stage, made of the elements of several logical shards: all of them, or an error."""
+    """The outputs of the last stage, made from elements of several logical shards: one batch, or an error."""
 
     def __init__(self, elements: Elements, num_records: int, end: Position) -> None:
         super().__init__(elements, 0, num_records)
@@ -146,6 +146,6 @@ class JoinedOutputs(Outputs):
         return self.position_after(row)[0]
 
     def position_after(self, row: int) -> Position:
-        """Returns the position after output `row`, the only one."""
+        """Returns the position after the only output."""
         del row
         return self._end

@@ -1,11 +1,11 @@
-"""Rows of several documents: how the positions of a packed order become documents, and documents become rows.
+"""Packed rows: positions of a packed order become documents, and Pack builds rows from the documents.
 
-A position is a row. Where records are located, each row becomes the documents in it, all of its position and block; so
-reading, and the operations before Pack, work on documents, and may cut a run between any two of them. Pack puts those
-of one position together again. Until then, four more rows of the table of origins say what part of a document goes
-into the row, how many documents of the row come after it, and how many tokens the document has.
+A position is a row. Locating a row yields one origin per document, all with the position and block of the row. Reading
+and the operations before Pack therefore work on documents, and a run may be divided between any two of them. Pack
+combines the documents of one position. Until then, the table of origins has four more rows: the start and end of the
+document's part in the row, the number of later documents in the row, and the document's length in tokens.
 
-In a mixture, a row has documents of one component, and its position is that in the component's own order.
+In a mixture, a row contains documents of one component, and its position is that in the component's own order.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ from millstream.transforms.grouping import Segments
 from millstream.transforms.packing.rows import TOKENS_TOGETHER
 
 _BEGIN, _END, _LEFT, _TOKENS = 5, 6, 7, 8
-"""The rows of the table that documents have and rows do not."""
+"""The rows of the table that only documents have."""
 
 _LARGEST = np.iinfo(np.int64).max
 
 
 def locate_pieces(order: PackedSampler, partition: Partition, positions: NDArray[np.int64]) -> Origins:
-    """Returns the origins of the documents in the rows at some positions.
+    """Returns the origins of the documents in the rows at the given positions.
 
     Document j of a row has the index position * row_length + j.
 
     Raises:
-        OverflowError: an index does not fit 63 bits.
+        OverflowError: an index exceeds 63 bits.
     """
     names: tuple[Any, ...] = ()
     if is_mixed_and_packed(order):
@@ -69,8 +69,8 @@ def _check_indices(rows: NDArray[np.int64], row_length: int) -> None:
 
 
 def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where: str) -> Step:
-    """Returns the step that makes rows of the documents of each position."""
-    # `check_packing` has seen to it that they are a PackedSampler's.
+    """Returns the step that builds rows from the documents of each position."""
+    # `check_packing` has checked that the order is a PackedSampler.
     row_length = cast("PackedSampler", order).row_length
 
     def step(run: Elements, allocate: Allocate) -> Elements:
@@ -82,7 +82,7 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
         if not run.values:
             return Elements([], run.origins.without_sizes(), run.error)
         table = located.table[:, : len(run.values)]
-        # A row that an error cuts short is not one: the error comes instead of it.
+        # An incomplete row before an error is not built. The error takes its place.
         bounds = np.append(0, np.flatnonzero(table[_LEFT] == 0) + 1)
         used = slice(bounds[-1])
         pieces = Segments(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
@@ -94,7 +94,7 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
 
 
 def _as_planned(run: Elements, planned: NDArray[np.integer[Any]], names: Sequence[str], where: str) -> Elements:
-    """Returns the documents up to the first that has more or fewer tokens than planned, which is an error."""
+    """Returns the documents before the first one whose length differs from the plan, followed by an error."""
     is_other = run.origins.sizes != planned
     if not is_other.any():
         return run
@@ -102,21 +102,21 @@ def _as_planned(run: Elements, planned: NDArray[np.integer[Any]], names: Sequenc
     feature = int(np.argmax(is_other[:, row]))
     error = ValueError(
         f"The document of record key {run.origins.record_key[row]} has {run.origins.sizes[feature, row]} "
-        f"{names[feature]!r}, but the sampler's lengths say that it has {planned[row]}: measure the lengths again, "
-        "on what the operations before Pack return."
+        f"{names[feature]!r}, but according to the sampler's lengths it has {planned[row]}. Measure the lengths again, "
+        "on the results of the operations before Pack."
     )
     where = f"{where}, at {describe_origin(run.origins, row)}"
     return Elements(run.values[:row], run.origins.take(slice(row)), annotated(error, where))
 
 
-def most_batches(operations: Sequence[Transformation], batch_size: int) -> int:
-    """Returns how many batches are worth a call, however quick they are.
+def max_batches(operations: Sequence[Transformation], batch_size: int) -> int:
+    """Returns the maximum number of batches per call.
 
-    One is. But rows are laid out together, as many batches of them as are small.
+    It is one, except for packed rows, of which small batches are built together.
 
     Args:
-        operations: those of stage 0.
-        batch_size: how many positions a batch has.
+        operations: the operations of stage 0.
+        batch_size: the number of positions per batch.
     """
     lengths = [max(operation.length_struct.values()) for operation in operations if isinstance(operation, Pack)]
     return max(1, TOKENS_TOGETHER // (lengths[0] * batch_size)) if lengths else 1
@@ -125,13 +125,11 @@ def most_batches(operations: Sequence[Transformation], batch_size: int) -> int:
 def check_packing(
     operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler, num_records: int
 ) -> None:
-    """Refuses rows that are not laid out, a Pack without rows, and what does not go before it."""
+    """Refuses packed rows without a Pack, a Pack without packed rows, and operations that must not precede it."""
     packs = [number for number, operation in enumerate(operations) if isinstance(operation, Pack)]
     if not is_packed(sampler):
         if packs:
-            raise ValueError(
-                f"operations[{packs[0]}] lays out rows, but the sampler makes none: it must be a PackingSampler."
-            )
+            raise ValueError(f"operations[{packs[0]}] builds packed rows, but the sampler is not a PackingSampler.")
         return
     if sampler.num_source_records != num_records:
         raise ValueError(
@@ -140,27 +138,27 @@ def check_packing(
         )
     if len(packs) != 1:
         raise ValueError(
-            f"The sampler makes rows of several documents, which exactly one Pack must lay out; got {len(packs)}: "
-            f"write operations=[..., Pack({{'tokens': {sampler.row_length}}}), ...]."
+            "The sampler plans rows of several documents, so exactly one Pack is needed, got "
+            f"{len(packs)}. Use operations=[..., Pack({{'tokens': {sampler.row_length}}}), ...]."
         )
     (number,) = packs
     for earlier, operation in enumerate(operations[:number]):
         if operation.gathers or not operation.keeps_count:
             raise ValueError(
-                f"operations[{earlier}], {described(operation)}, comes before the Pack and changes which documents "
-                "there are, but the sampler has planned the rows: filter ahead, and leave the documents out of lengths."
+                f"operations[{earlier}], {described(operation)}, comes before the Pack and changes the documents, but "
+                "the sampler has planned the rows. Filter ahead, and omit the documents from lengths."
             )
     pack = operations[number]
     for name, length in pack.length_struct.items() if isinstance(pack, Pack) else ():
         if length < sampler.row_length:
             raise ValueError(
-                f"operations[{number}] makes {name!r} {length} long, but the sampler plans rows of "
-                f"{sampler.row_length}: they must be at least as long."
+                f"operations[{number}] builds {name!r} of length {length}, but the sampler plans rows of length "
+                f"{sampler.row_length}. It must be at least as long."
             )
 
 
 def _rows_of(table: NDArray[np.int64], firsts: NDArray[np.intp], row_length: int) -> NDArray[np.int64]:
-    """Returns the table of rows: that of their first documents, with the position as the index."""
+    """Returns the table of rows: the columns of their first documents, with the position as the index."""
     rows = table[:5, firsts]
     rows[2] //= row_length
     return rows

@@ -1,19 +1,19 @@
-"""How positions are dealt to shards: pure arithmetic.
+"""Assignment of positions to shards: pure arithmetic.
 
-The order's positions are cut into *global blocks* of `block * shard_count` positions, and each global block into one
-*block* per shard, in the shards' order. A block is what makes one output of a 1:1 pipeline: one final batch, or one
-element where there is no Batch. So shard s's block k holds the positions
+The positions of the order are divided into *global blocks* of `block * shard_count` positions, and each global block
+into one *block* per shard, in the order of the shards. A block becomes one output of a 1:1 pipeline: one final batch,
+or one element if there is no Batch. Block k of shard s contains the positions
 
     [(k * shard_count + s) * block, (k * shard_count + s + 1) * block)
 
-and the k-th blocks of all shards laid end to end are the same positions for every number of shards, as long as
-`block * shard_count` is the same. What is left after the last whole global block is the *tail*: it is dealt out in
-contiguous runs too, as evenly as it goes.
+The concatenated k-th blocks of all shards are the same positions for every number of shards, as long as
+`block * shard_count` is the same. The positions after the last complete global block are the *tail*. It is divided into
+contiguous runs as well, as evenly as possible.
 
-Where batches are padded, the tail is dealt like any other global block, positions [(k * shard_count + s) * block, …) as
-far as there are any: the padding follows the last position, and where it stands does not depend on the number of
-shards. A shard that has no position there still has a block: it reads the last position of all as a *template*, to
-learn the structure of the batch that it fills with nothing but padding.
+If batches are padded, the tail is divided like any other global block, as far as it has positions. The padding follows
+the last position, and its place in the stream does not depend on the number of shards. A shard without a position in
+the tail still has a block: it reads the last position of all as a *template*, to learn the structure of its batch, and
+fills the batch with padding only.
 """
 
 import enum
@@ -29,24 +29,24 @@ _NOTHING = np.empty(0, dtype=np.int64)
 
 
 class Tail(enum.Enum):
-    """What the shards get of the tail."""
+    """The rule for the shards' parts of the tail."""
 
     SPREAD = enum.auto()
-    """All of it, as evenly as it goes: the first shards get one position more."""
+    """All positions, as evenly as possible: the first shards get one more."""
     TRIMMED = enum.auto()
-    """Equally many positions each: up to shard_count - 1 are left out."""
+    """The same number of positions for each shard. Up to shard_count - 1 are omitted."""
     PADDED = enum.auto()
-    """The positions that are theirs in a whole global block, as far as there are any; a template otherwise."""
+    """The shard's positions of a complete global block, as far as they exist; otherwise a template."""
 
 
 class Partition(NamedTuple):
-    """One shard's blocks.
+    """The blocks of one shard.
 
     Attributes:
-        block: positions in one block, at least 1.
-        shard: which shard of how many.
-        length: positions in the sampler's whole order; None when it is endless.
-        tail_rule: what this shard gets of the tail.
+        block: the number of positions per block, at least 1.
+        shard: the shard and the number of shards.
+        length: the number of positions in the sampler's order; None if it is endless.
+        tail_rule: the rule for this shard's part of the tail.
     """
 
     block: int
@@ -56,43 +56,43 @@ class Partition(NamedTuple):
 
     @property
     def global_block(self) -> int:
-        """Positions that all shards together use at one step."""
+        """The number of positions that all shards together consume per step."""
         return self.block * self.shard.shard_count
 
     @property
     def whole_blocks(self) -> int | None:
-        """How many blocks of full size this shard has; None when endless."""
+        """The number of complete blocks of this shard; None if endless."""
         return None if self.length is None else self.length // self.global_block
 
     @property
     def tail(self) -> range:
-        """The positions of this shard's part of the tail, or that of its template; empty when there is none."""
+        """The positions of this shard's part of the tail, or of its template; empty if there is none."""
         if self.length is None:
             return range(0)
-        rest = range(self.length // self.global_block * self.global_block, self.length)
+        remainder = range(self.length // self.global_block * self.global_block, self.length)
         index = self.shard.shard_index
         if self.tail_rule is Tail.PADDED:
-            return rest[index * self.block : (index + 1) * self.block] or rest[-1:]
-        share, extra = divmod(len(rest), self.shard.shard_count)
+            return remainder[index * self.block : (index + 1) * self.block] or remainder[-1:]
+        share, extra = divmod(len(remainder), self.shard.shard_count)
         if self.tail_rule is Tail.TRIMMED:
             extra = 0
         first = index * share + min(index, extra)
-        return rest[first : first + share + (index < extra)]
+        return remainder[first : first + share + (index < extra)]
 
     @property
     def tail_share(self) -> int:
-        """How many positions of the tail are this shard's own: a template is not."""
+        """The number of positions of the tail that this shard owns. A template is not its own."""
         is_own = self.tail.start // self.block % self.shard.shard_count == self.shard.shard_index
         return len(self.tail) if is_own or self.tail_rule is not Tail.PADDED else 0
 
     @property
     def num_blocks(self) -> int | None:
-        """How many blocks this shard has, the tail counted; None when endless."""
+        """The number of blocks of this shard, including the tail; None if endless."""
         return None if self.whole_blocks is None else self.whole_blocks + bool(self.tail)
 
     @property
     def block_limit(self) -> int:
-        """How many blocks there are to ask for: num_blocks, and none that would have positions from 2**63 on."""
+        """The number of blocks that can be requested: num_blocks, but no positions from 2**63 on."""
         limit = POSITION_LIMIT // self.global_block
         return limit if self.num_blocks is None else min(limit, self.num_blocks)
 
@@ -101,16 +101,16 @@ class Partition(NamedTuple):
         whole = stop if self.whole_blocks is None else min(stop, self.whole_blocks)
         tail = np.arange(self.tail.start, self.tail.stop, dtype=np.int64) if start <= whole < stop else _NOTHING
         if start >= whole:
-            # Without whole blocks, `block` may be larger than memory: a batch of everything.
+            # Without complete blocks, `block` may exceed the memory: a batch of everything.
             return tail
         first = np.arange(start, whole, dtype=np.int64) * self.global_block + self.shard.shard_index * self.block
         positions = (first[:, np.newaxis] + np.arange(self.block, dtype=np.int64)).reshape(-1)
         return np.concatenate([positions, tail]) if len(tail) else positions
 
     def is_template(self, block: int) -> bool:
-        """Whether a block of this shard has no position of its own, and reads another's for its structure only."""
+        """Returns True if a block has no position of its own, and reads another's for its structure only."""
         return self.tail_rule is Tail.PADDED and block == self.whole_blocks and not self.tail_share
 
     def blocks_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the block that each of this shard's positions lies in."""
+        """Returns the block of each of this shard's positions."""
         return positions // self.global_block

@@ -1,4 +1,4 @@
-"""What a loader runs: source, sampler, operations and shard, checked and named in one place."""
+"""The pipeline of a loader: source, sampler, operations and shard, checked and labelled."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from millstream.loader.pipeline.arguments import (
     check_randomness,
     check_sampler,
     check_shapes,
-    first_deciding,
+    first_dynamic,
     joining_batch,
     resolve_shard,
     warn_checkpoints_need_same_shards,
@@ -37,16 +37,16 @@ from millstream.warn import warn
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pipeline:
-    """A pipeline of one shard. `Pipeline.of` makes it of what a user gives, and checks that.
+    """A pipeline of one shard. `Pipeline.of` builds it from a user's arguments and checks them.
 
     Attributes:
-        source: where records come from.
-        sampler: their order, as it was given.
-        order: the same, as a sampler that answers for whole blocks.
-        operations: what to do with each record, in order.
-        shard: which part of every global batch is made.
-        filter_limits: how much Filters may drop.
-        tolerance: how many records may fail; None if the first error is raised.
+        source: the records.
+        sampler: their order, as given by the user.
+        order: the same order, for complete blocks.
+        operations: the operations, in order.
+        shard: the part of every global batch to compute.
+        filter_limits: limits for the share that Filters drop.
+        tolerance: the number of records that may fail; None if the first error is raised.
         measures_costs: True if the costs of each node are measured, wherever it runs.
         epoch: the number of the epoch that `of_epoch` returned; None for the complete order.
         worker_init_fn: called once in each worker process with its index and their number; None for nothing.
@@ -72,17 +72,17 @@ class Pipeline:
         shard_options: ShardOptions | None,
         tolerance: Tolerance | None = None,
     ) -> Self:
-        """Returns the pipeline of what a user gives.
+        """Builds the pipeline from a user's arguments.
 
         Args:
-            source: anything with `len` and `source[key]`.
-            sampler: which record at which position.
-            operations: what to do with each record; a bare function is a `Map`.
-            shard_options: which shard to read; None for the sampler's own, or all of it.
-            tolerance: how many records may fail; None if the first error is raised.
+            source: an object with `len` and `source[key]`.
+            sampler: the record key at each position.
+            operations: the operations on each record. A function is a `Map`.
+            shard_options: the shard to read; None for the sampler's own, or for all of it.
+            tolerance: the number of records that may fail; None if the first error is raised.
 
         Raises:
-            TypeError, ValueError: an argument is of the wrong kind or out of range, or two do not fit together.
+            TypeError, ValueError: an argument has the wrong type or is out of range, or two contradict each other.
         """
         check_readable(source, "data_source")
         if not len(source):
@@ -114,33 +114,33 @@ class Pipeline:
 
     @functools.cached_property
     def components(self) -> tuple[Any, ...]:
-        """What the components of a mixture are called; empty where nothing is mixed."""
+        """The names of a mixture's components; empty without a mixture."""
         return self.order.names if is_mixed(self.order) else ()
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """What to call each operation."""
+        """The names of the operations."""
         return tuple(map(described, self.operations))
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """What to call each operation where the whole pipeline is looked at."""
+        """The labels of the operations in reports about the pipeline."""
         return tuple(f"{path}, {name}" for path, name in zip(paths_of(self.operations), self.names, strict=True))
 
     @functools.cached_property
-    def places(self) -> tuple[str, ...]:
-        """What to call each operation in the text of an error."""
+    def error_labels(self) -> tuple[str, ...]:
+        """The labels of the operations in error texts."""
         numbers = numbers_of(self.operations)
         return tuple(f"operation {number}, {name}" for number, name in zip(numbers, self.names, strict=True))
 
     @functools.cached_property
     def logical_shards(self) -> tuple[ShardOptions, ...]:
-        """The parts of the stream that this shard runs, each as a shard of its own; one where the pipeline is 1:1.
+        """The logical shards that this shard runs, each as a shard of its own; one if the pipeline is 1:1.
 
-        There, positions alone say what is in a batch, and it makes no difference to how many shards they are dealt.
+        In a 1:1 pipeline, positions alone determine a batch, whatever the number of shards.
         """
         shard, count = self.shard, self.shard.logical_shards
-        if count is None or first_deciding(self.operations) is None:
+        if count is None or first_dynamic(self.operations) is None:
             return (shard,)
         share = count // shard.shard_count
         numbers = range(shard.shard_index * share, (shard.shard_index + 1) * share)
@@ -148,7 +148,7 @@ class Pipeline:
 
     @functools.cached_property
     def share(self) -> Batch | None:
-        """The part of the last Batch that each of several logical shards fills; None where there is only one."""
+        """The part of the last Batch that each of several logical shards fills; None if there is only one."""
         if len(self.logical_shards) == 1 or (joining := joining_batch(self.operations)) is None:
             return None
         _, batch = joining
@@ -156,6 +156,6 @@ class Pipeline:
 
     @property
     def parts(self) -> list[tuple[str, Any]]:
-        """What the pipeline consists of, with what to call each part in texts for people."""
+        """Source, sampler and operations, with their labels in texts for users."""
         operations = zip(self.labels, self.operations, strict=True)
         return [("data_source", self.source), ("sampler", self.sampler), *operations]

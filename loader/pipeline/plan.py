@@ -1,13 +1,14 @@
-"""The one home of all meaning: source, sampler, shard and operations compiled into pure functions.
+"""Compiled pipelines: everything that determines the content and the order of a stream.
 
-A plan is a list of *stages*. Stage 0 turns a run of blocks (see `partition`) into elements: it reads the records and
-runs the operations up to the first one that must regroup: a packer, say, or a Batch after a Filter or FlatMap. That one
-begins stage 1, which turns one group of stage 0's elements into outputs; and so on. A pipeline whose operations
-are 1:1 before its first Batch has stage 0 alone, and one block of it is one final batch.
+A `Plan` compiles source, sampler, shard and operations into pure functions, grouped into *stages*. Stage 0 turns a
+range of blocks (see `partition`) into elements: it reads their records, and runs the operations before the first one
+that regroups, such as a packer, or a Batch after a Filter or FlatMap. Each later stage begins with an operation that
+regroups. It turns one group of the previous stage's elements into outputs. If the operations before the first Batch are
+1:1, there is only stage 0, and one of its blocks is one final batch.
 
-Nothing here knows of threads, processes or time: an executor decides who calls the plan, and when.
+A plan knows no thread, process or time: an executor decides where and when to call it.
 
-The user's code runs in an empty context, a new one for each call of a method below (see `isolation`).
+User code runs in an empty context, a new one for each call of a method (see `isolation`).
 """
 
 import dataclasses
@@ -18,20 +19,20 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from millstream.columnar import Allocate
-from millstream.loader.pipeline.arguments import check_balance, first_deciding
+from millstream.loader.pipeline.arguments import check_balance, first_dynamic
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, describe_records
 from millstream.loader.pipeline.error_log import ErrorLog
 from millstream.loader.pipeline.failing_records import without_failures
 from millstream.loader.pipeline.isolation import isolated
 from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
-from millstream.loader.pipeline.packing import most_batches
+from millstream.loader.pipeline.packing import max_batches
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import seed_of
-from millstream.loader.pipeline.reading import MOST_HELD, may_tell_threads_apart, reader_of
+from millstream.loader.pipeline.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
 from millstream.loader.pipeline.requests import Fed, Group, Request
-from millstream.loader.pipeline.stages import Watch, compile_stages, split_stages
+from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
 from millstream.loader.pipeline.steps import Step, annotated, run_steps
 from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
 from millstream.randomness import OF_BATCHES
@@ -42,54 +43,54 @@ from millstream.sources.source_checks import batched_read_of
 from millstream.transforms import Batch, Transformation
 
 KEYS = "keys"
-"""What finding out which records a call is about is called, where time is measured."""
+"""The name under which the time spent on record keys is measured."""
 
 READ = "read"
-"""What reading them is called there."""
+"""The name under which the time spent on reading is measured."""
 
 
 class Plan:
-    """A pipeline of one shard, compiled.
+    """The compiled pipeline of one shard.
 
     Attributes:
-        pipeline: what it is compiled from.
-        shards: the logical shards that it runs, each with its blocks. A 1:1 pipeline has one, and so have most others.
+        pipeline: the pipeline that the plan was compiled from.
+        shards: the logical shards of this shard, each with its blocks. A 1:1 pipeline has one, and so have most others.
         stages: the compiled operations.
-        share: how the last stage takes elements from each of several logical shards; None where there is only one.
-        one_to_one: whether step k is block k: nothing that drops or splits elements, or groups them as they come.
-        batched_source: whether the source reads many records in one call.
-        source_knows_threads: whether the source may depend on the thread that reads.
-        source_is_stream: whether it may be a stream in the guise of a source: as many threads then read as are asked
-            for, and no record is read twice.
-        blocks_are_batches: whether a block is a batch; else it is some records.
-        most_blocks: how many blocks are worth a call, however quick they are; None where they are not batches.
-        errors: the records that failed, of all passes in this process; None if the first error is raised.
+        share: the Batch that forms one logical shard's share of a final batch; None with one logical shard.
+        one_to_one: True if step k is block k: no operation drops, splits or regroups elements.
+        batched_source: True if the source reads many records in one call.
+        source_may_depend_on_thread: True if a record may depend on the thread that reads it.
+        source_is_stream: True if the source may be a stream that ignores the keys. It is then read by exactly the
+            requested number of threads, and no record is read twice.
+        blocks_are_batches: True if a block is a batch; otherwise it is one or more records.
+        max_blocks_per_call: the number of blocks above which a call gains nothing; None if blocks are not batches.
+        errors: the records that failed in all passes of this process; None if the first error is raised.
 
     Args:
-        pipeline: what to compile.
-        watch: wraps each function that does a part of the work, given the name of that part: to measure it, say.
+        pipeline: the pipeline to compile.
+        instrument: wraps each function that does part of the work, given its name; to measure it, for instance.
     """
 
-    def __init__(self, pipeline: Pipeline, watch: Watch = lambda _, function: function) -> None:
+    def __init__(self, pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> None:
         groups = split_stages(pipeline.operations)
-        self.one_to_one = first_deciding(pipeline.operations) is None
+        self.one_to_one = first_dynamic(pipeline.operations) is None
         self.pipeline = pipeline = _with_shuffled_batches(pipeline, groups)
         source = pipeline.source
         self.batched_source = batched_read_of(source) is not None
-        self.source_knows_threads = may_tell_threads_apart(source)
+        self.source_may_depend_on_thread = may_depend_on_thread(source)
         self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
         self.share = pipeline.share
         self.shards = tuple(
-            LogicalShard.of(number, pipeline, groups, functools.partial(watch, KEYS))
+            LogicalShard.of(number, pipeline, groups, functools.partial(instrument, KEYS))
             for number in range(len(pipeline.logical_shards))
         )
-        self.most_blocks = most_batches(groups[0], self.partition.block) if self.blocks_are_batches else None
-        self.source_is_stream = self.source_knows_threads and len(source) >= MOST_HELD
-        self._told: set[str] = set()
+        self.max_blocks_per_call = max_batches(groups[0], self.partition.block) if self.blocks_are_batches else None
+        self.source_is_stream = self.source_may_depend_on_thread and len(source) >= MAX_HELD_RECORDS
+        self._warned: set[str] = set()
         tolerance = pipeline.tolerance
         self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))
-        self._read: Callable[[Origins], Elements] = watch(READ, reader_of(source))
-        self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, watch=watch)
+        self._read: Callable[[Origins], Elements] = instrument(READ, reader_of(source))
+        self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, instrument=instrument)
         stage = self.stages[0]
         self._record_steps = stage.steps[: stage.num_record_steps]
         self._block_steps = stage.steps[stage.num_record_steps :]
@@ -98,7 +99,7 @@ class Plan:
 
     @property
     def partition(self) -> Partition:
-        """The blocks of the first logical shard: all that a 1:1 pipeline has. The others' are as large."""
+        """The blocks of the first logical shard. Those of the others have the same size."""
         return self.shards[0].partition
 
     @property
@@ -108,53 +109,53 @@ class Plan:
 
     @property
     def reads_in_order_only(self) -> str:
-        """The reason why no position but the next one can be read; "" if records can be read at random.
+        """The reason why only the next position can be read; "" if records can be read at random.
 
-        A source of a user's own that claims more records than fit into memory, and that has neither a batched read nor
-        a `fingerprint()`, returns whatever comes next: such as a dataset of Hugging Face that is streamed.
+        A user's source that claims more records than fit into memory, and has neither a batched read nor a
+        `fingerprint()`, returns the next record whatever the key. A streamed dataset of Hugging Face is an example.
         """
         source = self.pipeline.source
         if not self.source_is_stream or callable(getattr(source, "fingerprint", None)):
             return ""
         return (
-            f"{type(source).__name__} claims {len(source):,} records, so it is taken for a stream that returns what "
-            "comes next, from the beginning in each process. If it returns the same record for the same key, give it a "
+            f"{type(source).__name__} claims {len(source):,} records, so it is treated as a stream that returns the "
+            "next record, from the beginning in each process. If it returns the same record for the same key, add a "
             "fingerprint() method."
         )
 
     @functools.cached_property
     def deciding(self) -> str:
-        """What to call the first operation that decides while reading which outputs there are; "" in 1:1 pipelines."""
-        number = first_deciding(self.pipeline.operations)
+        """The label of the first operation that is not 1:1, so that outputs depend on the records; "" without one."""
+        number = first_dynamic(self.pipeline.operations)
         return "" if number is None else self.pipeline.labels[number]
 
     @functools.cached_property
     def blocks_per_epoch(self) -> int:
-        """How many blocks a logical shard reads in an epoch; without epochs, in as many records as the source has."""
+        """The number of blocks that a logical shard reads per epoch; without epochs, per `len(source)` records."""
         num_records = self.pipeline.order.num_records or len(self.pipeline.source)
         blocks = max(1, math.ceil(num_records / self.partition.global_block))
         num_blocks = self.shards[0].num_blocks
         return blocks if num_blocks is None else min(blocks, num_blocks)
 
     def locate(self, start: int, stop: int, shard: int = 0) -> Origins:
-        """Returns the origins of the records of blocks start … stop - 1 of one of the logical shards."""
+        """Returns the origins of the records of blocks start … stop - 1 of a logical shard."""
         return self.shards[shard].locator.locate(start, stop)
 
     def make(
         self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int, int], Elements] | None = None
     ) -> Elements:
-        """Returns the outputs that are asked for, batches in memory from `allocate`.
+        """Computes the outputs for a request, with batches in memory from `allocate`.
 
-        The records of blocks are read by `prepare_blocks`, by default the method of this name.
+        `prepare_blocks` replaces the method of this name; it may read in several threads.
         """
         if isinstance(request, Group):
-            return self.follow(request.stage, request.elements, allocate)
+            return self.run_stage(request.stage, request.elements, allocate)
         if isinstance(request, Fed):
-            return self.finish(isolated(self._work_on, request.elements), allocate)
-        return self.finish((prepare_blocks or self.prepare_blocks)(*request), allocate)
+            return self.finish_blocks(isolated(self._run_record_steps, request.elements), allocate)
+        return self.finish_blocks((prepare_blocks or self.prepare_blocks)(*request), allocate)
 
     def describe(self, request: Request) -> str:
-        """Returns which records a request is about."""
+        """Returns a description of a request's records, for logs and errors."""
         if isinstance(request, Group | Fed):
             return describe_records(request.elements.origins.named(self.pipeline.components))
         try:
@@ -162,28 +163,27 @@ class Plan:
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
-            # The user's sampler may raise; what is described must be told all the same.
+            # The user's sampler may raise. That must not hide the event that is being reported.
             return f"the blocks {request.start} to {request.stop - 1}"
 
     def prepare_blocks(self, start: int, stop: int, shard: int) -> Elements:
-        """Returns the prepared elements of blocks start … stop - 1; an error of the sampler comes at its block."""
+        """Reads and prepares blocks start … stop - 1. An error of the sampler comes at its block."""
         try:
             origins = self.locate(start, stop, shard)
         except BaseException as error:
             if cannot_wait(error):
                 raise
             if stop - start == 1:
-                return Elements.failed(annotated(error, f"the sampler, asked for the records of block {start}"))
+                return Elements.failed(annotated(error, f"the sampler, at block {start}"))
             run = Elements.concatenate([self.prepare_blocks(block, block + 1, shard) for block in range(start, stop)])
             if run.error is None:
-                # Each alone can be had: the error of all of them stands.
-                whole = f"the sampler, asked for the records of blocks {start} to {stop - 1}"
-                run = Elements.failed(annotated(error, whole))
+                # Every block succeeds on its own, so the error belongs to the range.
+                run = Elements.failed(annotated(error, f"the sampler, at blocks {start} to {stop - 1}"))
             return run
         return self.prepare(origins)
 
     def read_blocks(self, start: int, stop: int, shard: int) -> Elements:
-        """Returns the records of blocks start … stop - 1, as they are read: `work_on` prepares them.
+        """Reads the records of blocks start … stop - 1. `run_record_steps` prepares them.
 
         Raises:
             BaseException: the sampler's error, whose block `prepare_blocks` finds.
@@ -191,16 +191,16 @@ class Plan:
         origins = self.locate(start, stop, shard)
         return isolated(self._read_records, origins)
 
-    def work_on(self, run: Elements) -> Elements:
-        """Returns the elements of records that were read, as they are before the first Batch of stage 0."""
+    def run_record_steps(self, run: Elements) -> Elements:
+        """Prepares records that were read: runs the operations before the first Batch of stage 0."""
         return isolated(self._complete, run)
 
     def prepare(self, origins: Origins) -> Elements:
-        """Returns the elements of some records, as they are before the first Batch of stage 0."""
+        """Reads and prepares records: runs the operations before the first Batch of stage 0."""
         return isolated(self._prepare, origins)
 
-    def finish(self, run: Elements, allocate: Allocate) -> Elements:
-        """Returns the outputs of stage 0, given the prepared elements of whole blocks."""
+    def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
+        """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""
         failures = run.failures
         run = isolated(run_steps, self._block_steps, run, allocate)
         run.failures = failures
@@ -209,28 +209,28 @@ class Plan:
         return run
 
     def _check_first_outputs(self, run: Elements) -> None:
-        """Warns if the first outputs are None, but not the records: an operation lacks a `return`."""
+        """Warns if the first outputs are None, because an operation lacks a `return`."""
         self._are_first_outputs_checked = True
         num_steps = len(self.stages[0].steps)
         if num_steps and all(value is None for value in run.values):
             label = self.pipeline.labels[num_steps - 1]
-            self.tell_once("none", f"{label}, returned None for the first batch: did you forget `return`?")
+            self.warn_once("none", f"{label}, returned None for the first batch: did you forget `return`?")
 
-    def note_failures(self, outputs: Outputs) -> None:
-        """Notes the records that failed for outputs of stage 0, and cuts these if there are too many."""
+    def record_failures(self, outputs: Outputs) -> None:
+        """Records the failures in outputs of stage 0, and truncates the outputs if there are too many."""
         if self.errors is not None:
             self.errors.check(outputs, are_blocks=bool(self._block_steps))
 
-    def tell_once(self, topic: str, text: str) -> None:
-        """Says something about the stream in the log, the first time that it is about this topic."""
-        if topic not in self._told:
-            self._told.add(topic)
-            import logging  # noqa: PLC0415  (takes long to import)
+    def warn_once(self, topic: str, text: str) -> None:
+        """Logs a warning, unless one on the same topic has been logged."""
+        if topic not in self._warned:
+            self._warned.add(topic)
+            import logging  # noqa: PLC0415  (lazy: slow to import)
 
             logging.getLogger("millstream").warning("millstream: %s", text)
 
-    def follow(self, stage: int, group: Elements, allocate: Allocate) -> Elements:
-        """Returns the outputs of a later stage, given the elements of one group."""
+    def run_stage(self, stage: int, group: Elements, allocate: Allocate) -> Elements:
+        """Runs a later stage on the elements of one group."""
         origins = group.origins.named(self.pipeline.components)
         group = Elements(group.values, origins, group.error)
         return isolated(run_steps, self.stages[stage].steps, group, allocate)
@@ -239,7 +239,7 @@ class Plan:
         return self._complete(self._read_records(origins))
 
     def _read_records(self, origins: Origins) -> Elements:
-        """Returns the records, those that fail left out if errors are skipped."""
+        """Reads records. Those that fail are omitted if errors are skipped."""
         if self.errors is None:
             return self._read(origins)
         failed: list[FailedRecord] = []
@@ -248,22 +248,22 @@ class Plan:
         return run
 
     def _complete(self, run: Elements) -> Elements:
-        """Returns the elements of records that were read, those that failed replaced where each has its place."""
-        run = self._work_on(run)
+        """Runs the record steps, and replaces records that failed if each has its position."""
+        run = self._run_record_steps(run)
         if run.failures and self._has_places:
             names = self.pipeline.components
             run = with_substitutes(
-                run, names, lambda origins: self._work_on(self._read_records(origins)), self._key_cycle
+                run, names, lambda origins: self._run_record_steps(self._read_records(origins)), self._key_cycle
             )
         return run
 
     @functools.cached_property
     def _key_cycle(self) -> KeyCycle:
-        """The order of the keys among which a substitute is found; cached, because it may sort keys."""
+        """The order of the keys that may be substitutes. Cached, because building it may sort keys."""
         order = self.pipeline.order if is_mixed(self.pipeline.order) else self.pipeline.sampler
         return KeyCycle(order, len(self.pipeline.source))
 
-    def _work_on(self, run: Elements) -> Elements:
+    def _run_record_steps(self, run: Elements) -> Elements:
         if self.errors is None:
             return run_steps(self._record_steps, run, np.empty)
         failed = list(run.failures)
@@ -276,12 +276,12 @@ class Plan:
 def _with_shuffled_batches(pipeline: Pipeline, stages: Sequence[Sequence[Transformation]]) -> Pipeline:
     """Returns the pipeline with the rows of a mixture permuted within each global batch.
 
-    A pipeline that one logical shard reads alone, and that decides while reading, keeps the order: there is no share
-    to balance, and the rows at the end of the order are the first ones of the batch that a longer order has there.
+    A pipeline that is not 1:1 and has a single logical shard keeps its order: there is no share to balance, and the
+    rows at the end of the order are the first ones of the same batch in a longer order.
     """
     order, num_shards = pipeline.order, pipeline.logical_shards[0].shard_count
     check_balance(pipeline.operations, order, records_per_block(stages, pipeline.share), num_shards)
-    if not is_mixed(order) or (num_shards == 1 and first_deciding(pipeline.operations) is not None):
+    if not is_mixed(order) or (num_shards == 1 and first_dynamic(pipeline.operations) is not None):
         return pipeline
     size = records_per_block(stages, pipeline.share) * num_shards
     seed = derive_seed(seed_of(order) or 0, OF_BATCHES)

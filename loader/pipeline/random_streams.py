@@ -1,4 +1,4 @@
-"""Which generator a random operation gets at each element."""
+"""The random generators of random operations, one per element."""
 
 from collections.abc import Iterator
 
@@ -14,9 +14,9 @@ from millstream.seed_hashing import derive_seed
 def streams_of(
     sampler: VectorisedSampler | AdaptedSampler, origins: Origins, operation: int, seed: int | None = None
 ) -> Iterator["np.random.Generator"]:
-    """Yields the generators of random operation number `operation`, counted over random operations, at each element.
+    """Yields a generator for each element, given the number of the operation among random operations.
 
-    They are those of a seed, where one is given, else the sampler's.
+    The generators are those of `seed` if it is given, otherwise the sampler's.
     """
     seed = sampler.seed if seed is None else seed
     if seed is not None:
@@ -29,17 +29,17 @@ def streams_of(
 
 
 def _streams_of_mixture(mixture: MixedSampler, origins: Origins, operation: int) -> Iterator["np.random.Generator"]:
-    """Yields the generators that each component's sampler alone would give."""
+    """Yields the same generators as the samplers of the components."""
     components, positions = mixture.locate(origins.position)
-    # Of hundreds of components, a batch has some: only these are looked at.
+    # A batch contains only a few of possibly hundreds of components.
     touched, which = np.unique(components, return_inverse=True)
     samplers = [mixture.samplers[component] for component in touched.tolist()]
     seeds = [sampler.seed for sampler in samplers]
     if None not in seeds:
-        most = np.iinfo(np.int64).max
-        lengths = np.array([min(sampler.num_records or most, most) for sampler in samplers], dtype=np.int64)
-        words = np.array(seeds, dtype=np.uint64)
-        return generators(words[which], positions // lengths[which], origins.index, operation)
+        largest = np.iinfo(np.int64).max
+        lengths = np.array([min(sampler.num_records or largest, largest) for sampler in samplers], dtype=np.int64)
+        all_seeds = np.array(seeds, dtype=np.uint64)
+        return generators(all_seeds[which], positions // lengths[which], origins.index, operation)
     table = origins.table.copy()
     table[0] = positions
     own = {
@@ -50,7 +50,7 @@ def _streams_of_mixture(mixture: MixedSampler, origins: Origins, operation: int)
 
 
 def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator["np.random.Generator"]:
-    """Yields the generators that a custom sampler gives, one by one: an error of its own comes at its element."""
+    """Yields the generators of a custom sampler one by one, so that an error is raised at its element."""
     for position in origins.position.tolist():
         (rng,) = sampler.rngs_at([position])
         if rng is None:
@@ -59,9 +59,9 @@ def _parents(sampler: AdaptedSampler, origins: Origins) -> Iterator["np.random.G
 
 
 def seed_of(sampler: VectorisedSampler | AdaptedSampler) -> int | None:
-    """Returns the seed from which what is not drawn for single records derives its own; None if there is none.
+    """Returns the seed of draws that do not belong to single records, or None.
 
-    In a mixture, it is derived from the seed of the first component: so components can be added after it.
+    In a mixture, it is derived from the seed of the first component, so components can be added after it.
     """
     if not is_mixed(sampler):
         return sampler.seed
@@ -70,7 +70,7 @@ def seed_of(sampler: VectorisedSampler | AdaptedSampler) -> int | None:
 
 
 def has_randomness(sampler: VectorisedSampler | AdaptedSampler) -> bool:
-    """Whether random operations can draw: the sampler has a seed, or gives its positions generators of their own."""
+    """Returns True if random operations can draw: the sampler has a seed, or a generator for each position."""
     if is_mixed(sampler):
         return all(map(has_randomness, sampler.samplers))
     return sampler.seed is not None or (isinstance(sampler, AdaptedSampler) and sampler[0].rng is not None)

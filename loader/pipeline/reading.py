@@ -1,4 +1,4 @@
-"""Reading records from a source: many in one call where the source can."""
+"""Reading records from a source, in batched reads if the source has them."""
 
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -12,15 +12,15 @@ from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
 from millstream.sources.source_checks import batched_read_of
 
-MOST_HELD = 1 << 30
-"""No source has this many records in memory, as objects: one that says so reads them, or makes them up."""
+MAX_HELD_RECORDS = 1 << 30
+"""No source holds this many records in memory as objects. A source that claims more reads or generates them."""
 
 
-def may_tell_threads_apart(source: DataSource[Any]) -> bool:
-    """Whether records are read one by one, by code of the user's, which may depend on the thread that it runs in.
+def may_depend_on_thread(source: DataSource[Any]) -> bool:
+    """Returns True if records are read one by one, by user code that may depend on its thread.
 
-    A stream in the guise of a source may have an iterator for each thread that reads: whether the consumer's thread is
-    one of them must not depend on how long a read happens to take.
+    A stream in the guise of a source may have an iterator per reading thread. Whether the consumer's thread is one of
+    them must not depend on the duration of a read.
     """
     method = getattr(type(source), "__getitem__", None)
     is_own = not type(source).__module__.startswith("millstream.")
@@ -28,13 +28,13 @@ def may_tell_threads_apart(source: DataSource[Any]) -> bool:
 
 
 def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
-    """Returns the function that reads records: in one call where the source can."""
+    """Returns the function that reads records, in one call if the source has batched reads."""
     stand_in: Any = source
     kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
     where = f"reading from {kind.__name__}"
     read_many = batched_read_of(source)
     read_one: Callable[[int], Any] = source.__getitem__
-    # What stands in for a list makes a dict or list for each reader.
+    # A source that replaces a list builds a new dict or list for each reader.
     if type(source) in {list, tuple}:
         held = HeldRecords(cast("Sequence[Any]", source))
         read_one, read_many = held.quickest.__getitem__, held.__getitems__
@@ -56,47 +56,47 @@ def _batched_reader(
     read_singly: Callable[[Origins], Elements],
     where: str,
 ) -> Callable[[Origins], Elements]:
-    """Returns the function that reads many records in one call, and one by one where that fails."""
+    """Returns the function that reads records in one call, and one by one if that fails."""
     takes_arrays = bool(getattr(source, "takes_key_arrays", False))
-    told: list[bool] = []
+    warned: list[bool] = []
 
     def read(origins: Origins) -> Elements:
-        # An array of the source's own: it may sort it, or hand it to a library that wants to write to it.
+        # The source gets an array of its own, because it may sort it, or pass it to a library that writes to it.
         keys = origins.record_key.copy() if takes_arrays else origins.record_key.tolist()
         try:
             records = read_many(keys)
-            # A list may be the source's own, which it fills again.
+            # The source may reuse a list.
             values = records if isinstance(records, (tuple, ColumnarRecords)) else list(records)
             if len(values) == len(keys):
                 return Elements(values, origins)
             error: BaseException = _WrongCountError(
-                f"__getitems__ of {type(source).__name__} was asked for {len(keys)} records and gave {len(values)}."
+                f"__getitems__ of {type(source).__name__} got {len(keys)} keys and returned {len(values)} records."
             )
         except BaseException as raised:
             if cannot_wait(raised):
                 raise
             error = raised
-        # One by one, to deliver what comes before the bad record and to say which it is.
+        # One by one, to deliver the records before the faulty one, and to name that one.
         run = read_singly(origins)
         if run.error is not None:
             return run
         if _is_of_the_call(error):
-            whole = f"{where}, {len(keys)} records at once, the first at {describe_origin(origins, 0)}"
-            return Elements.failed(annotated(error, whole))
-        if not told:
-            told.append(True)
-            _tell_fallback(type(source).__name__, len(keys), error)
+            place = f"{where}, {len(keys)} records in one call, the first at {describe_origin(origins, 0)}"
+            return Elements.failed(annotated(error, place))
+        if not warned:
+            warned.append(True)
+            _warn_of_fallback(type(source).__name__, len(keys), error)
         return run
 
     return read
 
 
-def _tell_fallback(source: str, count: int, error: BaseException) -> None:
-    import logging  # noqa: PLC0415  (takes long to import)
+def _warn_of_fallback(source: str, count: int, error: BaseException) -> None:
+    import logging  # noqa: PLC0415  (lazy: slow to import)
 
     logging.getLogger("millstream").warning(
-        "millstream: %s.__getitems__ failed for %d records, and __getitem__ read each of them: %s: %s. Where that "
-        "happens, records are read one by one, which is slower. Fix __getitems__, or delete it.",
+        "millstream: %s.__getitems__ failed for %d records, and __getitem__ read each of them: %s: %s. Reading records "
+        "one by one is slower. Fix __getitems__, or delete it.",
         source,
         count,
         type(error).__name__,
@@ -105,11 +105,11 @@ def _tell_fallback(source: str, count: int, error: BaseException) -> None:
 
 
 def _is_of_the_call(error: BaseException) -> bool:
-    """True if an exception is that of the batched read although each of the records can be read."""
+    """Returns True if the error of a batched read stands although each of the records can be read."""
     if not isinstance(error, Exception) or isinstance(error, _WrongCountError | StopIteration):
         return True
     return is_from_signal_handler(error)
 
 
 class _WrongCountError(ValueError):
-    """A batched read that returned more or fewer records than it was asked for."""
+    """A batched read returned the wrong number of records."""

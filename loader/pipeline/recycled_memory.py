@@ -1,11 +1,11 @@
-"""Memory for batches that is used again: its pages are real already, and a new page costs more than filling it.
+"""Recycled memory for batches, because allocating a page costs more than filling it.
 
 Guarantees:
-    * Memory is given out again only when no array is left on it: a base object under each array reports its end through
-      `weakref.finalize`. Batches that are kept, or that JAX has taken as they are, are never overwritten.
-    * What lies idle has MOST_IDLE_BYTES at most, or is a single piece.
-    * Any thread may allocate, and arrays may end in any thread at any moment: each step is one operation on a dict or
-      a deque. Two that end at the same moment may exceed the bound by one piece.
+    * Memory is reused only when no array is left on it. `weakref.finalize` observes a base object below each array.
+      Batches that are kept, or that JAX uses in place, are never overwritten.
+    * Idle memory takes at most MAX_IDLE_BYTES, or is a single buffer.
+    * Any thread may allocate, and arrays may end in any thread at any moment. Each step is a single operation on a dict
+      or deque. Two arrays that end at the same moment may exceed the limit by one buffer.
 """
 
 import contextlib
@@ -18,67 +18,69 @@ import numpy as np
 from numpy.typing import NDArray
 
 ALIGNMENT = 64
-"""Bytes at whose multiples large leaves begin: JAX takes such an array on the CPU as it is."""
+"""The alignment of large leaves in bytes. JAX on the CPU uses such arrays in place."""
 
-SMALLEST_BYTES = 1 << 18
-"""Smaller arrays come from the system's allocator, which keeps pages of that size itself."""
+MIN_BYTES = 1 << 18
+"""Smaller arrays come from the system's allocator, which recycles pages of that size itself."""
 
 _PAGE_BYTES = 4096
 
-MOST_IDLE_BYTES = 1 << 28
+MAX_IDLE_BYTES = 1 << 28
 
 
 @final
 class RecycledMemory:
+    """Allocates the arrays of batches in this process."""
+
     """Allocates the arrays that batches are stacked into, in this process."""
 
     def __init__(self) -> None:
         self._idle: dict[int, deque[NDArray[np.uint8]]] = {}
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns an uninitialised array; large ones at a multiple of 64 bytes, which JAX takes without a copy."""
+        """Returns an uninitialised array. Large ones are aligned to 64 bytes, so that JAX need not copy them."""
         num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes < SMALLEST_BYTES:
+        if num_bytes < MIN_BYTES:
             return np.empty(shape, dtype)
         size = round_up(num_bytes + ALIGNMENT)
         memory = self._take_idle(size)
         if memory is None:
             memory = np.empty(size, dtype=np.uint8)
-        # Of its buffer: NumPy lets a view of a view refer to the first array in the chain, which must be this one.
+        # From the buffer: a view of a view would refer to the first array in the chain, which must be this one.
         base = np.frombuffer(memory.data, dtype=np.uint8)
-        weakref.finalize(base, _give_back, weakref.ref(self), memory).atexit = False
+        weakref.finalize(base, _return_buffer, weakref.ref(self), memory).atexit = False
         start = -int(base.__array_interface__["data"][0]) % ALIGNMENT
         return base[start : start + num_bytes].view(dtype).reshape(shape)
 
     def _take_idle(self, size: int) -> NDArray[np.uint8] | None:
-        """Returns an idle piece of at least this size and at most twice as large, the smallest one; None without."""
+        """Takes the smallest idle buffer of at least this size and at most twice as much, or returns None."""
         sizes = [size] if self._idle.get(size) else sorted(self._idle.copy())
         for other in sizes:
             if size <= other <= 2 * size:
-                # Another thread may have taken it meanwhile.
+                # Another thread may have taken it.
                 with contextlib.suppress(IndexError):
                     return self._idle[other].pop()
         return None
 
     def keep(self, memory: NDArray[np.uint8]) -> None:
-        """Keeps a piece for the next array. Drops all others where there is no room for them: sizes have changed."""
+        """Keeps a buffer for the next array. Drops all others if there is no room, because sizes have changed."""
         idle = self._idle.copy()
-        if sum(size * len(pieces) for size, pieces in idle.items()) + len(memory) > MOST_IDLE_BYTES:
-            for pieces in idle.values():
-                pieces.clear()
+        if sum(size * len(buffers) for size, buffers in idle.items()) + len(memory) > MAX_IDLE_BYTES:
+            for buffers in idle.values():
+                buffers.clear()
         self._idle.setdefault(len(memory), deque()).append(memory)
 
 
-def _give_back(owner: "weakref.ref[RecycledMemory]", memory: NDArray[np.uint8]) -> None:
-    """Gives a piece back to who made it. Arrays that are kept do not keep its other pieces."""
+def _return_buffer(owner: "weakref.ref[RecycledMemory]", memory: NDArray[np.uint8]) -> None:
+    """Returns a buffer to its owner. Arrays that are kept do not keep the owner's other buffers alive."""
     if (recycled := owner()) is not None:
         recycled.keep(memory)
 
 
 def round_up(num_bytes: int) -> int:
-    """Returns the size that a chunk of this many bytes is kept under: few sizes, so that chunks serve again.
+    """Returns the size of the buffer for a number of bytes. There are few sizes, so that buffers can be reused.
 
-    Whole pages, of which the largest three bits count: at most a quarter is left unused.
+    It is a number of pages with three significant bits, which leaves at most a quarter unused.
     """
     pages = -(-num_bytes // _PAGE_BYTES)
     step = 1 << max(0, pages.bit_length() - 3)

@@ -1,4 +1,4 @@
-"""What can be asked of a plan: values that travel to whoever makes the outputs."""
+"""Requests to a plan: values that can be sent to any thread or process."""
 
 from typing import NamedTuple, TypeAlias
 
@@ -6,7 +6,7 @@ from millstream.loader.pipeline.elements import Elements
 
 
 class Blocks(NamedTuple):
-    """The outputs of blocks `start … stop - 1` of stage 0, of one of the logical shards."""
+    """Requests the outputs of blocks `start … stop - 1` of stage 0 of a logical shard."""
 
     start: int
     stop: int
@@ -14,14 +14,14 @@ class Blocks(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The outputs of a later stage, made of the elements of one group."""
+    """Requests the outputs of a later stage, made from the elements of one group."""
 
     stage: int
     elements: Elements
 
 
 class Fed(NamedTuple):
-    """The outputs of stage 0, made of elements that were not read from the source."""
+    """Requests the outputs of stage 0, made from elements that were not read from the source."""
 
     elements: Elements
 

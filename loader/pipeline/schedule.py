@@ -1,8 +1,7 @@
-"""Which call of a plan comes next, and in which order the outputs leave: pure bookkeeping.
+"""The order of a plan's calls, and the order in which their outputs leave. Pure bookkeeping.
 
-An executor takes calls, runs them anywhere and in any order, and hands the results back; the schedule lines the
-results up, regroups them for the next stage, and gives the outputs out in the order of the stream. It is used by one
-thread at a time.
+An executor takes calls, runs them anywhere and in any order, and returns the results. The schedule puts the results in
+order, regroups them for the next stage, and delivers the outputs in the order of the stream. One thread uses it.
 """
 
 from collections import deque
@@ -24,10 +23,10 @@ class Schedule:
     """The calls of one pass over a logical shard, from a cursor on.
 
     Args:
-        plan: what the calls are of.
-        cursor: where the first one begins: the numbers of each of its stages.
+        plan: the plan of the calls.
+        cursor: the position of the first output.
         shard: the number of the logical shard.
-        stages: how many of the plan's stages it has; None for all.
+        stages: the number of the plan's stages to run; None for all.
     """
 
     def __init__(self, plan: Plan, cursor: Cursor, shard: int = 0, stages: int | None = None) -> None:
@@ -35,16 +34,16 @@ class Schedule:
         self._shard = plan.shards[shard]
         self._stages = plan.stages[:stages]
         self._block = cursor.block
-        # How many outputs of the first group of each stage are used up.
+        # The number of consumed outputs in the first group of each stage.
         self._skip = [0] * len(self._stages)
         self._failed = False
-        # Where the source has ended the stream, nothing more is read either, but what was read is used up.
+        # True if the source has ended the stream. Nothing more is read, but the records read are consumed.
         self._has_ended = False
         self._ended_stages = 0
         self._pending: list[deque[Call]] = [deque() for _ in self._stages]
         self._untaken: list[deque[Call]] = [deque() for _ in self._stages]
         self._outputs: deque[Outputs] = deque()
-        # The bytes of an element that each stage has made last.
+        # The size of an element in the latest outputs of each stage.
         self._element_bytes = [0.0 for _ in self._stages]
         self._regroupings: list[Regrouping] = []
         if len(self._stages) > 1:
@@ -54,10 +53,10 @@ class Schedule:
         self._empty_epochs: EmptyEpochs | None = None
         self._windows: FilterWindows | None = None
         if any(stage.filters for stage in self._stages):
-            self._watch_filters(cursor.block)
+            self._check_filters(cursor.block)
         self._end_stages()
 
-    # Most pipelines do without what these import.
+    # The late imports are not needed by most pipelines.
     def _regroup(self, cursor: Cursor) -> None:
         from millstream.loader.pipeline.regrouping import Regrouping  # noqa: PLC0415
 
@@ -72,7 +71,7 @@ class Schedule:
                 self._regroupings.append(Regrouping(stage.grouping, start, used, divides_units=stage.divides_units))
             first = stop
 
-    def _watch_filters(self, block: int) -> None:
+    def _check_filters(self, block: int) -> None:
         from millstream.loader.pipeline.empty_epochs import EmptyEpochs  # noqa: PLC0415
         from millstream.loader.pipeline.filter_windows import FilterWindows  # noqa: PLC0415
 
@@ -82,28 +81,28 @@ class Schedule:
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything has been given out."""
+        """True if everything has been delivered."""
         return self._ended_stages == len(self._pending) and not self._outputs
 
     @property
     def backlog(self) -> int:
-        """How many calls are begun, or can begin, or have outputs that were not given out."""
+        """The number of calls that have begun, can begin, or have outputs that were not delivered."""
         return sum(map(len, self._pending)) + len(self._outputs)
 
     @property
     def ready(self) -> int:
-        """How many of these are made. Any thread may ask."""
+        """The number of these calls that are complete. Thread-safe."""
         made = sum(call.outputs is not None for pending in self._pending for call in pending.copy())
         return made + len(self._outputs)
 
     @property
     def records_ahead(self) -> int:
-        """How many records the backlog is about: those that calls of stage 0 read, and elements from there on."""
-        in_work = sum(call.num_records for pending in self._pending for call in pending)
-        return in_work + sum(outputs.num_records for outputs in self._outputs)
+        """The number of records in the backlog: those that calls of stage 0 read, and elements in later stages."""
+        in_flight = sum(call.num_records for pending in self._pending for call in pending)
+        return in_flight + sum(outputs.num_records for outputs in self._outputs)
 
     def bytes_ahead(self, block_bytes: float) -> float:
-        """Returns approximately how many bytes the backlog takes, given what a block of a call in work will take."""
+        """Returns the estimated size of the backlog in bytes, given the expected size of a block."""
         held = float(sum(outputs.num_bytes for outputs in self._outputs))
         for stage, pending in enumerate(self._pending):
             size = block_bytes if stage == 0 else self._element_bytes[stage - 1]
@@ -112,31 +111,31 @@ class Schedule:
                 held += size * (call.num_blocks or call.num_records) if done is None else done.num_bytes
         return held
 
-    def next_blocks(self, most: int) -> int:
-        """Returns how many blocks a call of stage 0 that makes `most` at most would make now."""
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call of stage 0, at most `limit`."""
         if self._failed:
             return 0
         last = self._shard.num_blocks
-        return most if last is None else max(0, min(most, last - self._block))
+        return limit if last is None else max(0, min(limit, last - self._block))
 
     @property
     def next_stage(self) -> int | None:
-        """The latest stage that has a call which may run now; None when there is none."""
+        """The latest stage with a call that may run now, or None."""
         for stage in reversed(range(len(self._untaken))):
             if self._untaken[stage]:
                 return stage
         return 0 if self.next_blocks(1) else None
 
-    def take(self, stage: int, most_blocks: int = 1) -> Call | None:
-        """Returns the next call of a stage, in order, or None if none may run now.
+    def take(self, stage: int, max_blocks: int = 1) -> Call | None:
+        """Takes the next call of a stage. Returns None if none may run now.
 
         Args:
-            stage: which one.
-            most_blocks: how many blocks a call of stage 0 makes at most.
+            stage: the stage.
+            max_blocks: the maximum number of blocks of a call of stage 0.
         """
         if self._untaken[stage]:
             return self._untaken[stage].popleft()
-        blocks = self.next_blocks(most_blocks) if stage == 0 else 0
+        blocks = self.next_blocks(max_blocks) if stage == 0 else 0
         if not blocks:
             return None
         call = BlockCall(self._shard, self._block, self._block + blocks, self._take_skip(0))
@@ -145,45 +144,45 @@ class Schedule:
         return call
 
     def wants(self, call: Call) -> bool:
-        """Whether the outputs of a call that was taken are still waited for: after an error, no later ones are."""
+        """Returns True if the outputs of a call are still waited for. After an error, no later ones are."""
         return call in self._pending[call.stage]
 
     def describe(self, call: Call) -> str:
-        """Returns which records a call is about."""
+        """Returns a description of a call's records."""
         return self._plan.describe(call.request)
 
     def split(self, call: BlockCall) -> list[BlockCall]:
-        """Returns calls of one block each that replace a call, to find out which block is at fault.
+        """Replaces a call by calls of one block each, to find the faulty block.
 
-        There are none if the outputs of the call are no longer wanted.
+        Returns none if the outputs of the call are no longer wanted.
         """
         if not self.wants(call):
             return []
-        pieces = [BlockCall(self._shard, block, block + 1) for block in range(call.start, call.stop)]
-        pieces[0].skip = call.skip
+        calls = [BlockCall(self._shard, block, block + 1) for block in range(call.start, call.stop)]
+        calls[0].skip = call.skip
         pending = list(self._pending[0])
         row = pending.index(call)
-        self._pending[0] = deque([*pending[:row], *pieces, *pending[row + 1 :]])
-        return pieces
+        self._pending[0] = deque([*pending[:row], *calls, *pending[row + 1 :]])
+        return calls
 
     def complete(self, call: Call, elements: Elements) -> None:
-        """Takes the result of a call."""
+        """Stores the result of a call."""
         call.complete(elements)
         for stage, pending in enumerate(self._pending):
             while pending and (outputs := pending[0].outputs) is not None:
                 made = pending.popleft()
                 if outputs.failures:
-                    self._plan.note_failures(outputs)
-                # What ends in an error has not let nothing through; what ends with the source may have.
+                    self._plan.record_failures(outputs)
+                # Outputs that end with an error do not count as empty, unless the source has ended.
                 if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
-                    self._empty_epochs.note(stage, made.num_blocks, len(outputs.values))
+                    self._empty_epochs.record(stage, made.num_blocks, len(outputs.values))
                 if self._windows is not None and isinstance(made, BlockCall):
                     self._windows.check(outputs, made.stop)
                 self._forward(stage, outputs)
         self._end_stages()
 
     def pop(self) -> Outputs | None:
-        """Returns the next outputs in order, if they are ready. Outputs with an error are the last."""
+        """Returns the next outputs in order, if they are complete. Outputs with an error are the last."""
         if not self._outputs:
             return None
         outputs = self._outputs.popleft()
@@ -195,13 +194,13 @@ class Schedule:
         return outputs
 
     def _forward(self, stage: int, outputs: Outputs) -> None:
-        """Passes outputs on to the next stage, or out."""
+        """Passes outputs to the next stage, or out of the last one."""
         error = outputs.error
         if error is not None:
-            # Nothing after an error is ever wanted.
+            # Nothing after an error is wanted.
             self._failed, self._has_ended = True, isinstance(error, SourceEnded)
             if isinstance(error, SourceEnded):
-                self._plan.tell_once("end", text_of(error))
+                self._plan.warn_once("end", text_of(error))
             self._pending[stage].clear()
             self._untaken[stage].clear()
         if stage + 1 == len(self._pending):
@@ -211,19 +210,18 @@ class Schedule:
         for group in self._regroupings[stage].add(outputs):
             self._enqueue(stage + 1, group)
         if error is not None and not self._has_ended:
-            for group in self._regroupings[stage].cut():
+            for group in self._regroupings[stage].truncate():
                 self._enqueue(stage + 1, group)
             self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, error))
 
     def _enqueue(self, stage: int, group: "FormedGroup") -> None:
         skip, span = self._take_skip(stage), (group.start, group.end)
-        made_by = self._stages[stage]
-        call = GroupCall(self._shard.number, stage, group.elements, span, skip=skip, made_by=made_by)
+        call = GroupCall(self._shard.number, stage, group.elements, span, skip=skip, compiled=self._stages[stage])
         self._pending[stage].append(call)
         self._untaken[stage].append(call)
 
     def _end_stages(self) -> None:
-        """Closes each stage that has no more to come, and lets its last, short group pass."""
+        """Closes each stage that gets no more input, and forms its last, short group."""
         while self._ended_stages < len(self._pending):
             stage = self._ended_stages
             if self._pending[stage] or (stage == 0 and self.next_blocks(1)):

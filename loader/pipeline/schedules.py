@@ -1,4 +1,4 @@
-"""Which schedule a pass over a stream has: that of one logical shard, of several, or of what is fed with elements."""
+"""The choice of a schedule: for one logical shard, for several, or for a feed."""
 
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from millstream.loader.pipeline.joined_schedule import JoinedSchedule
 
 AnySchedule: TypeAlias = "Schedule | JoinedSchedule"
-"""The calls of one pass over what a shard reads."""
+"""The calls of one pass over the records of a shard."""
 
 
 def schedule_from(plan: Plan, position: Position, feed: "Feed | None" = None) -> AnySchedule:
-    """Returns the calls of one pass over the stream of a plan.
+    """Returns the schedule of one pass over the stream of a plan.
 
     Args:
-        plan: what the calls are of.
-        position: where the pass begins.
-        feed: where the elements of stage 0 come from; None where they are read.
+        plan: the plan of the calls.
+        position: the position of the first output.
+        feed: the source of the elements of stage 0; None if they are read.
     """
-    # Most streams do without what these import.
+    # Late imports, because most streams need neither.
     if feed is not None:
         from millstream.loader.pipeline.fed_schedule import FedSchedule  # noqa: PLC0415
 

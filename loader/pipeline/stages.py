@@ -16,24 +16,24 @@ from millstream.transforms import Batch, Filter, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import Grouping, GroupingOperation
 from millstream.transforms.only_for import leaves
 
-Watch: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
-"""Returns a function that does the same as one given, which does the part of the work that has this name."""
+Instrument: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""A function that wraps another one, given the name of the stage whose work that one does."""
 
 
 class Stage(NamedTuple):
     """Operations that run without regrouping.
 
     Attributes:
-        steps: the compiled operations, the one that regroups first in every stage but stage 0.
-        grouping: how the elements of the stage before are grouped; None in stage 0, which reads blocks.
-        num_record_steps: how many of the steps come before the first that makes an element of several: these work
-            element by element, so a block may be cut anywhere between them.
-        filters: what to call those operations that may drop elements.
-        unit: how much of a group each output of its grouping uses up; None if outputs are counted.
-        divides_units: True if what the grouping makes of a unit may become no output, or several. A position then has
-            two numbers for this stage: how much of the group is used up, and how many outputs of the next unit.
-        runs_user_code: whether more is done than to copy what is in elements. Else the consumer does it: to send the
-            elements to a worker would take it longer, as `loader/README.md` shows.
+        steps: the compiled operations. In every stage but stage 0, the first one regroups.
+        grouping: the grouping of the stage before's elements; None in stage 0, which reads blocks.
+        num_record_steps: the number of steps before the first that gathers elements. They work element by element, so
+            a block may be divided anywhere between elements.
+        filters: the labels of operations that may drop elements.
+        unit: the size of one output of the grouping; None if outputs are counted.
+        divides_units: True if an output of the grouping may become no output of the stage, or several. A position then
+            has two numbers for this stage: the consumed size of the group, and the outputs of the next unit.
+        runs_user_code: True if the stage does more than copy elements. Otherwise the consumer runs it, because sending
+            the elements to a worker would take longer.
     """
 
     steps: tuple[Step, ...]
@@ -51,13 +51,13 @@ class Stage(NamedTuple):
 
 
 def split_stages(operations: Sequence[Transformation]) -> list[list[Transformation]]:
-    """Returns the operations of each stage; every stage but the first begins with the one that regroups."""
+    """Returns the operations of each stage. Every stage but the first begins with the operation that regroups."""
     groups: list[list[Transformation]] = [[]]
-    whole_blocks = True
+    is_block_complete = True
     for operation in operations:
-        if operation.regroups or (isinstance(operation, Batch) and not whole_blocks):
+        if operation.regroups or (isinstance(operation, Batch) and not is_block_complete):
             groups.append([])
-        whole_blocks = whole_blocks and operation.keeps_count and not operation.regroups
+        is_block_complete = is_block_complete and operation.keeps_count and not operation.regroups
         groups[-1].append(operation)
     return groups
 
@@ -67,20 +67,20 @@ def compile_stages(
     groups: Sequence[Sequence[Transformation]],
     *,
     is_template: Callable[[int], bool],
-    watch: Watch,
+    instrument: Instrument,
 ) -> tuple[Stage, ...]:
-    """Returns the stages.
+    """Returns the compiled stages.
 
     Args:
-        pipeline: whose they are.
+        pipeline: the pipeline.
         groups: the operations of each stage.
-        is_template: says of a block whether its record is read as a template only.
-        watch: wraps each step, given what the operation is called.
+        is_template: returns True for a block whose record is read as a template only.
+        instrument: wraps each step, given the label of its operation.
     """
     stages: list[Stage] = []
     streams = functools.partial(streams_of, pipeline.order)
     labels, number, random_number, shuffle_number = pipeline.labels, 0, 0, 0
-    maker: str | None = None
+    producer: str | None = None
     for stage, group in enumerate(groups):
         steps: list[Step] = []
         filters: list[str] = []
@@ -90,7 +90,7 @@ def compile_stages(
         next_one = groups[stage + 1][0] if stage + 1 < len(groups) else None
         divides_units = unit is not None and _changes_count(group[1:], next_one)
         for operation in group:
-            where = pipeline.places[number]
+            where = pipeline.error_labels[number]
             if isinstance(operation, Pack):
                 step = pack_step(operation, pipeline.order, where)
             elif isinstance(operation, GroupingOperation):
@@ -101,7 +101,7 @@ def compile_stages(
                 step = compile_step(
                     operation,
                     where,
-                    maker=maker,
+                    producer=producer,
                     streams=streams,
                     random_number=random_number,
                     is_template=is_template,
@@ -109,13 +109,13 @@ def compile_stages(
                 )
                 if not operation.keeps_count:
                     (filters if operation.is_between else own_filters).append(labels[number])
-            steps.append(watch(labels[number], step))
-            maker = maker if isinstance(operation, Filter) else labels[number]
+            steps.append(instrument(labels[number], step))
+            producer = producer if isinstance(operation, Filter) else labels[number]
             number += 1
             random_number += sum(isinstance(part, RandomMap) for part in leaves(operation))
         if isinstance(next_one, GroupingOperation):
-            # What it leaves out of the elements is left out where they are made.
-            steps.append(watch(labels[number], prepare_step(next_one, pipeline.places[number])))
+            # Elements are reduced to what it needs by the worker that makes them.
+            steps.append(instrument(labels[number], prepare_step(next_one, pipeline.error_labels[number])))
             filters.append(labels[number])
         gathering = [row for row, operation in enumerate(group) if operation.gathers]
         stages.append(
@@ -123,7 +123,7 @@ def compile_stages(
                 steps=tuple(steps),
                 grouping=grouping,
                 num_record_steps=gathering[0] if gathering else len(steps),
-                # If the user's own ones drop something, the others need not be named.
+                # If user operations drop elements, the others need not be named.
                 filters=tuple(own_filters or filters),
                 unit=unit,
                 divides_units=divides_units,
@@ -134,7 +134,7 @@ def compile_stages(
 
 
 def _changes_count(operations: Sequence[Transformation], next_one: Transformation | None) -> bool:
-    """Returns whether operations, or the preparing for one that groups their outputs, may drop or split elements."""
+    """Returns True if operations, or the preparation for a grouping of their outputs, may drop or split elements."""
     prepares = isinstance(next_one, GroupingOperation) and (next_one.may_drop or next_one.splits)
     return prepares or not all(operation.keeps_count for operation in operations)
 
@@ -144,6 +144,6 @@ def _only_copies(operation: Transformation) -> bool:
 
 
 def _seeded(operation: GroupingOperation, order: VectorisedSampler | AdaptedSampler, number: int) -> GroupingOperation:
-    """Returns an operation that has a seed: its own, or one derived from the pipeline's seed and its number."""
+    """Returns the operation with a seed: its own, or one derived from the pipeline's seed and its number."""
     seed = seed_of(order)
     return operation if seed is None else operation.seeded(derive_seed(seed, OF_GROUPS - number))

@@ -1,8 +1,7 @@
-"""Operations as functions from a run of elements to a run of elements.
+"""Operations as functions from runs of elements to runs of elements.
 
-Each step handles a whole run at once: the user's function is the only thing that is called once per element. A step
-that fails at one element passes on the elements before it, so a chain of steps gives what it would give element by
-element, only faster.
+A step processes a complete run. Only the user's function is called once per element. A step that fails at an element
+passes on the elements before it, so a chain of steps has the same result as processing element by element, but faster.
 """
 
 import functools
@@ -15,8 +14,8 @@ import numpy as np
 from millstream.columnar import Allocate
 from millstream.descriptions import described
 from millstream.errors import StackError
+from millstream.loader.pipeline.component_mask import Results, within
 from millstream.loader.pipeline.elements import Elements, Origins, add_note, describe_origin, position_at
-from millstream.loader.pipeline.one_component import Results, within
 from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.signal_exceptions import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
@@ -31,11 +30,11 @@ from millstream.transforms.seeded_random_map import SeededRandomMap
 
 Step = Callable[[Elements, Allocate], Elements]
 Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]
-"""Gives one generator per element: from their origins, the number of the random operation, and its own seed if any."""
+"""A function that yields one generator per element, given origins, the number of the operation, and its own seed."""
 
 
 def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
-    """Returns what several steps make of a run, one after the other."""
+    """Runs several steps one after another."""
     for step in steps:
         run = step(run, allocate)
     return run
@@ -45,7 +44,7 @@ def compile_step(
     operation: Transformation,
     where: str,
     *,
-    maker: str | None,
+    producer: str | None,
     streams: Streams,
     random_number: int,
     is_template: Callable[[int], bool],
@@ -54,25 +53,25 @@ def compile_step(
     """Returns the step of one operation.
 
     Args:
-        operation: what to do.
-        where: what to call it in error texts.
-        maker: what the operation that made its input is called in error texts; None for the source.
-        streams: where random operations get their generators.
-        random_number: how many random operations come before this one.
-        is_template: whether the record of a block is there for its structure only (see `partition`).
-        components: what the components of a mixture are called.
+        operation: the operation.
+        where: its name in error texts.
+        producer: the name of the operation that produces its input; None for the source.
+        streams: yields the generators of random operations.
+        random_number: the number of random operations before this one.
+        is_template: returns True for a block that is read for its structure only (see `partition`).
+        components: the names of a mixture's components.
     """
     if isinstance(operation, Batch):
-        return _batch_step(operation, where, maker, is_template)
+        return _batch_step(operation, where, producer, is_template)
     if isinstance(operation, Present):
         return _present_step(operation)
     component = components.index(operation.component) if isinstance(operation, OnlyFor) else None
     steps = []
     for part in leaves(operation):
         inner = where if part is operation else f"{where}, in it {described(part)}"
-        steps.append(_element_step(part, inner, maker, _numbered(streams, part, random_number), component))
+        steps.append(_element_step(part, inner, producer, _numbered(streams, part, random_number), component))
         random_number += isinstance(part, RandomMap)
-        maker = maker if isinstance(part, Filter) else inner
+        producer = producer if isinstance(part, Filter) else inner
     return steps[0] if len(steps) == 1 else functools.partial(run_steps, steps)
 
 
@@ -87,17 +86,17 @@ def _numbered(
 def _element_step(
     operation: Transformation,
     where: str,
-    maker: str | None,
+    producer: str | None,
     streams: Callable[[Origins], "Iterator[np.random.Generator]"],
     component: int | None,
 ) -> Step:
-    """Returns the step of an operation that works element by element: on all, or on those of one component."""
+    """Returns the step of an operation that works element by element, on all elements or those of one component."""
     results: Results
     match operation:
         case Filter():
-            return _filter_step(operation, where, maker, component)
+            return _filter_step(operation, where, producer, component)
         case FlatMap():
-            return _flat_map_step(operation, where, maker, component)
+            return _flat_map_step(operation, where, producer, component)
         case Map():
 
             def results(run: Elements) -> Iterator[Any]:
@@ -112,15 +111,15 @@ def _element_step(
                 function = (operation.operation if isinstance(operation, SeededRandomMap) else operation).random_map
                 return map(function, run.values, streams(run.origins))
         case _:
-            raise TypeError(f"{operation!r} is of a kind that has no step.")
-    return _map_step(within(component, results, _unchanged), where, maker)
+            raise TypeError(f"{operation!r} is an operation of an unknown kind.")
+    return _map_step(within(component, results, _unchanged), where, producer)
 
 
 def _unchanged(element: Any) -> Any:
     return element
 
 
-def _map_step(results: Results, where: str, maker: str | None) -> Step:
+def _map_step(results: Results, where: str, producer: str | None) -> Step:
     def step(run: Elements, allocate: Allocate) -> Elements:
         del allocate
         try:
@@ -133,7 +132,7 @@ def _map_step(results: Results, where: str, maker: str | None) -> Step:
         values, error = collect(made, run.origins, where, len(run.values))
         if error is None:
             return Elements(values, run.origins, run.error, run.at)
-        _explain_none(error, run.values, len(values), maker)
+        _explain_none(error, run.values, len(values), producer)
         return _cut(run, values, error)
 
     return step
@@ -151,7 +150,7 @@ def _present_step(operation: Present) -> Step:
     return step
 
 
-def _filter_step(operation: Filter, where: str, maker: str | None, component: int | None) -> Step:
+def _filter_step(operation: Filter, where: str, producer: str | None, component: int | None) -> Step:
     verdicts = within(component, lambda run: map(bool, map(operation.filter, run.values)), lambda _: True)
 
     def step(run: Elements, allocate: Allocate) -> Elements:
@@ -160,7 +159,7 @@ def _filter_step(operation: Filter, where: str, maker: str | None, component: in
         run = Elements(values, run.origins, run.error, run.at)
         keep, error = collect(verdicts(run), run.origins, where, len(run.values))
         if error is not None:
-            _explain_none(error, values, len(keep), maker)
+            _explain_none(error, values, len(keep), producer)
         elif all(keep):
             return run
         mask = np.zeros(len(run.values), dtype=np.bool_)
@@ -171,7 +170,7 @@ def _filter_step(operation: Filter, where: str, maker: str | None, component: in
     return step
 
 
-def _flat_map_step(operation: FlatMap, where: str, maker: str | None, component: int | None) -> Step:
+def _flat_map_step(operation: FlatMap, where: str, producer: str | None, component: int | None) -> Step:
     limit: int = getattr(operation, "max_fan_out", None) or MAX_FAN_OUT
     split = functools.partial(children_of, operation, limit)
     split_each = within(component, lambda run: map(split, run.values), lambda element: [element])
@@ -180,7 +179,7 @@ def _flat_map_step(operation: FlatMap, where: str, maker: str | None, component:
         del allocate
         families, error = collect(split_each(run), run.origins, where, len(run.values))
         if error is not None:
-            _explain_none(error, run.values, len(families), maker)
+            _explain_none(error, run.values, len(families), producer)
         parents = run.origins.take(slice(len(families)))
         ends = (run.error, run.at) if error is None else (error, position_at(run.origins, len(families)))
         return Elements(
@@ -192,18 +191,18 @@ def _flat_map_step(operation: FlatMap, where: str, maker: str | None, component:
     return step
 
 
-def _batch_step(operation: Batch, where: str, maker: str | None, is_template: Callable[[int], bool]) -> Step:
+def _batch_step(operation: Batch, where: str, producer: str | None, is_template: Callable[[int], bool]) -> Step:
     size = operation.batch_size
 
     def make(run: Elements, start: int, allocate: Allocate) -> Any:
-        batch = _make_batch(operation, run, start, allocate, maker)
+        batch = _make_batch(operation, run, start, allocate, producer)
         if not operation.pad_remainder:
             return batch
         num_real = 0 if is_template(int(run.origins.block[start])) else min(size, len(run.values) - start)
         return pad(batch, num_real, size, allocate)
 
     def step(run: Elements, allocate: Allocate) -> Elements:
-        # A group that the error cuts short is not a batch: the error comes instead of it.
+        # A short batch before an error is not built. The error takes its place.
         ends = run.error is None or isinstance(run.error, SourceEnded)
         short_is_whole = ends and not operation.drop_remainder
         count = len(run.values)
@@ -217,21 +216,21 @@ def _batch_step(operation: Batch, where: str, maker: str | None, is_template: Ca
     return step
 
 
-def _make_batch(operation: Batch, run: Elements, start: int, allocate: Allocate, maker: str | None) -> Any:
-    """Returns the batch that begins at an element, in memory from `allocate` unless the user's `batch_fn` makes it.
+def _make_batch(operation: Batch, run: Elements, start: int, allocate: Allocate, producer: str | None) -> Any:
+    """Builds the batch that begins at an element, in memory from `allocate` unless the user's `batch_fn` builds it.
 
     Raises:
-        StackError: the values do not stack, or an operation has made nothing but None of several records; a note gives
-            the record keys of the elements at fault.
+        StackError: the values do not stack, or all of them are None. A note lists the record keys of the elements at
+            fault.
     """
     size = operation.batch_size
     values = run.values[start : start + size] if len(run.values) > size else run.values
     if operation.batch_fn is not None:
         return operation.batch_fn(list(values))
     try:
-        if maker is not None and values[0] is None and len(values) > 1 and all(value is None for value in values):
-            raise StackError(  # noqa: TRY301  (it gets the note of all others)
-                f"Every element of this batch is None: did {maker}, or one before it, forget `return`?", rows=(0, 1)
+        if producer is not None and values[0] is None and len(values) > 1 and all(value is None for value in values):
+            raise StackError(  # noqa: TRY301  (it gets the same note as others)
+                f"Every element of this batch is None: did {producer}, or one before it, forget `return`?", rows=(0, 1)
             )
         return stack(values, allocate)
     except StackError as error:
@@ -246,38 +245,40 @@ def collect(
 ) -> tuple[list[Any], BaseException | None]:
     """Returns the results up to the first error, and that error with a note of where it happened.
 
-    Where the results may end, a StopIteration is that: a `SourceEnded`.
+    If the results may end, a StopIteration becomes `SourceEnded`.
 
-    `list.extend` runs the iterator without a Python frame of ours and keeps what came before an exception: the length
-    then says which element failed.
+    `list.extend` runs the iterator without a Python frame, and keeps the results before an exception. The length then
+    determines which element failed.
     """
     values: list[Any] = []
     try:
         values.extend(results)
         if len(values) < expected:
-            # A StopIteration from the user's function ends the iterator quietly: data would be lost.
+            # A StopIteration from the user's function ends the iterator silently, and data would be lost.
             raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
     except BaseException as error:
-        # All results may be there: then a signal's handler raised it, as it may anywhere.
-        place = f", at {describe_origin(origins, len(values))}" if len(values) < expected else ""
-        annotation = annotated(error, where + place, may_end=may_end)
+        # If all results are there, a signal handler has raised it.
+        location = f", at {describe_origin(origins, len(values))}" if len(values) < expected else ""
+        annotation = annotated(error, where + location, may_end=may_end)
         if cannot_wait(error):
             raise
         return values, annotation
     return values, None
 
 
-def _explain_none(error: BaseException, inputs: Sequence[Any], row: int, maker: str | None) -> None:
-    """Notes on the error of an operation that the element it got is None, which a forgotten `return` makes of it."""
-    if maker is not None and row < len(inputs) and inputs[row] is None:
-        add_note(error, f"millstream: the element that it got is None: did {maker}, or one before it, forget `return`?")
+def _explain_none(error: BaseException, inputs: Sequence[Any], row: int, producer: str | None) -> None:
+    """Adds a note to an operation's error if its input is None, because a `return` may be missing before it."""
+    if producer is not None and row < len(inputs) and inputs[row] is None:
+        add_note(
+            error, f"millstream: the element that it got is None: did {producer}, or one before it, forget `return`?"
+        )
 
 
 def annotated(error: BaseException, where: str, *, may_end: bool = False) -> BaseException:
     """Returns the error with a note of where it happened.
 
-    A StopIteration becomes a RuntimeError: raised from `next`, it would pass for the end of the stream. Where what is
-    read may end, it is that; elsewhere, the end of another source that the user's code has read is an error, too.
+    A StopIteration becomes a RuntimeError, because `next` would end the stream with it. If the source may end, it
+    becomes `SourceEnded`. Elsewhere, the end of another source that user code has read is an error as well.
     """
     if isinstance(error, StopIteration) and may_end:
         error = SourceEnded()
@@ -288,5 +289,5 @@ def annotated(error: BaseException, where: str, *, may_end: bool = False) -> Bas
 
 
 def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:
-    """Returns the results of a 1:1 step up to its error, the origins cut to those that there are."""
+    """Returns the results of a 1:1 step up to its error, with their origins."""
     return Elements(values, run.origins.take(slice(len(values))), error, position_at(run.origins, len(values)))

@@ -1,4 +1,4 @@
-"""Records that take the places of those that fail: which ones, and how they get there."""
+"""Substitutes for records that fail."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -13,24 +13,24 @@ from millstream.samplers.base import largest_key
 from millstream.samplers.protocols import is_mixed
 
 MAX_SUBSTITUTES = 1000
-"""If this many keys in a row fail, the error of the first one is raised."""
+"""After this many consecutive failing keys, the error of the first one is raised."""
 
 Attempt = Callable[[Origins], Elements]
-"""Reads records and runs the operations on them; what failed is left out, and listed in `failures`."""
+"""A function that reads records and runs the operations on them. Failed records are omitted, and are in `failures`."""
 
 
 def with_substitutes(run: Elements, names: tuple[Any, ...], attempt: Attempt, keys: "KeyCycle") -> Elements:
-    """Returns a run in which every record that failed is replaced by the next key that works.
+    """Replaces each record that failed in a run by the next key that works.
 
-    The substitute has the position and the index of the record that it replaces: what is drawn at random is the same.
+    A substitute has the position and index of the record that it replaces, and so the same random draws.
 
     Args:
-        run: what became of the records; a list of those that failed is in `failures`.
+        run: the elements, with the failed records in `failures`.
         names: the names of the components of a mixture.
         attempt: reads further records and runs the operations on them.
         keys: finds the next key.
     """
-    parts, failures, error, end = [run], list(run.failures), run.error, _end_of(run)
+    runs, failures, error, end = [run], list(run.failures), run.error, _end_of(run)
     first_errors = {failure.position: failure.error for failure in run.failures}
     table = np.array([failure.origin for failure in run.failures], np.int64).T
     left = Origins(table[:, np.argsort(table[0])], names)
@@ -40,7 +40,7 @@ def with_substitutes(run: Elements, names: tuple[Any, ...], attempt: Attempt, ke
             break
         left = left.with_keys(keys.following(left.record_key))
         tried = attempt(left)
-        parts.append(tried)
+        runs.append(tried)
         failures += tried.failures
         if tried.error is not None:
             error, end = tried.error, min(end, _end_of(tried))
@@ -50,18 +50,19 @@ def with_substitutes(run: Elements, names: tuple[Any, ...], attempt: Attempt, ke
         end = int(left.position.min())
         error = first_errors[end]
         count = min(MAX_SUBSTITUTES, keys.count - 1)
-        add_note(error, f"millstream: cannot replace the record: the next {count} keys fail, too.")
-    values = [value for part in parts for value in part.values]
-    found = Origins.concatenate([part.origins for part in parts])
+        add_note(error, f"millstream: cannot replace the record: the next {count} keys also fail.")
+    values = [value for part in runs for value in part.values]
+    found = Origins.concatenate([part.origins for part in runs])
     order = np.argsort(found.position, kind="stable")
     order = order[found.position[order] < end]
-    whole = Elements([values[row] for row in order.tolist()], found.take(order), error)
-    whole.failures = tuple(sorted((one for one in failures if one.position < end), key=lambda one: one.position))
-    return whole
+    result = Elements([values[row] for row in order.tolist()], found.take(order), error)
+    before_end = (failure for failure in failures if failure.position < end)
+    result.failures = tuple(sorted(before_end, key=lambda failure: failure.position))
+    return result
 
 
 def _end_of(run: Elements) -> float:
-    """Returns the position at which the error of a run comes."""
+    """Returns the position at which the error of a run occurs."""
     if run.error is None:
         return np.inf
     if run.at is not None:
@@ -72,29 +73,29 @@ def _end_of(run: Elements) -> float:
 
 @final
 class KeyCycle:
-    """The order of the keys in which substitutes are looked for: ascending, and from the last one to the first.
+    """The order in which keys are tried as substitutes: ascending, and from the last one to the first.
 
-    They are the keys of the sampler: those of an IndexSampler with `keys`, and no others; those of the same component
-    in a mixture; else all up to the largest one.
+    The keys are those of the sampler: only the given ones of an IndexSampler with `keys`, those of the same component
+    in a mixture, otherwise all keys up to the largest one.
 
     Args:
         sampler: the sampler.
         num_records: the number of records of its source.
 
     Attributes:
-        count: the number of keys; of a mixture, of its largest component.
+        count: the number of keys; in a mixture, of its largest component.
     """
 
     def __init__(self, sampler: Any, num_records: int) -> None:
         self.count: int
-        self._parts: list[KeyCycle] = []
+        self._components: list[KeyCycle] = []
         self._chosen: NDArray[np.int64] | None = None
         self._starts = np.zeros(0, np.int64)
         if is_mixed(sampler):
             pairs = zip(sampler.samplers, sampler.source_lengths, strict=True)
-            self._parts = [KeyCycle(part, length) for part, length in pairs]
+            self._components = [KeyCycle(component, length) for component, length in pairs]
             self._starts = np.cumsum([0, *sampler.source_lengths[:-1]])
-            self.count = max(part.count for part in self._parts)
+            self.count = max(component.count for component in self._components)
             return
         if isinstance(sampler, BalancedSampler):
             sampler = sampler.order
@@ -106,13 +107,13 @@ class KeyCycle:
             self.count = len(self._chosen)
 
     def following(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the key after each, shape (n,)."""
-        if self._parts:
+        """Returns the key after each of the given ones, shape (n,)."""
+        if self._components:
             numbers = np.searchsorted(self._starts, keys, side="right") - 1
             following = keys.copy()
             for number in np.unique(numbers).tolist():
                 own, start = numbers == number, self._starts[number]
-                following[own] = start + self._parts[number].following(keys[own] - start)
+                following[own] = start + self._components[number].following(keys[own] - start)
             return following
         if self._chosen is not None:
             chosen: NDArray[np.int64] = self._chosen[np.searchsorted(self._chosen, keys, side="right") % self.count]

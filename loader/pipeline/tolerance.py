@@ -6,24 +6,24 @@ from millstream.checks import as_integer
 from millstream.samplers.protocols import is_packed
 
 MAX_ERRORS = 1000
-"""By default, this many records may fail before the error of the next one is raised."""
+"""The default for the number of records that may fail. The error of the next one is raised."""
 
 
 class Tolerance(NamedTuple):
     """The number of records that may fail.
 
     Attributes:
-        max_errors: the number of record keys; None for any number but all of them.
+        max_errors: the maximum number of record keys; None for any number except all.
     """
 
     max_errors: int | None
 
     @classmethod
     def of(cls, on_error: object, max_errors: object) -> Self | None:
-        """Returns what two arguments of a loader mean: None if the first error is raised.
+        """Returns the tolerance for two arguments of a loader; None if the first error is raised.
 
         Raises:
-            TypeError, ValueError: one of them is of the wrong kind or out of range, or they do not fit together.
+            TypeError, ValueError: an argument has the wrong type or is out of range, or the two contradict each other.
         """
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}.")
@@ -37,9 +37,9 @@ class Tolerance(NamedTuple):
 
 
 def check_tolerance(tolerance: Tolerance | None, sampler: object) -> None:
-    """Refuses rows that are planned from lengths, because no other document fits."""
+    """Refuses to skip errors in packed rows, because no other document fits into a planned row."""
     if tolerance is not None and is_packed(sampler):
         raise ValueError(
-            "on_error must be 'raise' with a PackingSampler, got 'skip': rows are planned from the lengths of their "
-            "documents, so that a failed one can neither be dropped nor replaced. Leave such documents out of lengths."
+            "on_error must be 'raise' with a PackingSampler, got 'skip'. Rows are planned from the lengths of their "
+            "documents, so a failed one can neither be dropped nor replaced. Omit such documents from lengths."
         )

@@ -70,7 +70,7 @@ class CallSize:
         # Each logical shard buffers its own records, and the buffers of all shards add up.
         records = max(max_records // len(plan.shards), MIN_RECORDS)
         limit = max(1, records // plan.partition.block)
-        self._max_blocks = limit if plan.most_blocks is None else min(limit, plan.most_blocks)
+        self._max_blocks = limit if plan.max_blocks_per_call is None else min(limit, plan.max_blocks_per_call)
         # The time per block in a call of each size.
         self._seconds: dict[int, float] = {}
         self.block_bytes = 0.0
@@ -89,7 +89,7 @@ class CallSize:
         # Weighted towards the largest blocks, because memory has to hold them as well.
         self.block_bytes = max(block_bytes, self.block_bytes + _WEIGHT * (block_bytes - self.block_bytes))
         if self.block_bytes > self._max_bytes:
-            self._plan.tell_once(
+            self._plan.warn_once(
                 "budget",
                 f"a block takes about {self.block_bytes:,.0f} bytes, more than max_buffer_bytes={self._max_bytes:,}. "
                 "One block is computed at a time. Increase ReadOptions.max_buffer_bytes to several blocks.",

@@ -88,7 +88,7 @@ class ThreadExecutor(Executor):
         return dataclasses.replace(
             made,
             ready=made.ready + threads.num_finished,
-            most_threads=self._shared.level,
+            max_threads=self._shared.level,
             busy_threads=threads.num_busy,
         )
 
@@ -142,7 +142,7 @@ class ThreadExecutor(Executor):
 
     def _is_cheap(self, stage: int) -> bool:
         """Returns True if the next call of a stage is too short for a transfer, and runs in the consumer's thread."""
-        if not self._may_work_here or (stage == 0 and self._plan.source_knows_threads):
+        if not self._may_work_here or (stage == 0 and self._plan.source_may_depend_on_thread):
             return False
         size = self._schedule.next_blocks(self._size.blocks) if stage == 0 else 1
         seconds = self._seconds[stage]

@@ -164,11 +164,11 @@ class CallRunner(Generic[Packed]):
     def _perform(self, message: tuple[int, int, int] | bytes, records: Elements | None) -> Elements:
         request = load_request(message, self._classes) if isinstance(message, bytes) else Blocks(*message)
         if records is not None:
-            prepared = self._plan.work_on(records) if self._plan.batched_source else records
+            prepared = self._plan.run_record_steps(records) if self._plan.batched_source else records
             return self._plan.make(request, self._allocate, lambda *_: prepared)
         in_one = self._readers.size == 0 or self._plan.batched_source
         prepare_blocks = None if in_one else SlicedReading(self._plan, self._readers).prepare_blocks
-        if prepare_blocks is not None and self._plan.source_knows_threads:
+        if prepare_blocks is not None and self._plan.source_may_depend_on_thread:
             prepare_blocks = functools.partial(_in_thread_of, self._readers, prepare_blocks)
         return self._plan.make(request, self._allocate, prepare_blocks)
 

@@ -129,9 +129,12 @@ def test_a_wrong_number_of_records_is_refused(surplus: int, reading: millstream.
     order = order_of(10)
     error = first_error(loader_of(reading, WrongCount(order[7], surplus), Batch(3)), ValueError, step=2)
 
-    assert f"__getitems__ of WrongCount was asked for 3 records and gave {3 + surplus}" in str(error)
+    assert f"__getitems__ of WrongCount got 3 keys and returned {3 + surplus} records" in str(error)
     assert error.__notes__ == [
-        f"millstream: in reading from WrongCount, 3 records at once, the first at record key {order[6]} (position 6)."
+        (
+            "millstream: in reading from WrongCount, 3 records in one call, "
+            f"the first at record key {order[6]} (position 6)."
+        )
     ]
 
 
@@ -206,7 +209,7 @@ def test_an_error_of_the_sampler_comes_at_its_turn(reading: millstream.ReadOptio
     iterator.seek(7)
 
     assert "FailsAtItsSampler raised this at position 6" in error.__notes__[0]
-    assert error.__notes__[1] == "millstream: in the sampler, asked for the records of block 6."
+    assert error.__notes__[1] == "millstream: in the sampler, at block 6."
     assert list(iterator) == [7, 8, 9]
 
 

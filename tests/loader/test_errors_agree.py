@@ -79,7 +79,7 @@ def test_an_error_of_the_sampler(source: Any, operations: tuple[Any, ...]) -> No
     came, kind, arguments, notes = outcomes["inline"]
     assert outcomes == dict.fromkeys(WAYS, outcomes["inline"])
     assert (len(came), kind, arguments) == (BAD // 7 if operations else BAD, LookupError, (BAD,))
-    assert notes[1:] == [f"millstream: in the sampler, asked for the records of block {len(came)}."]
+    assert notes[1:] == [f"millstream: in the sampler, at block {len(came)}."]
 
 
 @pytest.mark.parametrize("operations", [(), (Batch(7),)], ids=["elements", "batches"])

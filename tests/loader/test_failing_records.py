@@ -231,7 +231,7 @@ def test_substitutes_are_looked_for_within_a_bound(monkeypatch: pytest.MonkeyPat
     assert [next(numbers) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(OSError, match="record 5 is damaged") as caught:
         next(numbers)
-    assert caught.value.__notes__[-1] == "millstream: cannot replace the record: the next 3 keys fail, too."
+    assert caught.value.__notes__[-1] == "millstream: cannot replace the record: the next 3 keys also fail."
     numbers.seek(12)
     assert next(numbers) == 15
 

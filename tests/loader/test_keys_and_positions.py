@@ -174,7 +174,7 @@ class Runs:
 def test_generators_that_are_not_read_are_warned_of(sampler: Any) -> None:
     """A sampler that has both a seed and generators of its own is told which of them counts, when it matters."""
     with pytest.warns(
-        UserWarning, match=r"operations\[1\], Jitter, draws from the sampler's seed.*seed be None"
+        UserWarning, match=r"operations\[1\], Jitter, draws from the sampler's seed.*seed to None"
     ) as caught:
         loader = millstream.DataLoader(data_source=range(10), sampler=sampler, operations=[abs, Jitter()])
     assert caught[0].filename == __file__
@@ -209,7 +209,7 @@ def test_a_custom_sampler_is_held_to_its_largest_key() -> None:
             return positions % 10
 
     millstream.DataLoader(data_source=range(10), sampler=Repeating(1000, num_epochs=1))
-    with pytest.raises(ValueError, match="asks for record keys up to 9, but data_source has 9 records"):
+    with pytest.raises(ValueError, match="contains record keys up to 9, but data_source has 9 records"):
         millstream.DataLoader(data_source=range(9), sampler=Repeating(1000, num_epochs=1))
 
 

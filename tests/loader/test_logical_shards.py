@@ -231,9 +231,9 @@ def test_a_one_to_one_pipeline_needs_no_logical_shards() -> None:
 @pytest.mark.parametrize(
     ("operations", "text"),
     [
-        ([DropMultiples(3)], "a Batch must lay their elements end to end"),
-        ([DropMultiples(3), Batch(8), DropMultiples(3)], "a Batch must lay their elements end to end"),
-        ([Batch(8), DropMultiples(3)], "a Batch must lay their elements end to end"),
+        ([DropMultiples(3)], "A Batch must concatenate their elements"),
+        ([DropMultiples(3), Batch(8), DropMultiples(3)], "A Batch must concatenate their elements"),
+        ([Batch(8), DropMultiples(3)], "A Batch must concatenate their elements"),
         ([DropMultiples(3), Batch(6)], r"batch_size of operations\[1\] must be a multiple of 4, got 6"),
     ],
     ids=["no batch", "filter after", "filter last", "batch size"],

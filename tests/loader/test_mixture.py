@@ -533,12 +533,12 @@ def test_load_refuses_what_is_no_mixture(arguments: Any, error: type[Exception],
 @pytest.mark.parametrize(
     ("source", "operations", "message"),
     [
-        ([1] * 21, [], "22 records together, but data_source has 21"),
+        ([1] * 21, [], "22 records in total, but data_source has 21"),
         (ConcatenatedDataSource([[1] * 22]), [], "mixes 3 components, but data_source consists of 1"),
         (ConcatenatedDataSource([[1] * 7, [1] * 10, [1] * 5]), [], "component 'b' has 11 records, but it has 10"),
         (ConcatenatedDataSource({"a": [1] * 7, "c": [1] * 11, "b": [1] * 4}), [], "the same names in the same order"),
         (None, [OnlyFor("d", seen)], "component 'd' only, but the mixture's components are 'a', 'b', 'c'"),
-        (None, [Batch(2), OnlyFor("a", seen)], r"operations\[0\] makes batches"),
+        (None, [Batch(2), OnlyFor("a", seen)], r"operations\[0\] builds batches"),
         (None, [OnlyFor("b", RandomMapTransform(draw))], "component 'b' has no seed"),
     ],
 )
@@ -555,7 +555,7 @@ def test_parts_that_do_not_fit_are_refused(source: Any, operations: list[Any], m
 
 def test_only_for_needs_a_mixture() -> None:
     """`OnlyFor` is refused where nothing is mixed, and for operations that do not work element by element."""
-    with pytest.raises(ValueError, match="mixes nothing"):
+    with pytest.raises(ValueError, match="is not a MixtureSampler"):
         DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[OnlyFor("a", seen)])
     with pytest.raises(TypeError, match="element by element"):
         OnlyFor("a", Batch(2))

@@ -173,7 +173,7 @@ def test_a_document_that_is_not_as_planned_names_its_component() -> None:
     with iter(loader) as iterator:
         for _ in range(position):
             next(iterator)
-        with pytest.raises(ValueError, match="the sampler's lengths say that it has") as caught:
+        with pytest.raises(ValueError, match="according to the sampler's lengths it has") as caught:
             next(iterator)
     assert any(f"(position {position}, component 'books')" in note for note in caught.value.__notes__)
 
@@ -196,7 +196,7 @@ def test_rows_that_do_not_go_together_are_refused(samplers: list[Any], options: 
 def test_rows_need_their_sources_and_a_pack() -> None:
     """A loader refuses rows that nothing lays out, sources of another length, and pieces of a mixture of records."""
     sources = [documents(name) for name in SIZES]
-    with pytest.raises(ValueError, match="exactly one Pack must lay out; got 0"):
+    with pytest.raises(ValueError, match="exactly one Pack is needed, got 0"):
         DataLoader(data_source=ConcatenatedDataSource(sources), sampler=mixture(), operations=[Batch(2)])
     with pytest.raises(ValueError, match="of component 'code' has 600 records, but it has 599"):
         DataLoader(

@@ -271,7 +271,10 @@ def test_an_error_comes_after_the_batches_that_were_made_with_it(options: Any) -
 @pytest.mark.parametrize(
     ("operation", "message"),
     [
-        (lambda document: document[:-1], "record key .* has .* 'tokens', but the sampler's lengths say"),
+        (
+            lambda document: document[:-1],
+            "record key .* has .* 'tokens', but according to the sampler's lengths it has",
+        ),
         (lambda document: document.sum(), r"of shape \(\)"),
         (lambda document: {"ids": document}, "The feature 'tokens' is missing: got 'ids'"),
         (lambda document: document.astype(np.int32 if document[0] % 200 == 1 else np.int64), "must agree in dtype"),
@@ -287,11 +290,11 @@ def test_documents_that_do_not_fit_are_errors(operation: Any, message: str) -> N
 @pytest.mark.parametrize(
     ("operations", "message"),
     [
-        ([Batch(2)], "exactly one Pack must lay out; got 0"),
+        ([Batch(2)], "exactly one Pack is needed, got 0"),
         ([Pack({"tokens": ROW}), Pack({"tokens": ROW})], "got 2"),
         ([Batch(2), Pack({"tokens": ROW})], r"operations\[0\], Batch\(batch_size=2\), comes before the Pack"),
-        ([FilterTransform(len), Pack({"tokens": ROW})], "filter ahead"),
-        ([Pack({"tokens": ROW - 1})], "makes 'tokens' 23 long, but the sampler plans rows of 24"),
+        ([FilterTransform(len), Pack({"tokens": ROW})], "Filter ahead"),
+        ([Pack({"tokens": ROW - 1})], "builds 'tokens' of length 23, but the sampler plans rows of length 24"),
     ],
 )
 def test_what_does_not_go_with_rows_is_refused(operations: list[Any], message: str) -> None:
@@ -302,7 +305,7 @@ def test_what_does_not_go_with_rows_is_refused(operations: list[Any], message: s
 
 def test_parts_that_do_not_fit_are_refused() -> None:
     """Pack without rows and lengths of other documents are errors when they are built."""
-    with pytest.raises(ValueError, match="it must be a PackingSampler"):
+    with pytest.raises(ValueError, match="the sampler is not a PackingSampler"):
         DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[Pack({"tokens": 3})])
     with pytest.raises(ValueError, match="lengths are of 2 documents, but data_source has 3"):
         DataLoader(data_source=[1, 2, 3], sampler=PackingSampler([1, 1], 3), operations=[Pack({"tokens": 3})])

@@ -122,7 +122,7 @@ def test_steps_are_those_whose_batches_have_the_record(
     expected: list[set[int]] = [set() for _ in range(num_records)]
     with pytest.MonkeyPatch.context() as patch:
         # Orders of a few records have thousands of epochs in the usual look-ahead, each of which takes a millisecond.
-        patch.setattr(locator, "LOOK_AHEAD_KEYS", 64)
+        patch.setattr(locator, "CHUNK_KEYS", 64)
         for loader, step in itertools.product(loaders, range(start, stop)):
             try:
                 keys = loader.record_keys(step).tolist()

@@ -182,7 +182,7 @@ def test_large_batches_are_the_memory_of_the_object_store() -> None:
         gc.collect()
         assert memory.held == 0
 
-        memory._most_bytes = held // 2
+        memory._max_bytes = held // 2
         copies = [batch["image"] for batch in loader]
         assert 0 < memory.held <= held // 2
         assert all(np.array_equal(array, numbers) for array, numbers in zip(copies, expected, strict=True))
@@ -304,7 +304,7 @@ def test_a_pipeline_that_cannot_cross_is_an_error() -> None:
     source = user_faults.Numbers(SIZE, on_arrival=is_not_there)
     with iter(loader_of(data_source=source, **on_ray(1))) as iterator, pytest.raises(ModuleNotFoundError) as caught:
         next(iterator)
-    assert "must be there on each node" in " ".join(caught.value.__notes__)
+    assert "must be available on each node" in " ".join(caught.value.__notes__)
 
 
 def is_not_there() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.pipeline.assignments import MOST_DEATHS, Assignments
+from millstream.loader.pipeline.assignments import MAX_DEATHS, Assignments
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Cursor
@@ -110,7 +110,7 @@ def test_a_block_that_kills_is_an_error_at_its_turn(random: Random, deadly: set[
     assert isinstance(error, DeathError)
     first = min(deadly)
     assert str(error).endswith(f"deaths: the record {first} (positions {first} to {first})")
-    assert int(str(error).split()[0]) >= MOST_DEATHS
+    assert int(str(error).split()[0]) >= MAX_DEATHS
 
 
 def test_answers_to_unknown_calls_are_dropped() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.loader.pipeline import recycled_memory
-from millstream.loader.pipeline.recycled_memory import ALIGNMENT, SMALLEST_BYTES, RecycledMemory, round_up
+from millstream.loader.pipeline.recycled_memory import ALIGNMENT, MIN_BYTES, RecycledMemory, round_up
 
 
 def address_of(array: np.ndarray) -> int:
@@ -25,7 +25,7 @@ def test_arrays_in_use_never_share_memory(requests: list[tuple[int, bool]]) -> N
     memory = RecycledMemory()
     kept: list[tuple[int, np.ndarray]] = []
     for number, (size, keep) in enumerate(requests):
-        array = memory.allocate((size, SMALLEST_BYTES // 8), np.dtype(np.int64))
+        array = memory.allocate((size, MIN_BYTES // 8), np.dtype(np.int64))
         array[...] = number
         assert address_of(array) % ALIGNMENT == 0
         if keep:
@@ -37,33 +37,33 @@ def test_arrays_in_use_never_share_memory(requests: list[tuple[int, bool]]) -> N
 def test_dropped_memory_is_used_again() -> None:
     """The next array of the same size lies where the last one, now gone, was."""
     memory = RecycledMemory()
-    array = memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8))
+    array = memory.allocate((MIN_BYTES,), np.dtype(np.uint8))
     first = address_of(array)
     del array
 
-    assert address_of(memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8))) == first
+    assert address_of(memory.allocate((MIN_BYTES,), np.dtype(np.uint8))) == first
 
 
 def test_what_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many arrays dropped together, some are kept for the next; sizes no longer asked for are not kept for long."""
-    monkeypatch.setattr(recycled_memory, "MOST_IDLE_BYTES", 8 * SMALLEST_BYTES)
+    monkeypatch.setattr(recycled_memory, "MAX_IDLE_BYTES", 8 * MIN_BYTES)
     memory = RecycledMemory()
     for size in (1, 2, 5, 30):
-        arrays = [memory.allocate((size, SMALLEST_BYTES), np.dtype(np.uint8)) for _ in range(20)]
+        arrays = [memory.allocate((size, MIN_BYTES), np.dtype(np.uint8)) for _ in range(20)]
         del arrays
         pieces = [len(piece) for idle in memory._idle.values() for piece in idle]
-        assert sum(pieces) <= 8 * SMALLEST_BYTES or len(pieces) == 1
-        assert max(pieces) >= size * SMALLEST_BYTES
+        assert sum(pieces) <= 8 * MIN_BYTES or len(pieces) == 1
+        assert max(pieces) >= size * MIN_BYTES
 
 
 def test_idle_memory_serves_somewhat_smaller_arrays() -> None:
     """Batches padded to their longest element differ in size: each lies where a longer one was."""
     memory = RecycledMemory()
-    array = memory.allocate((SMALLEST_BYTES * 3,), np.dtype(np.uint8))
+    array = memory.allocate((MIN_BYTES * 3,), np.dtype(np.uint8))
     first = address_of(array)
     del array
-    second = memory.allocate((SMALLEST_BYTES * 2,), np.dtype(np.uint8))
-    third = memory.allocate((SMALLEST_BYTES * 2,), np.dtype(np.uint8))
+    second = memory.allocate((MIN_BYTES * 2,), np.dtype(np.uint8))
+    third = memory.allocate((MIN_BYTES * 2,), np.dtype(np.uint8))
 
     assert address_of(second) == first
     assert address_of(third) != first
@@ -72,14 +72,14 @@ def test_idle_memory_serves_somewhat_smaller_arrays() -> None:
 def test_an_array_that_is_kept_keeps_no_idle_memory() -> None:
     """When an executor is gone, so is the memory that it kept for its next batches."""
     memory = RecycledMemory()
-    kept, dropped = (memory.allocate((SMALLEST_BYTES,), np.dtype(np.uint8)) for _ in range(2))
+    kept, dropped = (memory.allocate((MIN_BYTES,), np.dtype(np.uint8)) for _ in range(2))
     del dropped
     idle = weakref.ref(next(iter(memory._idle.values()))[0])
     assert idle() is not None
     del memory
 
     assert idle() is None
-    assert len(kept) == SMALLEST_BYTES
+    assert len(kept) == MIN_BYTES
 
 
 @pytest.mark.third_party

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.loader.pipeline.chunk_cache import MAX_CHUNKS, ChunkCache
 from millstream.loader.pipeline.elements import Origins
-from millstream.loader.pipeline.look_ahead import KEPT_CHUNKS, LookAhead
 
 
 def origins_of(start: int, stop: int) -> Origins:
@@ -23,22 +23,22 @@ def test_chunks_are_whole_but_for_the_last(size: int, limit: int, data: st.DataO
         asked.append((start, stop))
         return origins_of(start, stop)
 
-    ahead = LookAhead(locate, size, limit)
+    ahead = ChunkCache(locate, size, limit)
     for block in data.draw(st.lists(st.integers(0, limit - 1), max_size=12)):
         first, chunk = ahead.chunk_of(block)
         assert chunk is not None
         assert first == block - block % size
         assert chunk.block.tolist() == list(range(first, min(first + size, limit)))
     assert all(start % size == 0 and stop == min(start + size, limit) for start, stop in asked)
-    assert len(ahead._chunks) <= KEPT_CHUNKS
+    assert len(ahead._chunks) <= MAX_CHUNKS
 
 
 def test_a_chunk_is_found_once_while_it_is_kept() -> None:
-    """Asked again, a chunk is the same object; after KEPT_CHUNKS others, it is found anew."""
-    ahead = LookAhead(origins_of, 2, 100)
+    """Asked again, a chunk is the same object; after MAX_CHUNKS others, it is found anew."""
+    ahead = ChunkCache(origins_of, 2, 100)
     _, first = ahead.chunk_of(0)
     assert ahead.chunk_of(1)[1] is first
-    for block in range(2, 2 * KEPT_CHUNKS + 2, 2):
+    for block in range(2, 2 * MAX_CHUNKS + 2, 2):
         ahead.chunk_of(block)
 
     assert ahead.chunk_of(0)[1] is not first
@@ -52,7 +52,7 @@ def test_nobody_waits_for_a_chunk_that_is_being_found() -> None:
         seen.append(ahead.chunk_of(start)[1])
         return origins_of(start, stop)
 
-    ahead = LookAhead(locate, 4, 100)
+    ahead = ChunkCache(locate, 4, 100)
     _, chunk = ahead.chunk_of(5)
 
     assert seen == [None]
@@ -70,7 +70,7 @@ def test_an_error_leaves_no_chunk_and_blocks_no_later_one(kind: type[BaseExcepti
             raise kind
         return origins_of(start, stop)
 
-    ahead = LookAhead(locate, 4, 100)
+    ahead = ChunkCache(locate, 4, 100)
     if kind is ValueError:
         assert ahead.chunk_of(5) == (4, None)
     else:

@@ -1,4 +1,4 @@
-"""What is done with the elements of one component of a mixture, among those of the others."""
+"""Operations on the elements of one component of a mixture."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -7,16 +7,16 @@ from typing import Any
 from millstream.loader.pipeline.elements import Elements
 
 Results = Callable[[Elements], Iterator[Any]]
-"""Gives what an operation makes of each element of a run, one after the other."""
+"""A function that yields the result of an operation for each element of a run."""
 
 
 def within(component: int | None, results: Results, otherwise: Callable[[Any], Any]) -> Results:
-    """Returns what an operation gives for the elements of one component, and `otherwise` of the others in their places.
+    """Returns a function that applies `results` to one component, and `otherwise` to the elements of the others.
 
     Args:
-        component: its number; None for all elements, which are then not looked at.
-        results: what the operation gives. An error comes where it is the element's turn.
-        otherwise: what stands for the result of an element that the operation does not get.
+        component: the number of the component; None for all elements.
+        results: yields the results of the operation. It raises an error when the element's turn comes.
+        otherwise: returns the replacement for the result of an element of another component.
     """
     if component is None:
         return results
