@@ -210,11 +210,19 @@ class BalancedSampler(Pictured):
         return self._rows.num_source_records
 
     def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
-        """Returns the documents of the rows at any positions, in their order; the order must have rows."""
+        """Returns the documents of the rows at any positions, in their order; the order must have rows.
+
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
+        """
         return Pieces(*self._rows.pieces_at(self._places(positions)))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of tokens of documents, shape (m,); the order must have rows."""
+        """Returns the number of tokens of documents, shape (m,); the order must have rows.
+
+        Args:
+            record_keys: the documents, shape (m,).
+        """
         return self._rows.lengths_at(record_keys)
 
     # Components, if the order is a mixture.
@@ -235,7 +243,12 @@ class BalancedSampler(Pictured):
         return self._mixture.source_lengths
 
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:  # noqa: ARG002
-        """Returns the order itself, because the rows of each global batch are arranged already."""
+        """Returns the order itself, because the rows of each global batch are arranged already.
+
+        Args:
+            global_batch_size: the number of rows in a global batch; it makes no difference.
+            seed: the seed of the pipeline; it makes no difference.
+        """
         return self
 
     def drawn_before(self, position: int) -> tuple[int, ...]:
@@ -243,7 +256,11 @@ class BalancedSampler(Pictured):
         return self._mixture.drawn_before(position)
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the component at each position, and the position in its own order; both of shape (m,)."""
+        """Returns the component at each position, and the position in its own order; both of shape (m,).
+
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
+        """
         return self._mixture.locate(self._places(positions))
 
     def located(self, positions: NDArray[np.int64]) -> Located:

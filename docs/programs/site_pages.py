@@ -29,7 +29,7 @@ DOCUMENTS = {
     "CONTRIBUTING.md": "contributing.md",
     "loader/README.md": "how-the-loader-works.md",
     "loader/pipeline/README.md": "stages-and-groups.md",
-    "loader/processes/README.md": "the-process-side.md",
+    "loader/processes/README.md": "worker-processes.md",
     "loader/transport/README.md": "transport.md",
     "benchmarks/README.md": "how-it-is-measured.md",
     "benchmarks/results/latest.md": "benchmarks.md",
@@ -74,6 +74,8 @@ FOR_THE_LIBRARY = {
     "worker_stacks",
     "interrupt",
     "close_with_loader",
+    "close_epoch",
+    "call_at_end",
     "states_are_bytes",
 }
 FOR_THE_LIBRARY |= {"noted_state", "place", "go", "takes_key_arrays"}
