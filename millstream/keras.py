@@ -13,7 +13,10 @@ from millstream.samplers.epochs import EpochSampler
 try:
     import keras
 except ImportError as error:
-    raise ImportError("Cannot import millstream.keras without Keras 3: pip install 'millstream[keras]'") from error
+    raise ImportError(
+        "Cannot import millstream.keras without Keras 3 and the library of its backend: pip install "
+        "'millstream[keras]', and set KERAS_BACKEND=jax in the environment, because Keras' default is TensorFlow."
+    ) from error
 
 __all__ = ["Dataset"]
 

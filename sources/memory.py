@@ -90,12 +90,12 @@ class InMemoryDataSource(Pictured):
     Any other object with `len()` and `[]` is a sequence of records: a list, a tuple, a memory-mapped or lazily decoding
     container. Its own `__getitems__` is used if it has one. Records of a list or tuple that are dicts or lists are
     returned as shallow copies, so `record["image"] = ...` does not change the source. All other records are returned
-    without a copy: do not change their arrays and other objects in place, because all readers in this process share
-    them.
+    without a copy: do not change their arrays and other objects in place, which all readers in this process share.
 
     Args:
         records: the columns or the sequence. It is not copied.
-        elements, name: Grain's name of `records`, and a name without effect.
+        elements: another name of `records`, which Grain uses.
+        name: Grain's name of the memory, without effect.
 
     Raises:
         TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.

@@ -232,4 +232,4 @@ def test_without_keras_the_error_says_what_to_install(tmp_path: Path) -> None:
     code = "import sys; sys.modules['keras'] = None; import millstream; millstream.load([1]); millstream.keras"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
 
-    assert ended.stderr.endswith("pip install 'millstream[keras]'\n")
+    assert "pip install 'millstream[keras]', and set KERAS_BACKEND=jax" in ended.stderr

@@ -7,6 +7,7 @@ documents become links between pages. The reference is built from the docstrings
 import functools
 import importlib
 import inspect
+import os
 import posixpath
 import re
 import sys
@@ -22,6 +23,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))  # A hook is not in a package.
+os.environ.setdefault("KERAS_BACKEND", "jax")  # The reference imports millstream.keras.
 import drawn_graphs  # noqa: E402
 
 DOCUMENTS = {
