@@ -108,11 +108,11 @@ class EngineIterator(ShownIterator):
 
     def place(self) -> tuple[Position, int]:
         """Returns the position of the plan, and the number of elements yielded."""
-        return self._inner._position(), self._inner.step  # noqa: SLF001  (of the same engine)
+        return self._inner.position_in_plan(), self._inner.step
 
     def go(self, position: Position, step: int) -> None:
         """Moves to a position of the plan, which `step` elements precede."""
-        self._inner._go(position, step)  # noqa: SLF001  (as above)
+        self._inner.go(position, step)
 
     def _change_plan(self, missing: AbsentElement) -> None:
         raise missing
@@ -270,7 +270,7 @@ class ReadIterator(EngineIterator):
 
     def _state(self) -> LoaderState:
         # Called often below a stream, so the state that users get is computed on demand.
-        state = self._inner._state()  # noqa: SLF001  (of the same engine)
+        state = self._inner.loader_state()
         return self._with_skip(state, self._stream, self._num_stages)
 
     def _fits_dense(self, saved: LoaderState) -> bool:

@@ -150,7 +150,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         At the end of the stream it is the number of epochs. If the pipeline is not 1:1, it is the epoch of the first
         record that is not consumed.
         """
-        return epoch_of(self._plan, self._position())
+        return epoch_of(self._plan, self.position_in_plan())
 
     @property
     def shard_options(self) -> ShardOptions:
@@ -225,7 +225,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     def describe_next(self) -> str:
         """Returns the records of the next batch as text, for errors. Any thread may call it."""
-        block = self._position()[0].block
+        block = self.position_in_plan()[0].block
         return self._plan.describe(Blocks(block, block + 1, 0))
 
     @property
@@ -260,7 +260,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             load = None if executor is None else executor.load()
         return IteratorLook(
             step=step,
-            records=records_before(self._plan, self._position()),
+            records=records_before(self._plan, self.position_in_plan()),
             epoch=epoch,
             lifecycle=self._lifecycle.name.lower(),
             waits_for=None if asked_at is None else max(0.0, now - asked_at),
@@ -287,7 +287,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     def get_state(self) -> bytes:
         """Returns the position as a few hundred bytes of JSON, in microseconds. No thread or process is involved."""
-        return self._state().encode()
+        return self.loader_state().encode()
 
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position of a state.
@@ -379,7 +379,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             )
             raise IndexError(f"step must be between 0 and {last}, {what}, got {step}.")
         if self._plan.one_to_one:
-            self._go((Cursor(step, (0,)),), step)
+            self.go((Cursor(step, (0,)),), step)
         else:
             self._alone(functools.partial(self._seek_by_counting, step))
 
@@ -452,7 +452,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
                 return False
             self._settle()
             raise error
-        executor, start = self._running_executor(), self._position()
+        executor, start = self._running_executor(), self.position_in_plan()
         try:
             self._is_sound = False
             if (outputs := executor.next_outputs()) is None:
@@ -486,7 +486,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         if self._executor is None:
             if self._passes is not None and self._step == 0:
                 self._passes.begin()
-            self._executor = executor = self._make_executor(self._position())
+            self._executor = executor = self._make_executor(self.position_in_plan())
             self._is_sound = True
             if self._lifecycle is Lifecycle.CLOSED:
                 # Another thread closed the iterator before it could see this executor.
@@ -496,7 +496,8 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             return executor
         return self._executor
 
-    def _position(self) -> Position:
+    def position_in_plan(self) -> Position:
+        """Returns the position of the next output. Any thread may call it."""
         outputs, row = self._outputs, self._row  # Read once, because another thread may close the iterator.
         if outputs is None or row <= outputs.first:
             return self._start
@@ -533,7 +534,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self.count_delivered()
         # First, because after an exception from here on the executor has passed outputs that are dropped.
         self._is_sound = False
-        self._start, self._outputs, self._values, self._row, self._stop = self._position(), None, [], 0, 0
+        self._start, self._outputs, self._values, self._row, self._stop = self.position_in_plan(), None, [], 0, 0
         if (executor := self._executor) is not None:
             self._left.add(executor)
         self._executor = None
@@ -544,15 +545,16 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
     def _resume(self, saved: LoaderState, allow: Collection[str], *, strict: bool) -> None:
         from millstream.loader.checkpoints import compatibility  # noqa: PLC0415  (lazy: only resuming needs it)
 
-        here = self._state()._replace(stream=self._stream)
+        here = self.loader_state()._replace(stream=self._stream)
         found = compatibility.resumption(saved, here, allow, strict=strict)
         position = tuple(Cursor(*saved_place) for saved_place in found.places)
         shard = self._plan.shards[0]
-        self._go(position, min(position[0].block, shard.block_limit) if self._plan.one_to_one else saved.step)
+        self.go(position, min(position[0].block, shard.block_limit) if self._plan.one_to_one else saved.step)
         if found.changes:
             compatibility.warn_of_changes(found.changes)
 
-    def _go(self, position: Position, step: int) -> None:
+    def go(self, position: Position, step: int) -> None:
+        """Moves to a position in the plan, which `step` outputs precede."""
         self._alone(functools.partial(self._move, position, step))
 
     def _move(self, position: Position, step: int) -> None:
@@ -562,7 +564,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._step = self._counted_step = step
 
     def _seek_by_counting(self, step: int) -> None:
-        position, old_step = self._position(), self._step
+        position, old_step = self.position_in_plan(), self._step
         if step < self._step:
             self._move(self._plan.beginning, 0)
         try:
@@ -587,5 +589,6 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         if reason := self._plan.reads_in_order_only:
             raise CheckpointError(f"Cannot resume: {reason}")
 
-    def _state(self) -> LoaderState:
-        return state_at(self._position(), self._step, self._plan, self._stream)
+    def loader_state(self) -> LoaderState:
+        """Returns the state that `get_state` encodes."""
+        return state_at(self.position_in_plan(), self._step, self._plan, self._stream)
