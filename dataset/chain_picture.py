@@ -7,7 +7,7 @@ from typing import Any, final
 
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.loader.pipeline.reading import MAX_HELD_RECORDS, may_depend_on_thread
-from millstream.loader.reporting.visualization import element_text
+from millstream.loader.visualization import element_text
 
 SHOWN_PARENTS = 8
 """Maximum number of parents that are shown; the others are counted."""

@@ -29,8 +29,8 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.arguments import as_map, depth_above
 from millstream.descriptions import described
 from millstream.grain_stats import STATS, Stats
-from millstream.loader.reporting.visualization import element_text, visualized
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.visualization import element_text, visualized
 from millstream.randomness import as_seed
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.given import adopted_operation, as_transformation

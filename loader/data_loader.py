@@ -23,11 +23,11 @@ from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 from millstream.loader.repeated_passes import RepeatedPasses
-from millstream.loader.reporting.visualization import visualized
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
+from millstream.loader.visualization import visualized
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource

@@ -50,7 +50,7 @@ def loaders(draw: st.DrawFn) -> tuple[list[millstream.DataLoader], list[int], bo
     drop, pad = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     with pytest.MonkeyPatch.context() as patch:
         # Orders of a few rows have many epochs in the usual look-ahead, each of which takes a millisecond.
-        patch.setattr(locator, "LOOK_AHEAD_KEYS", 32)
+        patch.setattr(locator, "CHUNK_KEYS", 32)
         made = [
             millstream.DataLoader(
                 data_source=ConcatenatedDataSource(parts),

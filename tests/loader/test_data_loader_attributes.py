@@ -116,7 +116,7 @@ def test_an_unknown_length_is_a_type_error_and_no_more() -> None:
 
     with pytest.raises(TypeError, match=r"This iterator has no len\(\): its sampler is endless"):
         len(endless)
-    with pytest.raises(TypeError, match=r"This iterator has no len\(\): operations\[\d\], .*, decides"):
+    with pytest.raises(TypeError, match=r"This iterator has no len\(\): .* depends on operations\[0\]"):
         len(filtered)
     assert tqdm(endless, file=io.StringIO()).total is None
     assert operator.length_hint(filtered, 7) == 7

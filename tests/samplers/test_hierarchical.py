@@ -132,7 +132,7 @@ def test_shards_and_states_go_with_it() -> None:
         ([3], {"window_units": 0}, ValueError, "window_units must be at least 1"),
         ([3], {"seed": -1}, ValueError, "seed must be between"),
         ([3], {"num_epochs": 0}, ValueError, "num_epochs must be at least 1"),
-        ([3], {"shard_options": 1}, TypeError, "must be ShardOptions"),
+        ([3], {"shard_options": 1}, TypeError, "must be of type ShardOptions"),
         ([3], {"window_unit": 1}, TypeError, "did you mean 'window_units'"),
     ],
 )

@@ -231,8 +231,8 @@ def test_numpy_integers_are_integers() -> None:
         ({"seed": 1.5}, TypeError, "seed"),
         ({"shuffle": True}, ValueError, "shuffle=True needs a seed"),
         ({"shuffle": 1, "seed": 1}, TypeError, "shuffle must be True or False, got 1"),
-        ({"shard_options": None}, TypeError, "shard_options must be ShardOptions"),
-        ({"shard_options": (0, 2)}, TypeError, "shard_options must be ShardOptions"),
+        ({"shard_options": None}, TypeError, "shard_options must be of type ShardOptions"),
+        ({"shard_options": (0, 2)}, TypeError, "shard_options must be of type ShardOptions"),
         (
             {"keys": [1, 2]},
             ValueError,

@@ -77,7 +77,7 @@ def test_records_and_steps_are_traced_up_to_a_state(folder: Path) -> None:
         (["train_something:build_nothing"], "that returns a DataLoader, but it returned a int"),
         (["train_something:missing"], "'train_something:missing' cannot be imported"),
         (["train_something"], "LOADER must be MODULE:FUNCTION"),
-        (["train_something:build_loader", "--state=b.txt"], "The state cannot be read"),
+        (["train_something:build_loader", "--state=b.txt"], "Cannot read the state"),
     ],
 )
 def test_questions_without_an_answer_are_one_sentence(folder: Path, arguments: list[str], words: str) -> None:

@@ -228,7 +228,7 @@ STREAMS: list[tuple[str, Callable[[], IterDataset[Any]], Callable[[], IterDatase
         lambda: experimental.InterleaveIterDataset([MapDataset.range(15)] * 2, cycle_length=2),
     ),
     (
-        "one of 'zipped datasets'",
+        "elements are counted, got one of zipped datasets",
         lambda: experimental.ZipIterDataset([MapDataset.range(99)]),
         lambda: OwnStream(Spec()),
     ),
