@@ -14,8 +14,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("millstream", "dataset", "loader", "samplers", "sources", "tools", "transforms")
-NOT_YET: set[str] = set()
-"""The folders whose words are older than the rules."""
 
 QUESTION_WORDS = r"(What|Who|Whose|Whom|Whether|Where|Which|How)\b"
 PHRASES = [
@@ -89,15 +87,7 @@ MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_words_of_a_module_are_plain(path: Path) -> None:
     """No text of a module begins with a question word or has a phrase that makes a reader stop."""
-    if str(path.parent.relative_to(ROOT)) not in NOT_YET:
-        assert prose_violations(path.read_text()) == []
-
-
-def test_folders_left_out_have_violations() -> None:
-    """A folder stays on the list of those left out only while one of its modules breaks a rule."""
-    broken = {str(path.parent.relative_to(ROOT)) for path in MODULES if prose_violations(path.read_text())}
-
-    assert NOT_YET - broken == set()
+    assert prose_violations(path.read_text()) == []
 
 
 @pytest.mark.parametrize(
