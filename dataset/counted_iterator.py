@@ -80,18 +80,19 @@ class CountedIterator(DatasetIterator[Any]):
     def _restart(self, count: int) -> None:
         """Restarts, and drops the first elements."""
         self._has_failed = True
-        self.close_iterator()
+        close_if_possible(self._iterator)
         self._iterator = self._begin()
         there = sum(1 for _ in itertools.islice(self._iterator, count))
         self._count, self._has_failed = there, False
 
     def close(self) -> None:
         """Closes the iterator if it has a `close` method."""
-        self.close_iterator()
+        close_if_possible(self._iterator)
         super().close()
 
-    def close_iterator(self) -> None:
-        """Closes the current iterator."""
-        close = getattr(self._iterator, "close", None)
-        if callable(close):
-            close()
+
+def close_if_possible(iterator: object) -> None:
+    """Closes an iterator that has a `close` method."""
+    close = getattr(iterator, "close", None)
+    if callable(close):
+        close()

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable
 from typing import Any, final
 
+from millstream.dataset.counted_iterator import close_if_possible
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.recovering_iterator import RecoveringIterator
@@ -83,20 +84,14 @@ class _StatefulIterator(RecoveringIterator[Any]):
             raise CheckpointError(
                 f"The state belongs to another stream: saved {checked['stream']!r}, here {self._name!r}."
             )
-        self.close_iterator()
+        close_if_possible(self._iterator)
         self._begin(copy.deepcopy(checked["source"]) if checked["count"] else None)
         self._count = checked["count"]
 
     def close(self) -> None:
         """Closes the iterator of the iterable, if it can be closed."""
-        self.close_iterator()
+        close_if_possible(self._iterator)
         super().close()
-
-    def close_iterator(self) -> None:
-        """Closes the current iterator of the iterable."""
-        close = getattr(self._iterator, "close", None)
-        if callable(close):
-            close()
 
 
 def _has_states(value: Any) -> bool:
