@@ -1,10 +1,8 @@
 """Lance datasets: versions, filters, types, what is refused, and damage."""
 
 import datetime as dt
-import os
 import pickle
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,8 @@ import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import LanceDataSource
+from support.processes.forked import source_error_after_fork
+from support.stores.fake_stores import fake_s3
 
 pytestmark = pytest.mark.third_party
 
@@ -94,21 +94,26 @@ def test_a_fork_is_an_error_and_not_a_deadlock(tmp_path: Path) -> None:
     """Lance's threads are not in a forked process, which says so."""
     write_rows(tmp_path / "a.lance")
     source = LanceDataSource(tmp_path / "a.lance")
-    answer, asked = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Of Python 3.12, JAX and Lance, about forks.
-        child = os.fork()
-    if child == 0:
-        try:
-            source[3]
-        except DataSourceError as error:
-            os.write(asked, str(error).encode())
-        os._exit(0)
-    os.close(asked)
-    with os.fdopen(answer, "rb") as end:
-        assert b"after a fork" in end.read()
-    assert os.waitpid(child, 0)[1] == 0
+    assert "after a fork" in source_error_after_fork(lambda: source[3])
     assert source[3]["id"] == 3
+
+
+def test_a_dataset_may_be_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a dataset in a fake of S3 are those of the local one, in worker processes too."""
+    write_rows(tmp_path / "a.lance")
+    files = [path for path in (tmp_path / "a.lance").rglob("*") if path.is_file()]
+    with fake_s3({str(path.relative_to(tmp_path)): path.read_bytes() for path in files}) as address:
+        keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+        for name, value in {**keys, "AWS_ENDPOINT": address, "AWS_ALLOW_HTTP": "true"}.items():
+            monkeypatch.setenv(name, value)
+        remote, local = LanceDataSource("s3://bucket/a.lance"), LanceDataSource(tmp_path / "a.lance")
+        assert len(remote) == len(local) == 60
+        assert repr(remote[59]) == repr(local[59])
+        here, far = (
+            millstream.load(source, shuffle=True, seed=1, num_epochs=1, batch_size=4, worker_count=count)
+            for source, count in ((local, 0), (remote, 1))
+        )
+        assert [batch["id"].tolist() for batch in far] == [batch["id"].tolist() for batch in here]
 
 
 def test_damage_is_an_error_with_dataset_and_record(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """Zarr and N5 arrays: every version and compressor, chunks of a shuffle, what is refused, and damage."""
 
 import json
-import os
 import pickle
 import re
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import ZarrDataSource
 from support.files.record_files import write_zarr
+from support.processes.forked import source_error_after_fork
 from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
@@ -124,21 +123,7 @@ def test_a_fork_is_an_error_and_not_a_deadlock(tmp_path: Path) -> None:
     """TensorStore's threads are not in a forked process, which says so; a copy that was not opened yet is read."""
     write_zarr(tmp_path / "x", np.arange(20), 4)
     source = ZarrDataSource({"x": tmp_path / "x"})
-    answer, asked = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn where there are threads.
-        warnings.simplefilter("ignore", RuntimeWarning)  # JAX, where another test has imported it.
-        child = os.fork()
-    if child == 0:
-        try:
-            source[3]
-        except DataSourceError as error:
-            os.write(asked, str(error).encode())
-        os._exit(0)
-    os.close(asked)
-    with os.fdopen(answer, "rb") as end:
-        assert b"after a fork" in end.read()
-    assert os.waitpid(child, 0)[1] == 0
+    assert "after a fork" in source_error_after_fork(lambda: source[3])
     assert source[3] == {"x": 3}
 
 
