@@ -26,7 +26,7 @@ SMALLER = {
     "train_step_latency_s = 1": "train_step_latency_s = 0.01",
     "model_restore_latency_s = 5": "model_restore_latency_s = 0.01",
 }
-"""How long the notebook runs, and for how long here."""
+"""The run lengths of the notebook, and shorter ones for this test."""
 
 TRANSFORMERS = """
 class AutoTokenizer:
@@ -69,7 +69,7 @@ def as_python(cell: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, str], str]:
-    """What each cell has printed, and the log."""
+    """The output of each cell, and the log."""
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "transformers.py").write_text(TRANSFORMERS)
     (folder / "tensorflow_datasets.py").write_text(TENSORFLOW_DATASETS)

@@ -1,4 +1,4 @@
-"""What several pipelines with one set of workers have in common: who wants a call, and whose calls come next."""
+"""Several pipelines share one set of workers: the order of their calls, and the demand of each."""
 
 from random import Random
 from typing import TYPE_CHECKING, Any
