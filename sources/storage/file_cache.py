@@ -302,8 +302,10 @@ def _write_all(descriptor: int, blocks: Iterable[bytes], size: int) -> None:
     """Writes the content of a copy. Raises DataSourceError if it does not have the given size in bytes."""
     done = 0
     for content in blocks:
-        if done + len(content) <= size:
-            _write(descriptor, content, done)
+        if done + len(content) > size:
+            # Not read to its end: a small file may unpack to a very large one.
+            raise DataSourceError(f"its content has more than {size:,} bytes. Restore the file")
+        _write(descriptor, content, done)
         done += len(content)
     if done != size:
         raise DataSourceError(f"its content has {done:,} bytes instead of {size:,}. Restore the file")

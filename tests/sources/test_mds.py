@@ -254,8 +254,9 @@ def test_damage_of_a_compressed_shard_is_an_error_with_file_and_record(tmp_path:
     samples, cache = compressed(tmp_path / "mds")
     shard = tmp_path / "mds" / "shard.00001.mds.zstd"
     whole = shard.read_bytes()
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
     other = zstandard.ZstdCompressor().compress(b"other content")
-    for content in (whole[:-5], whole[:20], b"%PDF" + whole[4:], other, b""):
+    for content in (whole[:-5], whole[:20], b"%PDF" + whole[4:], other, bomb, b""):
         shard.write_bytes(content)
         with MdsDataSource(tmp_path / "mds", cache=cache) as source:
             for key in (4, 7):

@@ -1,5 +1,6 @@
 """Copies of remote files: bounded, shared by processes, made again when they are gone."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -409,3 +410,15 @@ def test_a_cache_is_of_its_class(urls: list[str]) -> None:
     """A `cache` that is not a FileCache is a TypeError."""
     with pytest.raises(TypeError, match="cache must be a FileCache"):
         TFRecordDataSource(urls, cache=1000)  # type: ignore[arg-type]
+
+
+def test_content_is_not_unpacked_beyond_its_size(tmp_path: Path) -> None:
+    """Content that never ends is an error as soon as it exceeds the size, and nothing beyond that is written."""
+    path = tmp_path / "copy"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        with pytest.raises(DataSourceError, match="more than 250 bytes"):
+            file_cache._write_all(descriptor, itertools.repeat(b"x" * 100), 250)
+    finally:
+        os.close(descriptor)
+    assert path.stat().st_size == 200
