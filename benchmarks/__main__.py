@@ -5,13 +5,12 @@
     python benchmarks --cases=tiny,tokens --peers=millstream,grain --repeats=3
     python benchmarks --cases=                  nothing: writes the report and draws the chart again
 
-Writes `<name>.json`, `<name>.md` and `<name>.png` into the output folder; the name is `latest` for a full run with all
+Writes `<name>.json`, `<name>.md` and `<name>.svg` into the output folder; the name is `latest` for a full run with all
 peers, and else that of the scale. A full run of some cases keeps what `latest` says of the others, so that the
 hours can be spread over several nights. Peers that are not installed are reported as absent.
 """
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from suite.cases import CASES
 from suite.findings import Finding, Measured, as_json, find, from_json
 from suite.machine import describe_machine
 from suite.peers import PEERS
-from suite.plot import bars_of, draw
+from suite.plot import chart_of
 from suite.report import markdown
 from suite.runner import Runner
 from suite.scale import FULL, SCALES, Scale
@@ -62,8 +61,10 @@ def measure_all(
 def write(path: Path, scale: Scale, found: list[Finding]) -> str:
     """Writes the results next to each other, with the suffixes of their formats, and returns the report."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    plot = path.with_suffix(".png").name if bars_of(found) else None
-    report = markdown(scale, found, plot)
+    chart = chart_of(found)
+    report = markdown(scale, found, None if chart is None else path.with_suffix(".svg").name)
+    if chart is not None:
+        path.with_suffix(".svg").write_text(chart)
     results = {"scale": scale.name, "cases": as_json(found)}
     path.with_suffix(".json").write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
     path.with_suffix(".md").write_text(report)
@@ -95,11 +96,6 @@ def main(_: list[str]) -> None:
     if not chosen_cases and found:
         report = write(path, scale, found)
     print(report)
-    if bars_of(found):
-        try:
-            draw(found, path.with_suffix(".png"))
-        except ImportError as error:
-            print(f"No plot: {error}.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ NOTHING = DASH
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def markdown(scale: Scale, findings: Sequence[Finding], plot: str | None = "latest.png") -> str:
+def markdown(scale: Scale, findings: Sequence[Finding], plot: str | None = "latest.svg") -> str:
     """Returns the whole report.
 
     Args:

@@ -39,7 +39,7 @@ DOCUMENTS = {
 }
 """The page of each document outside of docs/."""
 
-PICTURES = ["benchmarks/results/latest.png"]
+PICTURES = ["benchmarks/results/latest.svg"]
 """Pictures in documents. Each is copied to the folder of its page."""
 
 FILES = ["LICENSE"]
