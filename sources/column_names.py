@@ -1,7 +1,10 @@
-"""Checks of the names of columns, for sources of tables in files."""
+"""Checks of the names and paths of columns, for sources of tables and arrays in files."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from millstream.sources.storage.paths import absolute_path
 
 
 def checked_columns(columns: Any) -> tuple[str, ...] | None:
@@ -41,3 +44,27 @@ def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *
         raise ValueError(f"{path!r} has the column {twice[0]!r} twice. Pass columns=[...] without it.")
     if not names:
         raise ValueError(f"{path!r} has no columns.")
+
+
+def paths_of_columns(paths: Any, name: str, example: str) -> dict[str, str]:
+    """Returns the absolute path, or the URL, of each column.
+
+    Args:
+        paths: the paths by column.
+        name: the name of the argument, for errors.
+        example: a path, for errors.
+
+    Raises:
+        TypeError: they are not a mapping of names to paths.
+        ValueError: there are none.
+    """
+    if not isinstance(paths, Mapping) or not all(
+        isinstance(column, str) and isinstance(path, str | os.PathLike) for column, path in paths.items()
+    ):
+        raise TypeError(
+            f"{name} must be a mapping of columns to the paths of their {name}, such as {{'x': {example!r}}}, got "
+            f"{paths!r}."
+        )
+    if not paths:
+        raise ValueError(f"{name} must have at least one column, got none.")
+    return {column: absolute_path(os.fsdecode(path)) for column, path in paths.items()}

@@ -1,6 +1,6 @@
 """The rows of HDF5 datasets."""
 
-import glob
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
@@ -12,19 +12,20 @@ from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.column_blocks import records_of_arrays
+from millstream.sources.column_names import paths_of_columns
 from millstream.sources.files.multi_file import Files
-from millstream.sources.hdf5_file import (
-    Hdf5File,
-    Layout,
-    RowType,
-    Segment,
-    h5py_module,
-    has_magic,
-    inspect_file,
-    split_patterns,
-)
+from millstream.sources.hdf5_file import Hdf5File, content_of
+from millstream.sources.hdf5_layout import Layout, Segment, h5py_module, inspect_file
+from millstream.sources.hdf5_paths import split_paths
+from millstream.sources.storage.byte_files import SpanReadError
 from millstream.sources.storage.urls import is_url
 from millstream.sources.tables.decoded_cache import UnitCache
+
+_DECODED_TOGETHER = 4
+"""The number of chunks of a batch that are decompressed concurrently."""
+
+_REQUESTED_TOGETHER = 16
+"""The number of datasets and chunks of objects that are requested concurrently."""
 
 
 class _Rows(NamedTuple):
@@ -40,7 +41,7 @@ class _Rows(NamedTuple):
     keys: NDArray[np.int64]
     within: NDArray[np.int64]
 
-    def at(self, indices: NDArray[np.intp]) -> "_Rows":
+    def at(self, indices: NDArray[np.intp] | slice) -> "_Rows":
         """Returns the records at indices of these."""
         return _Rows(self.rows[indices], self.keys[indices], self.within[indices])
 
@@ -63,19 +64,21 @@ class _Chunk(NamedTuple):
 class Hdf5DataSource(Files[Hdf5File]):
     """The rows of HDF5 datasets, as dicts by column. A row is an index of the first axis. It needs h5py.
 
-    Datasets without filters are read by `pread`, row by row, in any order, without h5py and its lock. Datasets with
-    filters (gzip, lzf, shuffle and all others that each h5py has) are decoded by h5py, one chunk at a time per process,
-    and each process caches decoded chunks, up to `cache_bytes`. If they have several rows per chunk, the best order
-    stays among a few chunks for a while, like that of `HierarchicalSampler`; `load(source, shuffle=True)` takes it by
-    itself if not all rows fit into the cache.
+    Rows of datasets without filters are read one by one, in any order, without h5py and its lock. So are chunks that
+    gzip has compressed, with or without shuffle, which are decompressed concurrently. Datasets with other filters (lzf
+    and all others that each h5py has) are decoded by h5py, one chunk at a time per process. Each process caches decoded
+    chunks, up to `cache_bytes`. If they have several rows per chunk, the best order stays among a few chunks for a
+    while, like that of `HierarchicalSampler`; `load(source, shuffle=True)` takes it by itself if not all rows fit into
+    the cache.
 
     Values have the dtypes of the datasets, in native byte order: NumPy scalars for datasets of one axis, else arrays.
 
     Args:
         datasets: for each column, the path of a file (`~` is expanded), followed by the name of a dataset in it:
             `"train.h5/images"`. Both may be patterns, such as `"demos-*.hdf5/data/*/obs/image"`; their matches are
-            sorted by name, and concatenated. All columns must be in the same files, and have the same matches of the
-            patterns in the names, and the same numbers of rows.
+            sorted by name, and concatenated. A `str` may begin with the URL of a file, such as `"s3://bucket/a.h5/x"`,
+            whose rows and chunks are requested together. All columns must be in the same files, and have the same
+            matches of the patterns in the names, and the same numbers of rows.
         cache_bytes: the memory, in bytes, for decoded chunks per process, besides those that are being read.
 
     Attributes:
@@ -109,12 +112,9 @@ class Hdf5DataSource(Files[Hdf5File]):
     def __init__(self, datasets: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
         h5py_module()  # It raises ImportError here, and not after the search for files.
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
-        files, self._patterns = split_patterns(_checked(datasets), _regular_files)
+        files, self._patterns = split_paths(paths_of_columns(datasets, "datasets", "train.h5/images"))
         self._segments: dict[str, list[Segment]] = {}
-        self._types: dict[str, RowType] = {}
-        self._types_by_file: dict[str, dict[str, tuple[str, RowType]]] = {}
         super().__init__(files)
-        self._check_types()
         self._index_segments()
         self.window_units: int | None = None
         self._unit_sizes = self._index_units()
@@ -131,8 +131,20 @@ class Hdf5DataSource(Files[Hdf5File]):
         columns = {name: np.empty((len(keys), *kind.shape), kind.dtype) for name, kind in self._types.items()}
         numbers = self._segment_ends.searchsorted(keys, side="right")
         wanted = _Rows(np.arange(len(keys)), keys, keys - self._segment_starts[numbers])
-        for number, indices in _grouped(numbers):
-            self._read_segment(number, wanted.at(indices), columns)
+        reads = [
+            functools.partial(self._read_dataset, number, name, rows, column)
+            for number, rows in ((number, wanted.at(indices)) for number, indices in _grouped(numbers))
+            for name, column in columns.items()
+        ]
+        if len(reads) > 1 and self._is_far:
+            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: it takes long to import)
+
+            with ThreadPoolExecutor(min(len(reads), _REQUESTED_TOGETHER), "millstream-hdf5") as threads:
+                for _ in threads.map(lambda read: read(), reads):
+                    pass
+        else:
+            for read in reads:
+                read()
         return records_of_arrays(columns, len(keys))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,30 +175,32 @@ class Hdf5DataSource(Files[Hdf5File]):
         return f"{super().fingerprint()} columns={len(self._types)}:{digest}"
 
     def _count(self, path: str) -> int:
-        self._segments[path], self._types_by_file[path] = inspect_file(path, path, self._patterns)
+        self._segments[path] = inspect_file(path, content_of(path, self._identities[path]), self._patterns)
         return sum(segment.num_rows for segment in self._segments[path])
 
     def _open(self, path: str, location: str) -> Hdf5File:
-        return Hdf5File(location, self._segments[path])
+        del location  # It is the path: there are no copies.
+        return Hdf5File(path, self._identities[path], self._segments[path])
 
     def _begin(self) -> None:
         self._chunks: UnitCache[_Chunk] = UnitCache(self._cache_bytes, 1)
 
-    def _check_types(self) -> None:
-        first = self._types_by_file[self._paths[0]]
-        for path, types in self._types_by_file.items():
-            for name, (dataset, kind) in types.items():
-                if kind != (expected := first[name][1]):
-                    raise ValueError(
-                        f"A column must have one type, got rows of {expected.dtype}{list(expected.shape)} in "
-                        f"{self._paths[0]!r}, but of {kind.dtype}{list(kind.shape)} in {dataset!r} of {path!r}."
-                    )
-        self._types = {name: kind for name, (_, kind) in first.items()}
-        del self._types_by_file
+    @property
+    def _is_far(self) -> bool:
+        return any(map(is_url, self._paths))
 
     def _index_segments(self) -> None:
         """Builds the tables that map a record key to a segment and a row in it."""
         self._all_segments = [(path, segment) for path in self._paths for segment in self._segments[path]]
+        first_path, first = self._all_segments[0]
+        self._types = {name: layout.row_type for name, layout in first.layouts.items()}
+        for path, segment in self._all_segments:
+            for name, layout in segment.layouts.items():
+                if layout.row_type != self._types[name]:
+                    raise ValueError(
+                        f"A column must have one type, got rows of {self._types[name]} in {first_path!r}, but of "
+                        f"{layout.row_type} in {layout.name!r} of {path!r}."
+                    )
         self._segment_ends = np.cumsum([segment.num_rows for _, segment in self._all_segments], dtype=np.int64)
         self._segment_starts = np.concatenate([[0], self._segment_ends[:-1]])
 
@@ -207,26 +221,31 @@ class Hdf5DataSource(Files[Hdf5File]):
             self.window_units = max(1, self._cache_bytes // (2 * max(1, unit_bytes)))
         return np.array(sizes, np.int64)
 
-    def _read_segment(self, number: int, wanted: _Rows, columns: Mapping[str, NDArray[Any]]) -> None:
-        """Reads records of one segment into their rows of the columns."""
+    def _read_dataset(self, number: int, name: str, wanted: _Rows, column: NDArray[Any]) -> None:
+        """Reads rows of one dataset into their rows of a column."""
         path, segment = self._all_segments[number]
+        layout = segment.layouts[name]
         first = int(wanted.keys[0])
         file = self._acquire(path, self.locate(first)[1], first)
         try:
-            for name, layout in segment.layouts.items():
-                if layout.starts is None:
-                    self._decode(file, (number, name), layout, wanted, columns[name])
-                else:
-                    self._read(file, layout, wanted, columns[name])
+            if layout.is_plain:
+                self._read(file, layout, wanted, column)
+            elif _is_cached(layout):
+                self._decode(file, (number, name), layout, wanted, column)
+            else:
+                for row, rows in zip(wanted.rows.tolist(), self._decoded(file, layout, wanted), strict=True):
+                    column[row] = rows[0]
         finally:
             self._open_files.release(path)
 
     def _read(self, file: Hdf5File, layout: Layout, wanted: _Rows, column: NDArray[Any]) -> None:
-        """Reads rows by `pread`."""
+        """Reads rows that are in the file as they are."""
         is_whole = len(wanted.rows) == len(column)
         block = column if is_whole else np.empty((len(wanted.rows), *column.shape[1:]), column.dtype)
         try:
             failed = file.read_into(layout, wanted.within, block.reshape(len(block), -1).view(np.uint8))
+        except SpanReadError as error:
+            raise self._error(wanted.keys[error.span], str(error)) from error
         except OSError as error:
             raise self._error(wanted.keys[0], f"reading it, or another record of the batch, failed: {error}") from error
         if failed is not None:
@@ -240,25 +259,32 @@ class Hdf5DataSource(Files[Hdf5File]):
         self, file: Hdf5File, dataset: tuple[int, str], layout: Layout, wanted: _Rows, column: NDArray[Any]
     ) -> None:
         """Copies rows of decoded chunks."""
+        groups = {
+            (*dataset, number): wanted.at(indices)
+            for number, indices in _grouped(wanted.within // layout.rows_per_chunk)
+        }
 
         def decode(key: tuple[int, str, int]) -> _Chunk:
-            start = key[-1] * layout.rows_per_chunk
-            return _Chunk(file.decode(layout, start, start + layout.rows_per_chunk))
+            (rows,) = self._decoded(file, layout, groups[key].at(slice(1)))
+            return _Chunk(rows)
 
-        if not _is_cached(layout):
-            for row, key, start in zip(*map(np.ndarray.tolist, wanted), strict=True):
-                try:
-                    column[row] = file.decode(layout, start, start + 1)[0]
-                except DataSourceError as error:
-                    raise self._error(key, str(error)) from error
-            return
-        for number, indices in _grouped(wanted.within // layout.rows_per_chunk):
-            some = wanted.at(indices)
-            try:
-                chunk = self._chunks.get((*dataset, number), decode)
-            except DataSourceError as error:
-                raise self._error(some.keys[0], str(error)) from error
-            column[some.rows] = chunk.rows[some.within - number * layout.rows_per_chunk]
+        # h5py decodes one chunk at a time.
+        count = 1 if layout.starts is None else _REQUESTED_TOGETHER if self._is_far else _DECODED_TOGETHER
+        chunks = self._chunks.get_all({key: len(rows.keys) for key, rows in groups.items()}, decode, count)
+        for (key, some), chunk in zip(groups.items(), chunks, strict=True):
+            column[some.rows] = chunk.rows[some.within - key[-1] * layout.rows_per_chunk]
+
+    def _decoded(self, file: Hdf5File, layout: Layout, wanted: _Rows) -> Iterator[NDArray[Any]]:
+        """Yields the rows of the chunk of each record."""
+        done = 0
+        try:
+            for rows in file.decode(layout, wanted.within // layout.rows_per_chunk):
+                yield rows
+                done += 1
+        except SpanReadError as error:
+            raise self._error(wanted.keys[error.span], str(error)) from error
+        except DataSourceError as error:
+            raise self._error(wanted.keys[done], str(error)) from error
 
     def _error(self, key: Any, reason: str) -> DataSourceError:
         path, position = self.locate(key)
@@ -274,33 +300,4 @@ def _grouped(numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]
 
 def _is_cached(layout: Layout) -> bool:
     """Returns True if decoded chunks are cached, because they have several rows."""
-    return layout.starts is None and layout.rows_per_chunk > 1
-
-
-def _checked(datasets: Any) -> dict[str, str]:
-    """Returns the paths of the columns, absolute.
-
-    Raises:
-        TypeError: they are not a mapping of names to paths.
-        ValueError: there are none, or one is a URL.
-    """
-    if not isinstance(datasets, Mapping) or not all(
-        isinstance(name, str) and isinstance(path, str | os.PathLike) for name, path in datasets.items()
-    ):
-        raise TypeError(
-            "datasets must be a mapping of columns to the paths of their datasets, such as "
-            f"{{'image': 'train.h5/images'}}, got {datasets!r}."
-        )
-    if not datasets:
-        raise ValueError("datasets must have at least one column, got none.")
-    paths = {name: os.fsdecode(path) for name, path in datasets.items()}
-    if (url := next(filter(is_url, paths.values()), None)) is not None:
-        raise ValueError(f"HDF5 files must be on a disk, because h5py opens them, got {url!r}. Copy them.")
-    return {name: os.path.join(os.getcwd(), os.path.expanduser(path)) for name, path in paths.items()}  # noqa: PTH109, PTH111, PTH118
-
-
-def _regular_files(path: str) -> list[str]:
-    """Returns the files that a path or pattern means, sorted."""
-    if os.path.isfile(path) or not has_magic(path):  # noqa: PTH113
-        return [path] * os.path.isfile(path)  # noqa: PTH113
-    return sorted(filter(os.path.isfile, glob.glob(path)))  # noqa: PTH207
+    return not layout.is_plain and layout.rows_per_chunk > 1

@@ -11,6 +11,7 @@ import numpy as np
 from millstream.sources.base import RecordKeys, checked_record_keys
 from millstream.sources.files.multi_file import INSPECTION_THREADS
 from millstream.sources.storage.open_files import descriptor_share
+from millstream.sources.storage.paths import absolute_path
 from millstream.sources.storage.urls import Url, is_url
 from millstream.sources.whole_files import FileDataSource
 
@@ -61,9 +62,7 @@ class ImageFolderDataSource(FileDataSource):
     allows_empty_files: ClassVar[bool] = False
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        name = os.path.expanduser(os.fsdecode(root))  # noqa: PTH111
-        # An absolute name and a URL stay as they are.
-        path = name if is_url(name) else os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
+        path = absolute_path(os.fsdecode(root))
         folder = f"{path.rstrip('/')}/"
         names = _names_of_objects(folder) if is_url(path) else _names_of_files(path)
         self.classes = sorted(names)

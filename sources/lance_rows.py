@@ -13,7 +13,7 @@ from millstream.notebook_repr import Pictured
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
-from millstream.sources.storage.urls import is_url
+from millstream.sources.storage.paths import absolute_path
 from millstream.sources.tables.arrow_structures import records_of
 from millstream.sources.tables.arrow_tables import ArrowTable, columns_of, normalised, plain_types
 
@@ -69,8 +69,7 @@ class LanceDataSource(Pictured):
         filter: str | None = None,  # noqa: A002  (Lance's own name)
         version: int | None = None,
     ) -> None:
-        name = os.fsdecode(path)
-        self._path = name if is_url(name) else os.path.join(os.getcwd(), os.path.expanduser(name))  # noqa: PTH109, PTH111, PTH118
+        self._path = absolute_path(os.fsdecode(path))
         if filter is not None and not isinstance(filter, str):
             raise TypeError(f"filter must be a condition of SQL, such as 'width >= 256', or None, got {filter!r}.")
         self._filter = filter

@@ -27,6 +27,7 @@ from millstream.sources.mds_values import SIZE_BYTES, decoder_of
 from millstream.sources.storage.byte_files import identify, open_stored
 from millstream.sources.storage.compression import zstandard_library
 from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.paths import absolute_path
 from millstream.sources.storage.urls import is_url
 
 _DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, struct.error, EOFError)
@@ -97,9 +98,7 @@ class MdsDataSource(SpanRecords[dict[str, Any]]):
     def __init__(
         self, folder: str | os.PathLike[str], *, allow_pickle: bool = False, cache: FileCache | None = None
     ) -> None:
-        name = os.fsdecode(folder)
-        # An absolute name and a URL stay as they are.
-        root = name if is_url(name) else os.path.join(os.getcwd(), os.path.expanduser(name))  # noqa: PTH109, PTH111, PTH118
+        root = absolute_path(os.fsdecode(folder))
         shards = _shards(f"{root.rstrip('/')}/index.json", root.rstrip("/"))
         self._columns = {shard.path: shard.columns for shard in shards}
         self._unpacked = {shard.path: shard for shard in shards if shard.unpacked_size is not None}

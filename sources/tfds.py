@@ -15,6 +15,7 @@ from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.storage.paths import absolute_path
 from millstream.sources.tfds_features import leaves_of
 from millstream.sources.tfds_splits import instructions_of, splits_of
 from millstream.sources.tfrecord import TFRecordDataSource
@@ -194,8 +195,7 @@ def _folder_of(dataset: Any) -> str:
             "dataset must be the folder of a prepared dataset, or a builder of tensorflow_datasets, got "
             f"{type(dataset).__name__}."
         )
-    name = os.path.expanduser(os.fsdecode(folder))  # noqa: PTH111
-    return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118  (an absolute name stays as it is)
+    return absolute_path(os.fsdecode(folder))
 
 
 def _description(folder: str, name: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.column_blocks import records_of_arrays
+from millstream.sources.column_names import paths_of_columns
 from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.storage.urls import is_url
 
@@ -65,7 +66,7 @@ class ZarrDataSource(Pictured):
     takes_key_arrays: ClassVar[bool] = True
 
     def __init__(self, arrays: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
-        self._urls = _checked(arrays)
+        self._urls = paths_of_columns(arrays, "arrays", "train.zarr/x")
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._metadata: dict[str, str] = {}
         self._arrays: OpenedHere[dict[str, Any]] = OpenedHere("TensorStore")
@@ -143,29 +144,6 @@ class ZarrDataSource(Pictured):
             except (ValueError, OSError, RuntimeError) as error:
                 raise LibraryReadError(f"{self._urls[name]!r} (record key {keys[0]}): {_reason(error)}") from error
         return columns
-
-
-def _checked(arrays: Any) -> dict[str, str]:
-    """Returns the URLs of the columns.
-
-    Raises:
-        TypeError: they are not a mapping of names to paths.
-        ValueError: there are none.
-    """
-    if not isinstance(arrays, Mapping) or not all(
-        isinstance(name, str) and isinstance(path, str | os.PathLike) for name, path in arrays.items()
-    ):
-        raise TypeError(
-            f"arrays must be a mapping of columns to the paths of their arrays, such as {{'x': 'train.zarr/x'}}, got "
-            f"{arrays!r}."
-        )
-    if not arrays:
-        raise ValueError("arrays must have at least one column, got none.")
-    paths = {name: os.fsdecode(path) for name, path in arrays.items()}
-    return {
-        name: path if is_url(path) else os.path.join(os.getcwd(), os.path.expanduser(path))  # noqa: PTH109, PTH111, PTH118
-        for name, path in paths.items()
-    }
 
 
 def _open(tensorstore: Any, url: str, context: Any) -> Any:

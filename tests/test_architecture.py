@@ -55,7 +55,7 @@ IMPORTERS = {
     # What is quicker or nicer where it is installed.
     "tensorstore": {"millstream.sources.zarr_arrays"},
     "lance": {"millstream.sources.lance_rows"},
-    "h5py": {"millstream.sources.hdf5_file"},
+    "h5py": {"millstream.sources.hdf5_layout"},
     "google_crc32c": {"millstream.sources.crc32c"},
     "orjson": {"millstream.sources.json_lines"},
     "pyarrow": {"millstream.sources.tables.arrow_tables", "millstream.sources.tables.parquet_file"},

@@ -69,6 +69,10 @@ class StoredFile(Protocol):
         """Requests spans, and returns a function that waits for their bytes. A short result is beyond the end."""
         ...
 
+    def read_into(self, starts: Sequence[int], rows: NDArray[np.uint8], /) -> list[int]:
+        """Reads spans of one length, each into its row, and returns the number of bytes of each."""
+        ...
+
     def close(self) -> None:
         """Closes the file, which no thread reads."""
         ...
@@ -283,6 +287,16 @@ class RemoteFile:
             return contents
 
         return finish
+
+    def read_into(self, starts: Sequence[int], rows: NDArray[np.uint8]) -> list[int]:
+        """Reads spans of one length, each into its row, and returns the number of bytes of each."""
+        for row, span in zip(rows, self.begin(starts, [rows.shape[1]] * len(starts))(), strict=True):
+            row[:] = np.frombuffer(span, np.uint8)
+        return [rows.shape[1]] * len(starts)
+
+    def read_here(self, start: int, stop: int) -> bytes:
+        """Returns the bytes of a range, requested by this thread."""
+        return self._result(RangeRequests(self._url, [(start, stop)], in_threads=False), 0, 0)
 
     def close(self) -> None:
         """Cancels what was prefetched."""

@@ -64,15 +64,17 @@ class RangeRequests:
     Args:
         url: the URL of the object.
         ranges: the start and the end of each range, in bytes; no range is empty.
+        in_threads: False to read them in this thread, one after another, before the constructor returns.
     """
 
-    def __init__(self, url: str, ranges: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, url: str, ranges: Sequence[tuple[int, int]], *, in_threads: bool = True) -> None:
         self._url = url
         self._ranges = ranges
         parsed = Url.of(url)
         store, path = store_of(url, parsed), path_of(url, parsed)
+        submit = _threads().submit if in_threads else _threads().run
         self._futures: list[Future[tuple[bytes, Any]]] = [
-            _threads().submit(_fetch, store, path, start, stop) for start, stop in ranges
+            submit(_fetch, store, path, start, stop) for start, stop in ranges
         ]
 
     def result(self, number: int) -> tuple[bytes, bytes]:

@@ -188,13 +188,13 @@ def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
 def _resolve(path: Any, kind: str) -> list[FilePart]:
     if isinstance(path, FileInstruction):
         skip, take = operator.index(path.skip), operator.index(path.take)
-        return [FilePart(_absolute(os.fspath(path.filename)), skip, None if take == -1 else skip + take)]
+        return [FilePart(absolute_path(os.fspath(path.filename)), skip, None if take == -1 else skip + take)]
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             "Each path must be a str, a path-like object, or an object with filename, skip and take, "
             f"got {type(path).__name__}."
         )
-    name = _absolute(os.fsdecode(path))
+    name = absolute_path(os.fsdecode(path))
     if is_url(name):
         return _resolve_url(name, kind)
     if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
@@ -232,7 +232,8 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
     return [FilePart(root + key, start, stop) for key in matches]
 
 
-def _absolute(name: str) -> str:
+def absolute_path(name: str) -> str:
+    """Returns a path as an absolute one, with `~` expanded; a URL stays as it is."""
     name = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
     if os.path.isabs(name) or is_url(name):  # noqa: PTH117
         return name

@@ -51,14 +51,17 @@ class RequestThreads:
                 self._threads.append(thread)
         return future
 
+    def run(self, request: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+        """Makes a request in the calling thread, and returns the future of its response."""
+        future = self._new_future()
+        _make(future, request, arguments)
+        return future
+
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             future, request, arguments = work
             if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(request(*arguments))
-                except BaseException as error:  # noqa: BLE001  (raised by `result`)
-                    future.set_exception(error)
+                _make(future, request, arguments)
             del work, future, request, arguments  # An idle thread must not keep the bytes of its last response.
             with self._lock:
                 self._unfinished -= 1
@@ -75,3 +78,10 @@ class RequestThreads:
             self._queue.put(None)
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _make(future: "Future[Any]", request: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        future.set_result(request(*arguments))
+    except BaseException as error:  # noqa: BLE001  (raised by `result`)
+        future.set_exception(error)
