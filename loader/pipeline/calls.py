@@ -63,6 +63,13 @@ class BlockCall(Call):
         """Stores the result."""
         self.outputs = BlockOutputs(elements, self.skip, self.num_records, self._of, self.stop)
 
+    def split(self) -> "list[BlockCall]":
+        """Returns calls of one block each, in order."""
+        return [
+            BlockCall(self._of, block, block + 1, self.skip if block == self.start else 0)
+            for block in range(self.start, self.stop)
+        ]
+
 
 class GroupCall(Call):
     """A call of a later stage for the outputs of one group.

@@ -4,18 +4,23 @@ They are drawn in order, by the schedule. A block is a number of consecutive ele
 from time to time, so a position in the stream is a saved state and a number of blocks after it.
 """
 
+import math
 from collections import deque
 from typing import Any, Protocol, final
 
 import numpy as np
 
+from millstream.loader.pipeline.calls import BlockCall
 from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.logical_shard import LogicalShard
+from millstream.loader.pipeline.outputs import Outputs
+from millstream.loader.pipeline.requests import Fed
 
 KEPT_ELEMENTS = 1024
 """The number of elements between two saved states. A stream that is resumed draws up to this many again."""
 
 
-class Leaf(Protocol):
+class Drawable(Protocol):
     """An iterator that elements are drawn from."""
 
     def draw(self, count: int, number: int) -> Elements:
@@ -37,90 +42,133 @@ class Leaf(Protocol):
 
 
 class FeedFailed(Exception):  # noqa: N818  (a placeholder)
-    """Replaces the error of a leaf on its way through a plan. The error itself stays in the consumer."""
+    """Replaces the error of an iterator on its way through a plan. The error itself stays in the consumer."""
+
+
+@final
+class FedCall(BlockCall):
+    """A call of stage 0 that carries the elements of its blocks, and the error that ends them, if any."""
+
+    __slots__ = ("_elements", "_failure")
+
+    def __init__(self, of: LogicalShard, start: int, stop: int, skip: int, drawn: Elements) -> None:
+        super().__init__(of, start, stop, skip)
+        self._failure = drawn.error
+        self._elements = drawn if drawn.error is None else Elements(drawn.values, drawn.origins, FeedFailed())
+
+    @property
+    def request(self) -> Fed:  # type: ignore[override]  # a request of another kind
+        """The request to the plan."""
+        return Fed(self._elements)
+
+    def complete(self, elements: Elements) -> None:
+        """Takes the result. If it is FeedFailed, the iterator's own error replaces it."""
+        if isinstance(elements.error, FeedFailed):
+            elements = Elements(elements.values, elements.origins, self._failure)
+        super().complete(elements)
+
+    def split(self) -> list[BlockCall]:
+        """Returns calls of one block each, in order."""
+        values, origins = self._elements.values, self._elements.origins
+        calls: list[BlockCall] = []
+        for call in super().split():
+            rows = slice(*origins.block.searchsorted([call.start, call.stop]).tolist())
+            failure = self._failure if call.stop == self.stop else None
+            elements = Elements(values[rows], origins.take(rows), failure)
+            calls.append(FedCall(self._of, call.start, call.stop, call.skip, elements))
+        return calls
 
 
 @final
 class Feed:
-    """The blocks of a leaf, in order.
+    """The blocks of an iterator, in order: a leaf of any number of passes.
 
     Args:
-        leaf: the iterator to draw from, at its beginning.
+        drawn: the iterator to draw from, at its beginning.
         block: the number of elements per block.
-
-    Attributes:
-        ended: True if no more elements can be drawn, because the leaf has ended or failed.
     """
 
-    def __init__(self, leaf: Leaf, block: int) -> None:
-        self._leaf = leaf
+    def __init__(self, drawn: Drawable, block: int) -> None:
+        self._drawn = drawn
         self._block = block
-        self._kept: deque[tuple[int, Any]] = deque([(0, leaf.get_state())])
-        # The block that the leaf is at; None if that is unknown.
+        self._kept: deque[tuple[int, Any]] = deque([(0, drawn.get_state())])
+        # The block that the iterator is at; None if that is unknown.
         self._at: int | None = 0
         # The next block to draw; None after an interrupt.
         self._next: int | None = 0
-        self.ended = False
+        # True if no more elements can be drawn, because the iterator has ended or failed.
+        self._has_ended = False
+        # The block of the latest delivered outputs.
+        self._delivered = 0
 
     def go_to(self, block: int, *, afresh: bool = False) -> None:
-        """Sets the next block to draw, not before the first saved state. The leaf follows at the next `draw`.
+        """Sets the next block to draw, not before the first saved state. The iterator follows at the next draw.
 
         Args:
             block: the block.
-            afresh: True to restore the leaf's state even if it is at this block.
+            afresh: True to restore the iterator's state even if it is at this block.
         """
-        if self._next != block or self.ended or afresh:
+        if self._next != block or self._has_ended or afresh:
             self._at = None
-        self._next, self.ended = block, False
+        self._next, self._has_ended, self._delivered = block, False, block
 
-    def draw(self, blocks: int) -> Elements:
-        """Returns the elements of the next blocks, fewer at the end. An error comes after the elements before it."""
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call: `limit`, although the iterator may end earlier."""
+        return 0 if self._has_ended else limit
+
+    def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> FedCall | None:
+        """Draws the next call, with fewer blocks if the iterator ends. Returns None if it has just ended."""
         start, self._next = self._next, None
         if start is None:
             raise AssertionError("an interrupted feed must be moved to a block before it is drawn from")
         if self._at != start:
             self._move(start)
         self._at = None
-        if self.ended:
-            self._at = self._next = start
-            return Elements([], Origins.none())
+        call = None if self._has_ended else self._draw(shard, start, max_blocks, skip)
+        self._at = self._next = start + max_blocks
+        return call
+
+    def _draw(self, shard: LogicalShard, start: int, blocks: int, skip: int) -> FedCall | None:
         if (start - self._kept[-1][0]) * self._block >= KEPT_ELEMENTS:
-            self._kept.append((start, self._leaf.get_state()))
-        count = blocks * self._block
-        elements = self._leaf.draw(count, start * self._block)
-        if len(elements.values) < count:
-            self.ended = True
-        table = elements.origins.table.copy()
-        table[3] = start + np.arange(table.shape[1]) // self._block
-        self._at = self._next = start + blocks
-        return Elements(elements.values, Origins(table), elements.error)
+            self._kept.append((start, self._drawn.get_state()))
+        drawn = self._drawn.draw(blocks * self._block, start * self._block)
+        count = len(drawn.values)
+        self._has_ended = count < blocks * self._block
+        if not count and drawn.error is None:
+            return None
+        table = drawn.origins.table.copy()
+        table[3] = start + np.arange(count) // self._block
+        stop = start + max(1, math.ceil(count / self._block))
+        return FedCall(shard, start, stop, skip, Elements(drawn.values, Origins(table), drawn.error))
 
     def kept_before(self, block: int) -> tuple[int, Any]:
         """Returns the last state saved at or before a block, and its block."""
         first, state = next(kept for kept in reversed(self._kept) if kept[0] <= block)
         return first, state
 
-    def release(self, block: int) -> None:
-        """Drops the states that only positions before a block need."""
-        while len(self._kept) > 1 and self._kept[1][0] <= block:
+    def delivered(self, outputs: Outputs) -> None:
+        """Drops the states that only positions before these outputs need, because all earlier ones are consumed."""
+        while len(self._kept) > 1 and self._kept[1][0] <= self._delivered:
             self._kept.popleft()
+        if outputs.values:
+            self._delivered = outputs.after(len(outputs.values) - 1).block
 
     def restore(self, block: int, state: Any) -> None:
-        """Restores a state that was saved at the beginning of a block. The leaf may refuse it."""
+        """Restores a state that was saved at the beginning of a block. The iterator may refuse it."""
         self._at = self._next = None
-        self._leaf.set_state(state)
+        self._drawn.set_state(state)
         self._kept = deque([(block, state)])
 
     def _move(self, stop: int) -> None:
-        """Moves the leaf to the beginning of a block, or to its end if that comes first."""
+        """Moves the iterator to the beginning of a block, or to its end if that comes first."""
         block, state = self.kept_before(stop)
-        self._leaf.set_state(state)
+        self._drawn.set_state(state)
         while block < stop:
             blocks = max(1, min(stop - block, KEPT_ELEMENTS // self._block))
-            elements = self._leaf.draw(blocks * self._block, block * self._block)
+            elements = self._drawn.draw(blocks * self._block, block * self._block)
             if elements.error is not None:
                 raise elements.error
             if len(elements.values) < blocks * self._block:
-                self.ended = True
+                self._has_ended = True
                 return
             block += blocks

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall, failed_call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.leaves import BlockLeaf, Leaf
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.source_end import SourceEnded, text_of
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.empty_epochs import EmptyEpochs
+    from millstream.loader.pipeline.feed import Feed
     from millstream.loader.pipeline.filter_windows import FilterWindows
     from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
 
@@ -27,13 +29,17 @@ class Schedule:
         cursor: the position of the first output.
         shard: the number of the logical shard.
         stages: the number of the plan's stages to run; None for all.
+        feed: the leaf if elements are drawn from an iterator; None if records are read.
     """
 
-    def __init__(self, plan: Plan, cursor: Cursor, shard: int = 0, stages: int | None = None) -> None:
+    def __init__(
+        self, plan: Plan, cursor: Cursor, shard: int = 0, stages: int | None = None, feed: "Feed | None" = None
+    ) -> None:
         self._plan = plan
         self._shard = plan.shards[shard]
         self._stages = plan.stages[:stages]
-        self._block = cursor.block
+        self._feed = feed
+        self._leaf: Leaf = BlockLeaf(self._shard.num_blocks, cursor.block) if feed is None else feed
         # The number of consumed outputs in the first group of each stage.
         self._skip = [0] * len(self._stages)
         self._failed = False
@@ -113,10 +119,7 @@ class Schedule:
 
     def next_blocks(self, limit: int) -> int:
         """Returns the number of blocks of the next call of stage 0, at most `limit`."""
-        if self._failed:
-            return 0
-        last = self._shard.num_blocks
-        return limit if last is None else max(0, min(limit, last - self._block))
+        return 0 if self._failed else self._leaf.next_blocks(limit)
 
     @property
     def next_stage(self) -> int | None:
@@ -127,7 +130,7 @@ class Schedule:
         return 0 if self.next_blocks(1) else None
 
     def take(self, stage: int, max_blocks: int = 1) -> Call | None:
-        """Takes the next call of a stage. Returns None if none may run now.
+        """Takes the next call of a stage. Returns None if none may run now, or if the leaf has just ended.
 
         Args:
             stage: the stage.
@@ -138,9 +141,12 @@ class Schedule:
         blocks = self.next_blocks(max_blocks) if stage == 0 else 0
         if not blocks:
             return None
-        call = BlockCall(self._shard, self._block, self._block + blocks, self._take_skip(0))
-        self._block = call.stop
-        self._pending[0].append(call)
+        call = self._leaf.take(self._shard, blocks, self._skip[0])
+        if call is None:
+            self._end_stages()
+        else:
+            self._skip[0] = 0
+            self._pending[0].append(call)
         return call
 
     def wants(self, call: Call) -> bool:
@@ -158,8 +164,7 @@ class Schedule:
         """
         if not self.wants(call):
             return []
-        calls = [BlockCall(self._shard, block, block + 1) for block in range(call.start, call.stop)]
-        calls[0].skip = call.skip
+        calls = call.split()
         pending = list(self._pending[0])
         row = pending.index(call)
         self._pending[0] = deque([*pending[:row], *calls, *pending[row + 1 :]])
@@ -186,6 +191,8 @@ class Schedule:
         if not self._outputs:
             return None
         outputs = self._outputs.popleft()
+        if self._feed is not None:
+            self._feed.delivered(outputs)
         if outputs.error is not None:
             self._ended_stages = len(self._pending)
             self._outputs.clear()

@@ -1,4 +1,4 @@
-"""The choice of a schedule: for one logical shard, for several, or for a feed."""
+"""The choice of a schedule: for one logical shard, or for several."""
 
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,14 +22,9 @@ def schedule_from(plan: Plan, position: Position, feed: "Feed | None" = None) ->
         position: the position of the first output.
         feed: the source of the elements of stage 0; None if they are read.
     """
-    # Late imports, because most streams need neither.
-    if feed is not None:
-        from millstream.loader.pipeline.fed_schedule import FedSchedule  # noqa: PLC0415
-
-        return FedSchedule(plan, position[0], feed)
     if plan.share is not None:
-        from millstream.loader.pipeline.joined_schedule import JoinedSchedule  # noqa: PLC0415
+        from millstream.loader.pipeline.joined_schedule import JoinedSchedule  # noqa: PLC0415  (lazy: rare)
 
         return JoinedSchedule(plan, plan.share, position)
     (cursor,) = position
-    return Schedule(plan, cursor)
+    return Schedule(plan, cursor, feed=feed)
