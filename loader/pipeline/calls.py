@@ -2,12 +2,16 @@
 
 import abc
 import dataclasses
+from typing import TYPE_CHECKING
 
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
-from millstream.loader.pipeline.outputs import BlockOutputs, Cursor, GroupOutputs, JoinedOutputs, Outputs, Position
+from millstream.loader.pipeline.outputs import BlockOutputs, GroupOutputs, Outputs
 from millstream.loader.pipeline.requests import Blocks, Group, Request
 from millstream.loader.pipeline.stages import Stage
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.regrouping import FormedGroup
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -77,55 +81,19 @@ class GroupCall(Call):
     Args:
         shard: the number of the logical shard.
         stage: the stage that computes the outputs.
-        group: the elements.
-        span: the positions before the first output, consumed ones included, and after the last.
+        group: the group.
+        compiled: the compiled stage.
         skip: the number of outputs that are consumed already.
-        compiled: the compiled stage; None if the call only carries an error.
     """
 
-    __slots__ = ("_group", "_skip", "_span", "_stage")
+    __slots__ = ("_elements", "_skip", "_span", "_stage")
 
-    def __init__(
-        self,
-        shard: int,
-        stage: int,
-        group: Elements,
-        span: tuple[Cursor, Cursor],
-        *,
-        skip: int = 0,
-        compiled: Stage | None = None,
-    ) -> None:
-        super().__init__(shard, stage, len(group.values), 0)
-        self._group = group
-        self._span = span
+    def __init__(self, shard: int, stage: int, group: "FormedGroup", compiled: Stage, skip: int) -> None:
+        super().__init__(shard, stage, len(group.elements.values), 0)
+        self._elements = group.elements
+        self._span = group.start, (group.end, *group.others)
         self._skip = skip
         self._stage = compiled
-
-    @property
-    def request(self) -> Group:
-        """The request to the plan."""
-        return Group(self.stage, self._group)
-
-    def complete(self, elements: Elements) -> None:
-        """Stores the result."""
-        self.outputs = GroupOutputs(elements, self._skip, self.num_records, self._span, self._stage)
-
-
-class JoinedCall(Call):
-    """A call of the last stage for one batch of elements of several logical shards.
-
-    Args:
-        stage: the last stage.
-        elements: the concatenated elements of the logical shards.
-        end: the position after the batch.
-    """
-
-    __slots__ = ("_elements", "_end")
-
-    def __init__(self, stage: int, elements: Elements, end: Position) -> None:
-        super().__init__(0, stage, len(elements.values), 0)
-        self._elements = elements
-        self._end = end
 
     @property
     def request(self) -> Group:
@@ -134,12 +102,4 @@ class JoinedCall(Call):
 
     def complete(self, elements: Elements) -> None:
         """Stores the result."""
-        self.outputs = JoinedOutputs(elements, self.num_records, self._end)
-
-
-def failed_call(shard: int, stage: int, error: BaseException) -> Call:
-    """Returns a complete call whose only output is an error."""
-    nothing, nowhere = Elements.failed(error), Cursor(0, (0,))
-    call = GroupCall(shard, stage, nothing, (nowhere, nowhere))
-    call.complete(nothing)
-    return call
+        self.outputs = GroupOutputs(elements, self._skip, self.num_records, self._span, self._stage)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedules import schedule_from
+from millstream.loader.pipeline.schedule import Schedule
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed
@@ -23,7 +23,7 @@ class Executor(abc.ABC):
 
     def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
         self._plan = plan
-        self._schedule = schedule_from(plan, position, feed)
+        self._schedule = Schedule(plan, position, feed)
 
     def next_outputs(self) -> Outputs | None:
         """Returns the next outputs in order, or None at the end.

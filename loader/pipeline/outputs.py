@@ -98,16 +98,25 @@ class BlockOutputs(Outputs):
 
 
 class GroupOutputs(Outputs):
-    """Outputs of a later stage, made of one group."""
+    """Outputs of a later stage, made of one group.
+
+    Args:
+        elements: the outputs.
+        first: the number of outputs at the start that are consumed already.
+        num_records: the number of elements in the group.
+        span: the positions before the first output, consumed ones included, and after the last. After a group of
+            elements of several logical shards, which has one output, that is a position in all of them.
+        stage: the stage.
+    """
 
     def __init__(
-        self, elements: Elements, first: int, num_records: int, span: tuple[Cursor, Cursor], stage: Stage | None
+        self, elements: Elements, first: int, num_records: int, span: tuple[Cursor, Position], stage: Stage
     ) -> None:
         super().__init__(elements, first, num_records)
-        self._start, self._end = span
-        self._unit = None if stage is None else stage.unit
+        self._start, (self._end, *self._others) = span
+        self._unit = stage.unit
         self._units: NDArray[np.int64] | None = None
-        if stage is not None and stage.divides_units:
+        if stage.divides_units:
             self._units, self.origins = self.origins.without_unit_numbers()
 
     def after(self, row: int) -> Cursor:
@@ -121,6 +130,10 @@ class GroupOutputs(Outputs):
         is_final = self._end.is_final if self._unit is None else self._start.is_final
         return Cursor(self._start.block, (*outer, used + (row + 1) * (self._unit or 1)), is_final)
 
+    def position_after(self, row: int) -> Position:
+        """Returns the position after output `row` in the stream of the shard."""
+        return (self.after(row), *self._others)
+
     def _within_units(self, units: NDArray[np.int64], row: int) -> Cursor:
         """Returns the position after output `row`, given the unit of each output in the group."""
         *outer, used, _ = self._start.skip
@@ -132,20 +145,3 @@ class GroupOutputs(Outputs):
             count = row - int(np.searchsorted(units, unit)) + 1
         is_final = self._end.is_final if count and unit == units[-1] else self._start.is_final
         return Cursor(self._start.block, (*outer, used + unit * (self._unit or 1), count), is_final)
-
-
-class JoinedOutputs(Outputs):
-    """The outputs of the last stage, made from elements of several logical shards: one batch, or an error."""
-
-    def __init__(self, elements: Elements, num_records: int, end: Position) -> None:
-        super().__init__(elements, 0, num_records)
-        self._end = end
-
-    def after(self, row: int) -> Cursor:
-        """Returns the position after output `row` in the first of the logical shards."""
-        return self.position_after(row)[0]
-
-    def position_after(self, row: int) -> Position:
-        """Returns the position after the only output."""
-        del row
-        return self._end

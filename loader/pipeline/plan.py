@@ -56,7 +56,6 @@ class Plan:
         pipeline: the pipeline that the plan was compiled from.
         shards: the logical shards of this shard, each with its blocks. A 1:1 pipeline has one, and so have most others.
         stages: the compiled operations.
-        share: the Batch that forms one logical shard's share of a final batch; None with one logical shard.
         one_to_one: True if step k is block k: no operation drops, splits or regroups elements.
         batched_source: True if the source reads many records in one call.
         source_may_depend_on_thread: True if a record may depend on the thread that reads it.
@@ -79,7 +78,6 @@ class Plan:
         self.batched_source = batched_read_of(source) is not None
         self.source_may_depend_on_thread = may_depend_on_thread(source)
         self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
-        self.share = pipeline.share
         self.shards = tuple(
             LogicalShard.of(number, pipeline, groups, functools.partial(instrument, KEYS))
             for number in range(len(pipeline.logical_shards))

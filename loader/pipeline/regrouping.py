@@ -20,11 +20,13 @@ class FormedGroup(NamedTuple):
         elements: its elements, whose origins contain the group's decisions about each.
         start: the position before its first output.
         end: the position after its last output.
+        others: the positions after it in the other logical shards, if it has elements of several.
     """
 
     elements: Elements
     start: Cursor
     end: Cursor
+    others: tuple[Cursor, ...] = ()
 
 
 @final

@@ -2,124 +2,99 @@
 
 An executor takes calls, runs them anywhere and in any order, and returns the results. The schedule puts the results in
 order, regroups them for the next stage, and delivers the outputs in the order of the stream. One thread uses it.
+
+    branch 0   leaf -> stage 0 -> join -> stage 1 ─┐
+    branch 1   leaf -> stage 0 -> join -> stage 1 ─┴─▶ join -> the last stage
+
+There is one branch per logical shard. Blocks are read for the branch with the fewest elements ready. Each is therefore
+at most one call ahead of the others, however different their numbers of elements are.
 """
 
+import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
-from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall, failed_call
+from millstream.loader.pipeline.branch import Branch, CallQueue
+from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.leaves import BlockLeaf, Leaf
-from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.source_end import SourceEnded, text_of
 
 if TYPE_CHECKING:
-    from millstream.loader.pipeline.empty_epochs import EmptyEpochs
     from millstream.loader.pipeline.feed import Feed
-    from millstream.loader.pipeline.filter_windows import FilterWindows
-    from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
 
 
+@final
 class Schedule:
-    """The calls of one pass over a logical shard, from a cursor on.
+    """The calls of one pass over the stream of a shard, from a position on.
 
     Args:
         plan: the plan of the calls.
-        cursor: the position of the first output.
-        shard: the number of the logical shard.
-        stages: the number of the plan's stages to run; None for all.
+        position: the position of the first output.
         feed: the leaf if elements are drawn from an iterator; None if records are read.
     """
 
-    def __init__(
-        self, plan: Plan, cursor: Cursor, shard: int = 0, stages: int | None = None, feed: "Feed | None" = None
-    ) -> None:
+    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
         self._plan = plan
-        self._shard = plan.shards[shard]
-        self._stages = plan.stages[:stages]
         self._feed = feed
-        self._leaf: Leaf = BlockLeaf(self._shard.num_blocks, cursor.block) if feed is None else feed
-        # The number of consumed outputs in the first group of each stage.
-        self._skip = [0] * len(self._stages)
-        self._failed = False
-        # True if the source has ended the stream. Nothing more is read, but the records read are consumed.
-        self._has_ended = False
-        self._ended_stages = 0
-        self._pending: list[deque[Call]] = [deque() for _ in self._stages]
-        self._untaken: list[deque[Call]] = [deque() for _ in self._stages]
+        self._last_stage = len(plan.stages) - 1
+        self._branches = [Branch(plan, shard, cursor, feed) for shard, cursor in enumerate(position)]
+        first, *others = self._branches
+        for branch in others:
+            first.joins[-1].lanes.append(branch.lanes[-1])
+            branch.joins[-1], branch.queues[-1] = first.joins[-1], first.queues[-1]
+        self._last = first.queues[-1]
+        self._last.branches = slice(None)
+        self._queues = [*first.queues, *(queue for branch in others for queue in branch.queues[:-1])]
+        # The calls of each stage that were not taken, of all branches.
+        self._untaken: list[deque[Call]] = [deque() for _ in plan.stages]
         self._outputs: deque[Outputs] = deque()
-        # The size of an element in the latest outputs of each stage.
-        self._element_bytes = [0.0 for _ in self._stages]
-        self._regroupings: list[Regrouping] = []
-        if len(self._stages) > 1:
-            self._regroup(cursor)
-        else:
-            self._skip[0] = cursor.skip[0]
-        self._empty_epochs: EmptyEpochs | None = None
-        self._windows: FilterWindows | None = None
-        if any(stage.filters for stage in self._stages):
-            self._check_filters(cursor.block)
-        self._end_stages()
-
-    # The late imports are not needed by most pipelines.
-    def _regroup(self, cursor: Cursor) -> None:
-        from millstream.loader.pipeline.regrouping import Regrouping  # noqa: PLC0415
-
-        first = 0
-        for number, stage in enumerate(self._stages):
-            stop = first + stage.num_cursor_numbers
-            used = 0 if stage.unit is None else cursor.skip[first]
-            if stage.unit is None or stage.divides_units:
-                self._skip[number] = cursor.skip[stop - 1]
-            if stage.grouping is not None:
-                start = Cursor(cursor.block, cursor.skip[:first])
-                self._regroupings.append(Regrouping(stage.grouping, start, used, divides_units=stage.divides_units))
-            first = stop
-
-    def _check_filters(self, block: int) -> None:
-        from millstream.loader.pipeline.empty_epochs import EmptyEpochs  # noqa: PLC0415
-        from millstream.loader.pipeline.filter_windows import FilterWindows  # noqa: PLC0415
-
-        self._empty_epochs = EmptyEpochs(self._plan)
-        if any(limit is not None for limit in self._plan.pipeline.filter_limits) and self._stages[0].filters:
-            self._windows = FilterWindows(self._plan, block)
+        # The branch to read blocks for, or None.
+        self._reading: Branch | None = first
+        for branch in self._branches:
+            self._settle(branch, 0)
 
     @property
     def exhausted(self) -> bool:
         """True if everything has been delivered."""
-        return self._ended_stages == len(self._pending) and not self._outputs
+        return self._last.has_ended and not self._outputs
 
     @property
     def backlog(self) -> int:
         """The number of calls that have begun, can begin, or have outputs that were not delivered."""
-        return sum(map(len, self._pending)) + len(self._outputs)
+        return sum([len(queue.pending) for queue in self._queues]) + len(self._outputs)
 
     @property
     def ready(self) -> int:
         """The number of these calls that are complete. Thread-safe."""
-        made = sum(call.outputs is not None for pending in self._pending for call in pending.copy())
+        made = sum(call.outputs is not None for queue in self._queues for call in queue.pending.copy())
         return made + len(self._outputs)
 
     @property
     def records_ahead(self) -> int:
         """The number of records in the backlog: those that calls of stage 0 read, and elements in later stages."""
-        in_flight = sum(call.num_records for pending in self._pending for call in pending)
+        in_flight = sum(call.num_records for queue in self._queues for call in queue.pending)
         return in_flight + sum(outputs.num_records for outputs in self._outputs)
 
     def bytes_ahead(self, block_bytes: float) -> float:
         """Returns the estimated size of the backlog in bytes, given the expected size of a block."""
         held = float(sum(outputs.num_bytes for outputs in self._outputs))
-        for stage, pending in enumerate(self._pending):
-            size = block_bytes if stage == 0 else self._element_bytes[stage - 1]
-            for call in pending:
-                done = call.outputs
-                held += size * (call.num_blocks or call.num_records) if done is None else done.num_bytes
+        for queue in self._queues:
+            for call in queue.pending:
+                if call.outputs is not None:
+                    held += call.outputs.num_bytes
+                elif call.stage == 0:
+                    held += block_bytes * call.num_blocks
+                else:
+                    held += queue.element_bytes * call.num_records
+        if len(self._branches) > 1:
+            held += self._last.element_bytes * sum(branch.lanes[-1].ready for branch in self._branches)
         return held
 
     def next_blocks(self, limit: int) -> int:
         """Returns the number of blocks of the next call of stage 0, at most `limit`."""
-        return 0 if self._failed else self._leaf.next_blocks(limit)
+        return 0 if self._reading is None else self._reading.next_blocks(limit)
 
     @property
     def next_stage(self) -> int | None:
@@ -138,20 +113,23 @@ class Schedule:
         """
         if self._untaken[stage]:
             return self._untaken[stage].popleft()
-        blocks = self.next_blocks(max_blocks) if stage == 0 else 0
-        if not blocks:
+        branch = self._reading
+        if stage > 0 or branch is None or not branch.next_blocks(1):
             return None
-        call = self._leaf.take(self._shard, blocks, self._skip[0])
+        queue = branch.queues[0]
+        call = branch.leaf.take(branch.shard, max_blocks, queue.skip)
         if call is None:
-            self._end_stages()
-        else:
-            self._skip[0] = 0
-            self._pending[0].append(call)
+            self._settle(branch, 0)
+            return None
+        queue.skip = 0
+        queue.pending.append(call)
+        branch.begun += call.num_records
+        self._choose_branch()
         return call
 
     def wants(self, call: Call) -> bool:
         """Returns True if the outputs of a call are still waited for. After an error, no later ones are."""
-        return call in self._pending[call.stage]
+        return call in self._branches[call.shard].queues[call.stage].pending
 
     def describe(self, call: Call) -> str:
         """Returns a description of a call's records."""
@@ -164,27 +142,20 @@ class Schedule:
         """
         if not self.wants(call):
             return []
-        calls = call.split()
-        pending = list(self._pending[0])
+        calls, pending = call.split(), self._branches[call.shard].queues[0].pending
         row = pending.index(call)
-        self._pending[0] = deque([*pending[:row], *calls, *pending[row + 1 :]])
+        del pending[row]
+        for number, single in enumerate(calls, row):
+            pending.insert(number, single)
         return calls
 
     def complete(self, call: Call, elements: Elements) -> None:
         """Stores the result of a call."""
         call.complete(elements)
-        for stage, pending in enumerate(self._pending):
-            while pending and (outputs := pending[0].outputs) is not None:
-                made = pending.popleft()
-                if outputs.failures:
-                    self._plan.record_failures(outputs)
-                # Outputs that end with an error do not count as empty, unless the source has ended.
-                if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
-                    self._empty_epochs.record(stage, made.num_blocks, len(outputs.values))
-                if self._windows is not None and isinstance(made, BlockCall):
-                    self._windows.check(outputs, made.stop)
-                self._forward(stage, outputs)
-        self._end_stages()
+        branch = self._branches[call.shard]
+        if call.stage == 0:
+            branch.read += call.num_records
+        self._settle(branch, call.stage)
 
     def pop(self) -> Outputs | None:
         """Returns the next outputs in order, if they are complete. Outputs with an error are the last."""
@@ -193,51 +164,72 @@ class Schedule:
         outputs = self._outputs.popleft()
         if self._feed is not None:
             self._feed.delivered(outputs)
-        if outputs.error is not None:
-            self._ended_stages = len(self._pending)
-            self._outputs.clear()
-            for untaken in self._untaken:
-                untaken.clear()
         return outputs
 
-    def _forward(self, stage: int, outputs: Outputs) -> None:
+    def _settle(self, branch: Branch, first: int) -> None:
+        """Forwards complete outputs of the stages from `first` on, and ends stages that get no more input."""
+        for stage in range(first, self._last_stage + 1):
+            queue = branch.queues[stage]
+            while queue.pending and (outputs := queue.pending[0].outputs) is not None:
+                branch.check(queue.pending.popleft(), outputs)
+                self._forward(branch, stage, outputs)
+            if queue.pending or queue.has_ended or branch.has_input(stage):
+                continue
+            queue.has_ended = True
+            if stage < self._last_stage:
+                branch.lanes[stage].end()
+                self._begin_groups(branch, stage)
+        self._choose_branch()
+
+    def _forward(self, branch: Branch, stage: int, outputs: Outputs) -> None:
         """Passes outputs to the next stage, or out of the last one."""
-        error = outputs.error
-        if error is not None:
+        if outputs.error is not None:
+            if isinstance(outputs.error, SourceEnded):
+                self._plan.warn_once("end", text_of(outputs.error))
             # Nothing after an error is wanted.
-            self._failed, self._has_ended = True, isinstance(error, SourceEnded)
-            if isinstance(error, SourceEnded):
-                self._plan.warn_once("end", text_of(error))
-            self._pending[stage].clear()
-            self._untaken[stage].clear()
-        if stage + 1 == len(self._pending):
+            self._close(branch.queues[stage], stage)
+        if stage == self._last_stage:
             self._outputs.append(outputs)
             return
-        self._element_bytes[stage] = outputs.num_bytes / max(1, len(outputs.values))
-        for group in self._regroupings[stage].add(outputs):
-            self._enqueue(stage + 1, group)
-        if error is not None and not self._has_ended:
-            for group in self._regroupings[stage].truncate():
-                self._enqueue(stage + 1, group)
-            self._pending[stage + 1].append(failed_call(self._shard.number, stage + 1, error))
+        branch.queues[stage + 1].element_bytes = outputs.num_bytes / max(1, len(outputs.values))
+        branch.lanes[stage].add(outputs)
+        self._begin_groups(branch, stage)
 
-    def _enqueue(self, stage: int, group: "FormedGroup") -> None:
-        skip, span = self._take_skip(stage), (group.start, group.end)
-        call = GroupCall(self._shard.number, stage, group.elements, span, skip=skip, compiled=self._stages[stage])
-        self._pending[stage].append(call)
-        self._untaken[stage].append(call)
+    def _begin_groups(self, branch: Branch, stage: int) -> None:
+        """Begins a call of the next stage for each group of outputs of a stage."""
+        queue, join = branch.queues[stage + 1], branch.joins[stage]
+        for group in join.groups():
+            call = GroupCall(queue.shard, stage + 1, group, self._plan.stages[stage + 1], queue.skip)
+            queue.skip = 0
+            queue.pending.append(call)
+            if group.elements.error is None:
+                self._untaken[stage + 1].append(call)
+            else:
+                call.complete(group.elements)
+        if join.has_ended:
+            self._close(queue, stage)
 
-    def _end_stages(self) -> None:
-        """Closes each stage that gets no more input, and forms its last, short group."""
-        while self._ended_stages < len(self._pending):
-            stage = self._ended_stages
-            if self._pending[stage] or (stage == 0 and self.next_blocks(1)):
-                return
-            self._ended_stages += 1
-            if stage + 1 < len(self._pending) and (self._has_ended or not self._failed):
-                for group in self._regroupings[stage].finish():
-                    self._enqueue(stage + 1, group)
+    def _close(self, queue: CallQueue, last: int) -> None:
+        """Drops the calls of all stages up to a last one, in the branches that a queue gets elements from."""
+        for branch in self._branches[queue.branches]:
+            for closed in branch.queues[: last + 1]:
+                closed.pending.clear()
+                closed.has_ended = True
+        for stage in range(last + 1):
+            self._untaken[stage] = deque(call for call in self._untaken[stage] if self.wants(call))
 
-    def _take_skip(self, stage: int) -> int:
-        skip, self._skip[stage] = self._skip[stage], 0
-        return skip
+    def _choose_branch(self) -> None:
+        """Chooses the branch with the fewest elements that are ready, or expected from blocks in work."""
+        if len(self._branches) == 1:
+            return
+        lanes = [branch.lanes[-1] for branch in self._branches]
+        # No batch is built after the one that lacks the share of a branch.
+        limit = min([len(lane.groups) for lane in lanes if lane.stops], default=math.inf)
+        made, read = sum([lane.made for lane in lanes]), sum([branch.read for branch in self._branches])
+        elements_per_record = (made + 1) / (read + 1)
+        supplies = [
+            (lane.ready + (branch.begun - branch.read) * elements_per_record, branch.begun, branch.shard.number)
+            for branch, lane in zip(self._branches, lanes, strict=True)
+            if branch.next_blocks(1) and len(lane.groups) <= limit
+        ]
+        self._reading = self._branches[min(supplies)[-1]] if supplies else None

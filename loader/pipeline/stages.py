@@ -25,7 +25,7 @@ class Stage(NamedTuple):
 
     Attributes:
         steps: the compiled operations. In every stage but stage 0, the first one regroups.
-        grouping: the grouping of the stage before's elements; None in stage 0, which reads blocks.
+        grouping: the grouping of the stage before's elements in one logical shard; None in stage 0, which reads blocks.
         num_record_steps: the number of steps before the first that gathers elements. They work element by element, so
             a block may be divided anywhere between elements.
         filters: the labels of operations that may drop elements.
@@ -85,7 +85,9 @@ def compile_stages(
         steps: list[Step] = []
         filters: list[str] = []
         own_filters: list[str] = []
-        grouping = group[0] if stages and isinstance(group[0], Grouping) else None
+        grouping: Grouping | None = group[0] if stages and isinstance(group[0], Grouping) else None
+        if stage + 1 == len(groups) and pipeline.share is not None:
+            grouping = pipeline.share
         unit = None if grouping is None else grouping.output_size
         next_one = groups[stage + 1][0] if stage + 1 < len(groups) else None
         divides_units = unit is not None and _changes_count(group[1:], next_one)

@@ -6,7 +6,7 @@ from typing import final
 
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedules import AnySchedule
+from millstream.loader.pipeline.schedule import Schedule
 
 CALL_SECONDS = 0.01
 """A call of several small blocks grows up to this duration: worth its overhead, and short enough to wait for."""
@@ -36,7 +36,7 @@ _WEIGHT = 0.25
 """The weight of the latest call in the running estimates."""
 
 
-def taken_call(schedule: AnySchedule, stage: int, max_blocks: int) -> Call | None:
+def taken_call(schedule: Schedule, stage: int, max_blocks: int) -> Call | None:
     """Takes the next call of a stage, if any, and records the seconds that drawing its elements took."""
     begin = time.perf_counter()
     call = schedule.take(stage, max_blocks)

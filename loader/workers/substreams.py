@@ -19,7 +19,7 @@ from millstream.loader.pipeline.assignments import NO_LONGER_WANTED
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedules import AnySchedule
+from millstream.loader.pipeline.schedule import Schedule
 from millstream.loader.threads.call_size import CallSize, taken_call
 from millstream.loader.threads.profiler import Profiler
 
@@ -46,7 +46,7 @@ class Substream:
     """
 
     plan: Plan
-    schedule: AnySchedule
+    schedule: Schedule
     profiler: Profiler
     pipeline: int = 0
     is_fed: bool = False

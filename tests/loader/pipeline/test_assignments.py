@@ -12,7 +12,6 @@ import millstream
 from millstream.loader.pipeline.assignments import MAX_DEATHS, Assignments
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.pipeline.schedule import Schedule
@@ -45,7 +44,7 @@ class Workers:
         self._plan = plan
         self._deadly = deadly
         self._random = random
-        self._schedule = Schedule(plan, Cursor(0, (0,) * len(plan.stages)))
+        self._schedule = Schedule(plan, plan.beginning)
         self._assignments = Assignments(self._schedule, itertools.count())
         self._given: list[tuple[int, Call]] = []
         self._accidents = 0
@@ -116,7 +115,7 @@ def test_a_block_that_kills_is_an_error_at_its_turn(random: Random, deadly: set[
 def test_answers_to_unknown_calls_are_dropped() -> None:
     """An answer to, or blame for, a call that was never given out or is answered already does nothing."""
     plan = loader_of()._plan
-    schedule = Schedule(plan, Cursor(0, (0,)))
+    schedule = Schedule(plan, plan.beginning)
     assignments = Assignments(schedule, itertools.count(7))
     call = schedule.take(0)
     assert call is not None

@@ -154,12 +154,12 @@ def regrouped(case: Case, pieces: list[int], start: tuple[int, int] = (0, 0)) ->
     found += list(regrouping.finish())
     return [
         Taken(
-            list(elements.values),
-            elements.origins.sizes[len(case.sizes) :].tolist(),
-            (before.block, before.skip[-1]),
-            (after.block, after.skip[-1]),
+            list(group.elements.values),
+            group.elements.origins.sizes[len(case.sizes) :].tolist(),
+            (group.start.block, group.start.skip[-1]),
+            (group.end.block, group.end.skip[-1]),
         )
-        for elements, before, after in found
+        for group in found
     ]
 
 
@@ -240,8 +240,8 @@ def test_outputs_that_were_used_before_are_in_no_group() -> None:
     regrouping = Regrouping(Batch(2), Cursor(3, (0,)))
     groups = [*regrouping.add(Numbers(sizes, 0, 6, first=3)), *regrouping.finish()]
 
-    assert [list(elements.values) for elements, _, _ in groups] == [[3, 4], [5]]
-    assert [(before.block, after.block) for _, before, after in groups] == [(3, 5), (5, 6)]
+    assert [list(group.elements.values) for group in groups] == [[3, 4], [5]]
+    assert [(group.start.block, group.end.block) for group in groups] == [(3, 5), (5, 6)]
 
 
 def test_only_operations_that_need_to_regroup_elements() -> None:

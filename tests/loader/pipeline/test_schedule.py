@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 import millstream
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.schedule import Schedule
-from millstream.loader.pipeline.schedules import AnySchedule, schedule_from
 from millstream.transforms import Batch, Filter, Map
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
 from support.oracle.stream import oracle
@@ -36,13 +34,13 @@ def work_of(plan: Plan) -> Callable[[Call], Elements]:
     return lambda call: plan.make(call.request, np.empty)
 
 
-def take(schedule: AnySchedule, most_blocks: int = 1) -> Call | None:
+def take(schedule: Schedule, most_blocks: int = 1) -> Call | None:
     """Returns a call that may run now, of the latest stage that has one; None if there is none."""
     stage = schedule.next_stage
     return None if stage is None else schedule.take(stage, most_blocks)
 
 
-def run_in_any_order(schedule: AnySchedule, work: Callable[[Call], Elements], random: Random) -> Iterator[Any]:
+def run_in_any_order(schedule: Schedule, work: Callable[[Call], Elements], random: Random) -> Iterator[Any]:
     """Yields a schedule's outputs, its calls being taken, and finished, in a random order, some at the same time."""
     taken: list[Call] = []
     while not schedule.exhausted:
@@ -66,7 +64,7 @@ def run_in_any_order(schedule: AnySchedule, work: Callable[[Call], Elements], ra
 def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipeline, random: Random) -> None:
     """However many calls are under way and in which order they finish, the outputs are those of the oracle."""
     plan = plan_of(pipeline)
-    schedule = schedule_from(plan, plan.beginning)
+    schedule = Schedule(plan, plan.beginning)
     expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
 
     assert drain(run_in_any_order(schedule, work_of(plan), random)) == expected
@@ -82,7 +80,7 @@ def test_the_position_after_each_output_is_where_the_rest_begins(
     """A schedule begun at the position after any number of outputs gives the rest of them."""
     plan = plan_of(pipeline)
     positions, outputs = [plan.beginning], []
-    schedule = schedule_from(plan, plan.beginning)
+    schedule = Schedule(plan, plan.beginning)
     while not schedule.exhausted:
         while (run := schedule.pop()) is not None:
             outputs += [comparable(value) for value in run.values[run.first :]]
@@ -91,7 +89,7 @@ def test_the_position_after_each_output_is_where_the_rest_begins(
             schedule.complete(call, work_of(plan)(call))
     step = data.draw(st.integers(0, len(outputs)))
 
-    rest, _ = drain(run_in_any_order(schedule_from(plan, positions[step]), work_of(plan), random))
+    rest, _ = drain(run_in_any_order(Schedule(plan, positions[step]), work_of(plan), random))
     assert rest == outputs[step:]
 
 
@@ -101,7 +99,7 @@ def test_nothing_is_begun_after_an_error() -> None:
     operations = [Filter(lambda _: True), Batch(1, batch_fn=list), fail]
     sampler = millstream.SequentialSampler(3)
     plan = millstream.DataLoader(data_source=range(3), sampler=sampler, operations=operations)._plan
-    schedule, work = Schedule(plan, Cursor(0, (0, 0))), work_of(plan)
+    schedule, work = Schedule(plan, plan.beginning), work_of(plan)
     first, second = take(schedule), take(schedule)
     assert first is not None
     assert second is not None

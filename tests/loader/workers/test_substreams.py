@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.loader.pipeline.calls import BlockCall
-from millstream.loader.pipeline.outputs import Cursor
 from millstream.loader.pipeline.schedule import Schedule
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.workers.substreams import Substream, Substreams
@@ -30,7 +29,7 @@ def substream_of(first: int, count: int) -> Substream:
         operations=[Filter(lambda number: number % 3 > 0)],
     )
     plan: Plan = loader._plan
-    return Substream(plan, Schedule(plan, Cursor(0, (0,))), Profiler(plan.pipeline.labels))
+    return Substream(plan, Schedule(plan, plan.beginning), Profiler(plan.pipeline.labels))
 
 
 def kept(first: int, count: int) -> list[int]:

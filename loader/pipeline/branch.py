@@ -1,0 +1,110 @@
+"""The calls of one logical shard: those of its leaf, and of the stages after it."""
+
+from collections import deque
+from typing import TYPE_CHECKING, final
+
+from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.pipeline.leaves import BlockLeaf, Leaf
+from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.source_end import SourceEnded
+from millstream.loader.pipeline.stages import Stage
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.empty_epochs import EmptyEpochs
+    from millstream.loader.pipeline.feed import Feed
+    from millstream.loader.pipeline.filter_windows import FilterWindows
+    from millstream.loader.pipeline.join import Join, Lane
+
+
+@final
+class CallQueue:
+    """The calls of one stage, in order, until their outputs are complete.
+
+    Attributes:
+        shard: the number of the logical shard in its calls.
+        branches: the branches that it gets elements from.
+        skip: the number of consumed outputs in the next call.
+        pending: the calls.
+        element_bytes: the size of an element in the latest outputs of the stage before.
+        has_ended: True if no call follows.
+    """
+
+    def __init__(self, shard: int, skip: int) -> None:
+        self.shard = shard
+        self.branches = slice(shard, shard + 1)
+        self.skip = skip
+        self.pending: deque[Call] = deque()
+        self.element_bytes = 0.0
+        self.has_ended = False
+
+
+@final
+class Branch:
+    """The leaf and the stages of one logical shard. Branches share their last join and the last stage.
+
+    Attributes:
+        shard: the logical shard.
+        leaf: the input of stage 0.
+        queues: the calls of each stage.
+        lanes: the elements of this branch after each stage but the last.
+        joins: the joins that the lanes belong to.
+        begun: the number of records requested.
+        read: the number of these records that were read.
+    """
+
+    def __init__(self, plan: Plan, shard: int, cursor: Cursor, feed: "Feed | None") -> None:
+        self._plan = plan
+        self.shard = plan.shards[shard]
+        self.leaf: Leaf = BlockLeaf(self.shard.num_blocks, cursor.block) if feed is None else feed
+        self.queues: list[CallQueue] = []
+        self.lanes: list[Lane] = []
+        self.joins: list[Join] = []
+        self.begun = self.read = 0
+        first = 0
+        for stage in plan.stages:
+            stop = first + stage.num_cursor_numbers
+            # If the stage has a unit, its first number is the consumed size of the group, which the lane skips.
+            counts_outputs = stage.unit is None or stage.divides_units
+            self.queues.append(CallQueue(shard, cursor.skip[stop - 1] if counts_outputs else 0))
+            if stage.grouping is not None:
+                self._join(stage, cursor, first)
+            first = stop
+        self._empty_epochs: EmptyEpochs | None = None
+        self._windows: FilterWindows | None = None
+        if any(stage.filters for stage in plan.stages):
+            self._check_filters(cursor.block)
+
+    # The late imports are not needed by most pipelines.
+    def _join(self, stage: Stage, cursor: Cursor, first: int) -> None:
+        from millstream.loader.pipeline.join import Join, Lane  # noqa: PLC0415
+
+        lane = Lane(stage, cursor, first)
+        self.lanes.append(lane)
+        self.joins.append(Join([lane]))
+
+    def _check_filters(self, block: int) -> None:
+        from millstream.loader.pipeline.empty_epochs import EmptyEpochs  # noqa: PLC0415
+        from millstream.loader.pipeline.filter_windows import FilterWindows  # noqa: PLC0415
+
+        self._empty_epochs = EmptyEpochs(self._plan)
+        if any(limit is not None for limit in self._plan.pipeline.filter_limits) and self._plan.stages[0].filters:
+            self._windows = FilterWindows(self._plan, block)
+
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call of stage 0, at most `limit`."""
+        return 0 if self.queues[0].has_ended else self.leaf.next_blocks(limit)
+
+    def has_input(self, stage: int) -> bool:
+        """Returns True if a stage gets more calls."""
+        return not self.joins[stage - 1].has_ended if stage else self.next_blocks(1) > 0
+
+    def check(self, call: Call, outputs: Outputs) -> None:
+        """Records failures and dropped records, in the order of the stream. May truncate the outputs."""
+        if outputs.failures:
+            self._plan.record_failures(outputs)
+        # Outputs that end with an error do not count as empty, unless the source has ended.
+        if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
+            self._empty_epochs.record(call.stage, call.num_blocks, len(outputs.values))
+        if self._windows is not None and isinstance(call, BlockCall):
+            self._windows.check(outputs, call.stop)
