@@ -1,5 +1,6 @@
 """The documentation as a site."""
 
+import fcntl
 import html
 import importlib
 import inspect
@@ -24,15 +25,24 @@ PARTS = ["dataset", "loader", "samplers", "sources", "tools", "transforms"]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the site, built as `make docs` builds it: every warning is an error."""
-    folder = tmp_path_factory.mktemp("site")
+    """The folder of the site, built as `make docs` builds it, once a run: every warning is an error."""
+    run = tmp_path_factory.getbasetemp()
+    run = run.parent if "PYTEST_XDIST_WORKER" in os.environ else run
+    with (run / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (run / "site").exists():
+            build(run / "site")
+    return run / "site"
+
+
+def build(folder: Path) -> None:
+    """Builds the site."""
     command = [sys.executable, "-m", "mkdocs", "build", "--config-file", str(ROOT / "mkdocs.yml"), "--site-dir"]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(
-        [*command, str(folder)], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [*command, str(folder)], cwd=folder.parent, env=environment, capture_output=True, text=True, check=False
     )
     assert built.returncode == 0, built.stderr
-    return folder
 
 
 def test_the_site_has_no_dead_link_and_no_missing_page(site: Path) -> None:

@@ -52,14 +52,13 @@ def run(command: list[str], kill_at: int | None = None) -> tuple[dict[int, Step]
 
 
 @pytest.mark.parametrize(
-    ("script", "processes", "steps", "kill_at"),
-    [("multihost.py", (4, 2), 60, 40), ("pretrain_text.py", (2, 1), 16, 11)],
+    ("script", "steps", "kill_at", "checkpoint_every"), [("multihost.py", 40, 20, 4), ("pretrain_text.py", 8, 6, 3)]
 )
-def test_fewer_processes_resume_with_the_batches_that_would_have_come(
-    script: str, processes: tuple[int, int], steps: int, kill_at: int, tmp_path: Path
+def test_one_process_resumes_with_the_batches_of_two_that_were_killed(
+    script: str, steps: int, kill_at: int, checkpoint_every: int, tmp_path: Path
 ) -> None:
-    """A group is killed, and a smaller one resumes: each global batch and each loss is that of an undisturbed run."""
-    arguments = [sys.executable, str(EXAMPLES / script), f"--steps={steps}", "--checkpoint_every=4"]
+    """Two processes are killed, one resumes: each global batch and each loss is that of one that was not disturbed."""
+    arguments = [sys.executable, str(EXAMPLES / script), f"--steps={steps}", f"--checkpoint_every={checkpoint_every}"]
 
     def command(count: int, folder: str) -> list[str]:
         return [*arguments, f"--processes={count}", f"--output={tmp_path / folder}"]
@@ -68,9 +67,9 @@ def test_fewer_processes_resume_with_the_batches_that_would_have_come(
         (tmp_path / "whole").mkdir()
         (tmp_path / "killed").mkdir()
         (tmp_path / "killed/tokens").symlink_to(tmp_path / "whole/tokens")  # written once
-    whole, _ = run(command(processes[0], "whole"))
-    killed, _ = run(command(processes[0], "killed"), kill_at)
-    resumed, resumed_at = run(command(processes[1], "killed"))
+    whole, _ = run(command(1, "whole"))
+    killed, _ = run(command(2, "killed"), kill_at)
+    resumed, resumed_at = run(command(1, "killed"))
 
     assert max(whole) == steps
     assert 0 < resumed_at <= kill_at

@@ -17,7 +17,7 @@ from support.streams import equal_streams
 
 pytestmark = pytest.mark.third_party
 
-LIVES = [2, 4, 2, 1]
+LIVES = [2, 4, 1]
 """How many processes each group has; it resumes where the one before has saved."""
 
 STEPS = 3
@@ -32,7 +32,7 @@ def expected(name: str, num_epochs: int) -> list[Any]:
 
 
 def test_each_group_resumes_from_all_states_of_the_one_before(tmp_path: Path) -> None:
-    """2 -> 4 -> 2 -> 1 processes: byte for byte the global stream, with workers too, through both ways to restore."""
+    """2 -> 4 -> 1 processes: byte for byte the global stream, with workers too, through both ways to restore."""
     for number, processes in enumerate(LIVES):
         step = number * STEPS
         devices = LOGICAL_SHARDS // processes

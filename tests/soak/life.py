@@ -273,7 +273,8 @@ class Life:
             self.leaked.append(os.open("/dev/null", os.O_RDONLY))
         if self.orders.broken == "memory":
             self.hoarded.append(b"x" * (2 * _GROWTH_BYTES))
-        deadline = time.monotonic() + _LEFT_SECONDS
+        # A planted leak is one for good.
+        deadline = time.monotonic() + (1.0 if self.leaked else _LEFT_SECONDS)
         while left := self._left(descriptors):
             assert time.monotonic() < deadline, f"a leg with {self.fault} has left behind: {', '.join(left)}"
             time.sleep(0.02)

@@ -82,7 +82,9 @@ class Nodes:
 def nodes() -> Iterator[Nodes]:
     """A cluster whose head, where the trainer runs, has room for eight actors; nothing of it is left afterwards."""
     settings = {"num_cpus": 8, "include_dashboard": False, "object_store_memory": STORE_BYTES}
-    cluster = Cluster(initialize_head=True, head_node_args=settings)
+    # A node that refuses connections is lost after 1.5 s instead of 15; a slow one has the usual 10 s for an answer.
+    checks = {"health_check_period_ms": 300, "health_check_failure_threshold": 5}
+    cluster = Cluster(initialize_head=True, head_node_args=settings | {"_system_config": checks})
     try:
         ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
         yield Nodes(cluster)
