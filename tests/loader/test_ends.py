@@ -143,7 +143,8 @@ def test_global_padded_batches_do_not_depend_on_the_number_of_shards(
         )
         return [end_to_end(parts) for parts in zip(*made, strict=True)]
 
-    assert all(global_batches(1) == global_batches(count) for count in (2, 3, 4, 8, 24))
+    expected = global_batches(1)
+    assert all(global_batches(count) == expected for count in (2, 3, 4, 8, 24))
 
 
 @given(

@@ -356,6 +356,7 @@ def test_states_of_shards_at_different_positions_of_a_mixture_combine() -> None:
                 sampler=sampler,
                 shard_options=shard,
                 operations=[FilterTransform(lambda number: number % 2 == 0 or number > 990), Batch(4 // count)],
+                read_options=millstream.ReadOptions(0),
             )
         )
 

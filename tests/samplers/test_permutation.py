@@ -47,12 +47,11 @@ def offsets(start: int, stop: int) -> Ints:
 def shuffles(kind: Kind, n: int) -> Ints:
     """Returns many permutations of n, shape (count, n)."""
     count = COUNTS[kind]
-    if kind == "epochs":
-        epochs = np.repeat(np.arange(count, dtype=np.uint64), n)
-        return permute(np.tile(offsets(0, n), count), n, 7, epochs).reshape(count, n)
-    if kind == "seeds":
-        return np.stack([permute(offsets(0, n), n, seed, 3) for seed in range(count)])
-    return np.random.default_rng(n).permuted(np.tile(np.arange(n), (count, 1)), axis=1)
+    if kind == "numpy":
+        return np.random.default_rng(n).permuted(np.tile(np.arange(n), (count, 1)), axis=1)
+    numbers = np.repeat(np.arange(count, dtype=np.uint64), n)
+    seeds, epochs = (7, numbers) if kind == "epochs" else (numbers, 3)
+    return permute(np.tile(offsets(0, n), count), n, seeds, epochs).reshape(count, n)
 
 
 def bins_p(values: Ints, bins: int) -> float:

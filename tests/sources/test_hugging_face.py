@@ -173,7 +173,7 @@ def test_the_fingerprint_is_that_of_the_content(dataset: datasets.Dataset, tmp_p
 
 @pytest.mark.parametrize("is_shuffled", [False, True])
 def test_a_flipped_byte_is_an_error_with_file_and_record_or_another_value(tmp_path: Path, is_shuffled: bool) -> None:
-    """Arrow files have no checksums; at 250 places, no record is lost, and no error is without its name."""
+    """Arrow files have no checksums; at many places, no record is lost, and no error is without its name."""
     rows = {
         "n": [*range(50)],
         "text": [f"text {n} " * (n % 5) for n in range(50)],
@@ -188,7 +188,8 @@ def test_a_flipped_byte_is_an_error_with_file_and_record_or_another_value(tmp_pa
     pa.ipc.read_schema(reader)  # What describes the columns is for the library to check.
     rng = np.random.default_rng(0)
     count = 0
-    for place in rng.choice(np.arange(reader.tell(), len(whole)), 250, replace=False).tolist():
+    num_places = 80 if is_shuffled else 250
+    for place in rng.choice(np.arange(reader.tell(), len(whole)), num_places, replace=False).tolist():
         damaged = bytearray(whole)
         damaged[place] ^= int(rng.integers(1, 256))
         (tmp_path / "new").write_bytes(damaged)
@@ -203,7 +204,7 @@ def test_a_flipped_byte_is_an_error_with_file_and_record_or_another_value(tmp_pa
         assert named_error(path, wrong, every, source) == bool(wrong)
         assert named_error(path, wrong, batch_of, source) == bool(wrong)
         count += bool(wrong)
-    assert count > 20
+    assert count > num_places // 12
 
 
 def batch_of(source: Any) -> Any:

@@ -294,7 +294,7 @@ def test_a_server_without_versions_is_trusted(store: ObjectServer, etag: str | N
 
 def test_a_request_without_a_response_is_repeated(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent connection is given up and the request repeated, until the attempts are used up."""
-    monkeypatch.setattr(object_clients, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr(object_clients, "SILENCE_SECONDS", 0.3)
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     with TFRecordDataSource(f"{store.url}/bucket/a") as source:
         store.forget()
@@ -302,7 +302,7 @@ def test_a_request_without_a_response_is_repeated(store: ObjectServer, monkeypat
         assert source[7] == RECORDS[7]
         store.failure = lambda _: "hang"
         # Four attempts, and one for the size of the object.
-        with at_most(5.0), pytest.raises(DataSourceError, match=r"record 8 .*Cannot read '.*bucket/a'"):
+        with at_most(1.5), pytest.raises(DataSourceError, match=r"record 8 .*Cannot read '.*bucket/a'"):
             source[8]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 import millstream
-from millstream.loader.threads import thread_executor, waiting
+from millstream.loader.threads import shared_threads, thread_executor, waiting
 from millstream.transforms import Batch, Map
 from support.faults.user_faults import WAIT_SECONDS
 
@@ -44,8 +44,9 @@ class BatchedStuck(Stuck):
 
 
 @pytest.fixture
-def released() -> Iterator[list[Stuck]]:
-    """Releases the sources in a list after the test."""
+def released(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Stuck]]:
+    """Releases the sources in a list after the test, and lets closing an iterator wait less long for them."""
+    monkeypatch.setattr(shared_threads, "CLOSE_SECONDS", 0.1)
     sources: list[Stuck] = []
     yield sources
     for source in sources:
