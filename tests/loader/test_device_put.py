@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import json
 import signal
 import subprocess
 import sys
@@ -649,18 +650,29 @@ def limited() -> Any:
     return millstream.experimental.LimitIterDataset(straight(), 7)
 
 
+def in_chain(device_buffer_size: int) -> Callable[[Any], Any]:
+    """Returns a function that puts the device at the end of a chain and iterates over it."""
+    return lambda chain: iter(
+        millstream.experimental.device_put(
+            chain, jax.devices()[0], cpu_buffer_size=2, device_buffer_size=device_buffer_size
+        )
+    )
+
+
+PLACES: dict[str, Callable[[Any], Any]] = {
+    "outermost": lambda chain: millstream.device_put(iter(chain)),
+    "in the chain": in_chain(3),
+    "in the chain, not ahead": in_chain(0),
+}
+each_place = pytest.mark.parametrize("place", PLACES)
+
+
 @pytest.mark.parametrize("chain", [straight, mixed, limited])
-@pytest.mark.parametrize("place", ["outermost", "in the chain"])
+@each_place
 def test_batches_of_chains_on_the_device(chain: Callable[[], Any], place: str) -> None:
-    """Batches of a chain on the device are the chain's, from each state; one that JAX refuses comes again."""
+    """Batches of a chain on the device are the chain's, and so are its states, whatever is staged."""
     expected = [batch.tolist() for batch in chain()]
-
-    def begin() -> Any:
-        if place == "outermost":
-            return millstream.device_put(iter(chain()))
-        return iter(millstream.experimental.device_put(chain(), jax.devices()[0]))
-
-    with begin() as batches:
+    with PLACES[place](chain()) as batches, iter(chain()) as plain:
         states = [batches.get_state()]
         for number, batch in enumerate(batches):
             assert isinstance(batch, jax.Array)
@@ -668,34 +680,48 @@ def test_batches_of_chains_on_the_device(chain: Callable[[], Any], place: str) -
             states.append(batches.get_state())
         assert len(states) == len(expected) + 1
         for number, state in enumerate(states):
-            batches.set_state(state)
-            assert [batch.tolist() for batch in batches] == expected[number:]
+            for resumed in (batches, plain):
+                resumed.set_state(json.loads(json.dumps(state)) if isinstance(state, dict) else state)
+                assert resumed.get_state() == state
+                assert [batch.tolist() for batch in resumed] == expected[number:]
     if place == "outermost" and chain is not limited:
-        with begin() as batches:
+        with PLACES[place](chain()) as batches:
             next(batches)
             assert batches.step == 1
 
 
-@pytest.mark.parametrize("place", ["outermost", "in the chain"])
-def test_a_batch_that_jax_refuses_once_comes_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """JAX fails at one batch, for want of memory: the error comes at its turn, and then the batch."""
-    real, failures = Placement.put, [2]
+@each_place
+@pytest.mark.parametrize("who", ["JAX", "the chain"])
+def test_an_error_in_a_chain_on_the_device_comes_at_its_turn(
+    place: str, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX, for want of memory, or a function fails at one batch: its error follows those before it, then it comes."""
+    real, failures = Placement.put, ["once"]
 
-    def put(placement: Placement, batch: Any) -> Any:
-        if failures and batch[0] == 8 * failures[0]:
+    def fail(number: int) -> None:
+        if failures and number == 16:
             failures.pop()
             raise RuntimeError("RESOURCE_EXHAUSTED")
+
+    def put(placement: Placement, batch: Any) -> Any:
+        fail(int(batch[0]))
         return real(placement, batch)
 
-    monkeypatch.setattr(Placement, "put", put)
-    chain = millstream.MapDataset.range(40).map(lambda number: number * 2).to_iter_dataset().batch(4)
-    placed = millstream.experimental.device_put(chain, jax.devices()[0])
-    with iter(placed) if place == "in the chain" else millstream.device_put(iter(chain)) as batches:
+    def double(number: int) -> int:
+        if who == "the chain":
+            fail(2 * number)
+        return 2 * number
+
+    if who == "JAX":
+        monkeypatch.setattr(Placement, "put", put)
+    with PLACES[place](millstream.MapDataset.range(40).to_iter_dataset().map(double).batch(4)) as batches:
         got = [next(batches).tolist() for _ in range(2)]
+        before = batches.get_state()
         with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
             next(batches)
+        assert batches.get_state() == before
         got += [batch.tolist() for batch in batches]
-    assert got == [batch.tolist() for batch in chain]
+    assert got == np.arange(0, 80, 2).reshape(-1, 4).tolist()
 
 
 def test_the_waits_that_are_reported_are_those_of_the_training_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -757,36 +783,3 @@ def test_a_device_that_never_takes_a_batch_is_an_error(
         released.set()
     assert "record" in str(caught.value)
     assert any("finished nothing" in message for message in caplog.messages)
-
-
-def test_what_was_delivered_is_counted() -> None:
-    """Only delivered batches are counted, during the pass and after it."""
-    loader = millstream.load(range(1000), num_epochs=1)
-    with iter(loader) as elements:
-        for _ in range(600):
-            next(elements)
-        assert elements.metrics()["loader/batches"] == loader.metrics()["loader/batches"] == 600
-        elements.seek(3)
-        next(elements)
-    assert loader.metrics()["loader/batches"] == 601
-    assert len(list(loader)) == 1000
-    assert loader.metrics()["loader/batches"] == 1601
-
-
-@pytest.mark.parametrize("make", [loader_of, straight, mixed, limited])
-@pytest.mark.parametrize("is_on_device", [False, True])
-def test_every_iterator_is_stateful(make: Callable[[], Any], is_on_device: bool) -> None:
-    """PyTorch's protocol: a dict is the position of loaders', chains' and device iterators; another is refused."""
-
-    def begin() -> Any:
-        return millstream.device_put(iter(make())) if is_on_device else iter(make())
-
-    with begin() as batches, begin() as resumed:
-        next(batches)
-        saved = batches.state_dict()
-        resumed.load_state_dict(saved)
-        for wrong in ({}, {"state": None, "more": 1}, saved["state"]):
-            with pytest.raises(millstream.CheckpointError):
-                resumed.load_state_dict(wrong)
-        assert resumed.state_dict() == saved
-        assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in batches]

@@ -51,6 +51,9 @@ def test_every_iterator_has_positions_states_and_views(make: Callable[[], Any], 
         assert "Map(abs)" in str(batches.trace())
         assert len(batches.preview(2).batches) == 2
         assert "Map(abs)" in batches.report(tmp_path / "report.html").read_text()
+        for wrong in ({}, {"state": None, "more": 1}, saved["state"]):
+            with pytest.raises(millstream.CheckpointError):
+                batches.load_state_dict(wrong)
         for move, argument in ((batches.set_state, state), (batches.load_state_dict, saved), (batches.seek, 2)):
             move(argument)
             assert batches.step == 2

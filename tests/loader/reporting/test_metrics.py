@@ -75,6 +75,20 @@ def test_batches_of_an_iterator_that_is_dropped_are_counted() -> None:
     assert loader.metrics()["loader/batches"] == 6
 
 
+def test_only_delivered_batches_are_counted() -> None:
+    """Batches read in advance do not count, during a pass and after it, nor those that a seek passes over."""
+    loader = millstream.load(range(1000), num_epochs=1)
+    with iter(loader) as elements:
+        for _ in range(600):
+            next(elements)
+        assert elements.metrics()["loader/batches"] == loader.metrics()["loader/batches"] == 600
+        elements.seek(3)
+        next(elements)
+    assert loader.metrics()["loader/batches"] == 601
+    assert len(list(loader)) == 1000
+    assert loader.metrics()["loader/batches"] == 1601
+
+
 def test_components_of_a_mixture_are_counted() -> None:
     """Metrics, page, summary and text have the records of each component before the step, as `composition` counts."""
     loader = millstream.load(
