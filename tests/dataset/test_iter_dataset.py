@@ -141,3 +141,22 @@ def test_an_iterator_shows_what_it_does() -> None:
         for call in (iterator.summary, iterator.profile, iterator.trace, fed.trace):
             with pytest.raises(NotImplementedError, match="datasets that it draws from"):
                 call()
+
+
+def test_the_repr_of_an_iterator_says_what_runs() -> None:
+    """Its repr has the position, who works, and the operations; of one that draws from others, from which."""
+    numbers = MapDataset.range(20).map(float).to_iter_dataset()
+    mixture = IterDataset.mix([numbers, numbers])
+    with iter(numbers.batch(4).mp_prefetch(2)) as read, iter(mixture.map(abs)) as mixed, iter(mixture) as drawn:
+        assert repr(read) == "<ReadIterator at step 0, idle, 2 workers: Map(float), Batch(batch_size=4)>"
+        next(read)
+        next(mixed)
+        assert repr(read).startswith("<ReadIterator at step 1, running, 2 workers: ")
+        assert repr(mixed) == (
+            "<MixtureIterator at step 1, running, up to 16 threads, reads a mixture of 2: Map(float), Map(abs)>"
+        )
+        assert repr(drawn) == "<MixedIterator, open, draws from 2 iterators>"
+    assert repr(read).startswith("<ReadIterator at step 1, closed, ")
+    assert repr(drawn) == "<MixedIterator, closed, draws from 2 iterators>"
+    with iter(IterDataset.mix([numbers.filter(bool)]).map(abs)) as fed:
+        assert repr(fed) == "<FedIterator at step 0, idle, in this thread, draws from MixedIterator: Map(abs)>"

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import FirstFitPack, IterDataset, MapDataset, WindowShuffle
 from millstream.errors import WorkerDiedError
-from support.processes.process_tree import processes_below
+from support.processes.process_tree import processes_below, worker_pids
 from support.streams import comparable
 
 
@@ -130,39 +129,19 @@ def numbers(first: int, count: int = 60) -> IterDataset[Any]:
     return chain.filter(is_kept).map(lambda number: (number, os.getpid()))
 
 
-def workers_now() -> set[int]:
-    """Returns the worker processes that there are."""
-    return {process.pid for server in psutil.Process().children() for process in server.children()}
-
-
 def test_many_streams_have_one_set_of_workers() -> None:
     """35 streams, each of which asks for workers too, have the two of what draws from them, which do all the work."""
     mixture = IterDataset.mix([numbers(1000 * number).mp_prefetch(2) for number in range(35)])
     dataset = mixture.map(lambda element: (*element, os.getpid()))
     with iter(dataset.mp_prefetch(2)) as spread:
         elements = list(itertools.islice(spread, 700))
-        workers = workers_now()
+        workers = worker_pids()
         elements += list(spread)
     assert len(workers) == 2
     assert {process for _, *processes in elements for process in processes} <= workers
     assert processes_below() == []
     with iter(IterDataset.mix([numbers(1000 * number) for number in range(35)])) as alone:
         assert [number for number, *_ in elements] == [number for number, _ in alone]
-
-
-def test_the_next_pass_finds_the_workers_warm() -> None:
-    """A pass that is left, or has ended, leaves its workers to the next one, with all that they have."""
-    dataset = IterDataset.mix([numbers(0), numbers(1000)]).batch(4, batch_fn=list).mp_prefetch(1)
-    expected = [number for batch in dataset for number, _ in batch]
-    (worker,) = workers_now()
-    for batch in dataset:
-        assert len(batch) == 4
-        break
-    assert [number for batch in dataset for number, _ in batch] == expected
-    assert {process for batch in dataset for _, process in batch} == {worker}
-    with iter(dataset) as iterator:
-        next(iterator)
-    assert processes_below() == []
 
 
 def test_one_stream_twice() -> None:

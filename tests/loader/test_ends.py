@@ -5,15 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import millstream
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, PaddedBatch, Transformation
-from support.draw.random_pipelines import AddIndex, DropMultiples, Jitter, Scale, Split
-from support.streams import comparable, drain
+from support.draw.random_pipelines import DropMultiples, Split
+from support.streams import comparable
 
 RULES = ["keep", "drop in Batch", "drop in shard", "pad"]
 INLINE = millstream.ReadOptions(num_threads=0)
@@ -111,62 +109,6 @@ def example(number: int) -> dict[str, Any]:
         "raw": b"y" * (number % 3),
         "nothing": None,
     }
-
-
-def end_to_end(parts: tuple[PaddedBatch, ...]) -> Any:
-    """Returns the shards' batches of one step as one, in comparable form."""
-    joined = {
-        name: None if leaf is None else np.concatenate([part.batch[name] for part in parts])
-        for name, leaf in parts[0].batch.items()
-    }
-    return comparable(PaddedBatch(joined, np.concatenate([part.mask for part in parts])))
-
-
-@given(
-    size=st.integers(1, 120),
-    epochs=st.integers(1, 2),
-    operations=st.lists(st.one_of(st.builds(Scale, st.integers(2, 5)), st.just(Jitter()), st.just(AddIndex()))),
-)
-@settings(max_examples=60)
-def test_global_padded_batches_do_not_depend_on_the_number_of_shards(
-    size: int, epochs: int, operations: list[Transformation]
-) -> None:
-    """The k-th padded batches of all shards laid end to end are the same bytes for 1, 2, 3, 4, 8 and 24 shards."""
-
-    def global_batches(shard_count: int) -> list[Any]:
-        made = loaders(
-            range(size),
-            Batch(24 // shard_count, pad_remainder=True),
-            shard_count,
-            operations=[*operations, example],
-            sampler=IndexSampler(size, shuffle=True, num_epochs=epochs, seed=size),
-        )
-        return [end_to_end(parts) for parts in zip(*made, strict=True)]
-
-    expected = global_batches(1)
-    assert all(global_batches(count) == expected for count in (2, 3, 4, 8, 24))
-
-
-@given(
-    size=st.integers(1, 60),
-    counts=st.tuples(st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4])),
-    data=st.data(),
-)
-@settings(max_examples=60)
-def test_padded_streams_resume_on_another_number_of_shards(
-    size: int, counts: tuple[int, int], data: st.DataObject
-) -> None:
-    """A state of any shard, taken at any step, resumes the padded batches on any other number of shards."""
-    before, after = (loaders(range(size), Batch(12 // count, pad_remainder=True), count) for count in counts)
-    step = data.draw(st.integers(0, len(before[0])))
-    saver = iter(before[data.draw(st.integers(0, counts[0] - 1))])
-    for _ in range(step):
-        next(saver)
-    for loader in after:
-        resumed = iter(loader)
-        resumed.set_state(saver.get_state())
-
-        assert drain(resumed)[0] == drain(iter(loader))[0][step:]
 
 
 def test_columns_are_padded_as_records_are() -> None:

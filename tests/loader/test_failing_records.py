@@ -13,6 +13,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.pipeline import substitutes
 from millstream.sharding import ShardOptions
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
+from support.laws import assert_shards_agree
 from support.oracle.stream import Failing, oracle
 from support.streams import drain
 
@@ -121,9 +122,8 @@ def skipping(source: Any, *operations: Any, **options: Any) -> millstream.DataLo
         seed=3,
         num_epochs=1,
         transformations=operations,
-        batch_size=4,
         on_error="skip",
-        **options,
+        **{"batch_size": 4, **options},
     )
 
 
@@ -176,21 +176,10 @@ def test_a_substitute_is_of_the_sampler_and_of_the_component() -> None:
 def test_shards_end_to_end_are_the_same_batches() -> None:
     """The skipped records do not depend on the number of shards."""
     source = Damaged(64, [0, 17, 18])
-    whole = [batch.tolist() for batch in skipping(source, odd)]
-    halves = [
-        millstream.load(
-            source,
-            shuffle=True,
-            seed=3,
-            num_epochs=1,
-            transformations=[odd],
-            batch_size=2,
-            on_error="skip",
-            shard_options=ShardOptions(index, 2),
-        )
-        for index in range(2)
-    ]
-    assert [[*a.tolist(), *b.tolist()] for a, b in zip(*halves, strict=True)] == whole
+    assert_shards_agree(
+        lambda index, count: skipping(source, odd, batch_size=4 // count, shard_options=ShardOptions(index, count)),
+        (2, 4),
+    )
 
 
 def test_each_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -23,7 +23,7 @@ from millstream.transforms import Batch, ConcatThenSplit, FirstFitPack, Map, Tra
 from support.draw.random_pipelines import UNEVEN_ENDS, DropMultiples, Jitter, Pipeline, Scale, Split
 from support.laws import INLINE, loader_of
 from support.processes.worker_pools import workers_of
-from support.streams import comparable
+from support.streams import comparable, end_to_end
 
 pytestmark = UNEVEN_ENDS
 
@@ -50,17 +50,10 @@ def divisors(number: int) -> list[int]:
     return [count for count in range(1, number + 1) if number % count == 0]
 
 
-def end_to_end(batches: Sequence[Any]) -> Any:
-    """Returns the batches of one step as one, in comparable form; shards that have ended give none."""
-    if isinstance(batches[0], dict):
-        return comparable({name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]})
-    return comparable(np.concatenate(batches))
-
-
 def global_batches(streams: Sequence[Any]) -> list[Any]:
     """Returns the batches of all shards, step by step, and how many of them there are in each."""
     steps = itertools.zip_longest(*streams)
-    return [end_to_end([batch for batch in step if batch is not None]) for step in steps]
+    return [comparable(end_to_end([batch for batch in step if batch is not None])) for step in steps]
 
 
 def document(number: int) -> dict[str, Any]:

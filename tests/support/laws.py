@@ -1,6 +1,8 @@
 """The laws of every loader, checked for any pipeline and any executor."""
 
 import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 import millstream
 from support.draw.random_pipelines import Pipeline
 from support.oracle.stream import oracle
-from support.streams import comparable, drain
+from support.streams import comparable, drain, end_to_end, equal_streams
 
 INLINE = millstream.ReadOptions(num_threads=0)
 
@@ -65,3 +67,35 @@ def assert_is_the_oracle_and_resumes(pipeline: Pipeline, data: st.DataObject, **
         with iter(loader) as new:
             new.set_state(state)
             assert drain(new) == (expected[step:], error)
+
+
+def assert_shards_agree(
+    make: Callable[[int, int], millstream.DataLoader],
+    counts: Sequence[int],
+    step: int = 0,
+    num_steps: int | None = None,
+) -> None:
+    """Checks that the batches of all shards, laid end to end, are those of a single one, whoever saved the state.
+
+    Args:
+        make: returns the loader of a shard, given its index and the number of shards.
+        counts: the numbers of shards that are compared with a single one.
+        step: where the comparison begins. Each shard resumes there from the state of the shard before it.
+        num_steps: how many batches are compared; None for all that follow.
+    """
+    with iter(make(0, 1)) as whole:
+        whole.seek(step)
+        state = whole.get_state()
+        expected = list(itertools.islice(whole, num_steps))
+    for count in counts:
+        streams = []
+        for index in range(count):
+            with iter(make(index, count)) as part:
+                part.set_state(state)
+                assert part.step == step
+                state = part.get_state()
+                streams.append(list(itertools.islice(part, num_steps)))
+        together = [
+            end_to_end([one for one in batches if one is not None]) for batches in itertools.zip_longest(*streams)
+        ]
+        assert equal_streams(expected, together), count

@@ -1,10 +1,13 @@
 """Comparing streams: elements to the last byte, and the error at their end."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+
+from millstream import PaddedBatch
 
 
 def drain(stream: Iterator[Any], limit: int = 100_000) -> tuple[list[Any], type[BaseException] | None]:
@@ -42,3 +45,15 @@ def comparable(element: Any) -> Any:
 def equal_streams(expected: Sequence[Any], actual: Sequence[Any]) -> bool:
     """Says whether two lists of elements are the same to the last byte."""
     return [comparable(element) for element in expected] == [comparable(element) for element in actual]
+
+
+def end_to_end(batches: Sequence[Any]) -> Any:
+    """Returns the batches of several shards at one step as one, leaf by leaf."""
+    first = batches[0]
+    if isinstance(first, dict):
+        return {name: end_to_end([batch[name] for batch in batches]) for name in first}
+    if isinstance(first, PaddedBatch):
+        return PaddedBatch(*map(end_to_end, zip(*batches, strict=True)))
+    if isinstance(first, list):
+        return [*itertools.chain(*batches)]
+    return None if first is None else np.concatenate(batches)

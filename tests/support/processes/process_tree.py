@@ -17,6 +17,11 @@ def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
     return [process for process in found if not is_named(process, "multiprocessing.resource_tracker")]
 
 
+def worker_pids() -> set[int]:
+    """Returns the worker processes of all fork servers of this process."""
+    return {worker.pid for server in psutil.Process().children() for worker in server.children()}
+
+
 def is_named(process: psutil.Process, name: str) -> bool:
     """Returns whether a process has a name in its command."""
     with contextlib.suppress(psutil.NoSuchProcess):
