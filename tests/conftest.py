@@ -18,6 +18,7 @@ import pytest
 with contextlib.suppress(ValueError):
     sys.path.remove(str(Path(__file__).parents[1]))
 
+from millstream.sources.files import spans
 from support.processes.process_tree import is_named, processes_below
 from support.stores.object_server import ObjectServer, serving
 from support.stores.store_clients import clients_of
@@ -34,6 +35,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+CLOCK_REALTIME_COARSE = 5
+"""Linux's clock of the times of files, which Python has no name for."""
 LEAK_SECONDS = 60.0
 """Time limit for threads and processes that end by themselves, on a busy machine."""
 HAS_FAILED = pytest.StashKey[bool]()
@@ -45,9 +48,12 @@ EXCUSED: set[int] = set()
 def outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Runs the tests in an empty folder, so that processes that they start import the installed package, too.
 
-    Indices are cached beside it instead of in the user's cache.
+    Indices are cached beside it instead of in the user's cache. A file that has just been written is not indexed before
+    its time can change again: here, that is a little more than the tick of the kernel's clock.
     """
     with pytest.MonkeyPatch.context() as patch:
+        tick = time.clock_getres(CLOCK_REALTIME_COARSE)
+        patch.setattr(spans, "_CLOCK_TICK_SECONDS", min(spans._CLOCK_TICK_SECONDS, 1.25 * tick))
         patch.setenv("MILLSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.chdir(tmp_path_factory.mktemp("empty"))
         yield

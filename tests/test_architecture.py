@@ -5,7 +5,7 @@ import dataclasses
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -281,22 +281,20 @@ MODULES = modules()
 SCRIPTS = [path for folder in ("tests", "examples", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_run_one_way(module: str) -> None:
-    """Core imports core, each part core and itself, loader the other three, chains and tools all that."""
-    assert import_violations(module, MODULES[module].read_text()) == []
+@pytest.mark.parametrize("violations", [import_violations, shape_violations])
+def test_modules_follow_the_rules(violations: Callable[[str, str], list[str]]) -> None:
+    """Core imports core, each part core and itself, loader the other three, chains and tools all that.
+
+    A module has around 300 lines or a reason, a name that says what it holds, and a docstring.
+    """
+    found = {module: violations(module, path.read_text()) for module, path in MODULES.items()}
+    assert {module: wrong for module, wrong in found.items() if wrong} == {}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_are_short_named_and_described(module: str) -> None:
-    """A module has around 300 lines or a reason, a name that says what it holds, and a docstring."""
-    assert shape_violations(module, MODULES[module].read_text()) == []
-
-
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_scripts_import_the_package_by_its_name(path: Path) -> None:
+def test_scripts_import_the_package_by_its_name() -> None:
     """Tests and examples never import a bare `loader` or `samplers`: `isinstance` would fail quietly."""
-    assert bare_imports(path.read_text()) == []
+    found = {path: bare_imports(path.read_text()) for path in SCRIPTS}
+    assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
 def test_every_part_is_read() -> None:
