@@ -17,6 +17,10 @@ from millstream.seed_hashing import mix_words
 from millstream.sharding import ShardOptions
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
+
+_ROWS_PER_CHUNK = 1 << 16
+"""The number of rows whose tokens are counted together."""
+
 _LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
 """An odd number without a pattern, which sets lengths apart."""
 
@@ -158,6 +162,27 @@ class PackingSampler(EpochSampler):
         lengths: NDArray[np.int64] = self.lengths[record_keys]
         return lengths
 
+    def tokens_between(self, start: int, stop: int) -> int:
+        """Returns the number of tokens in the rows of the positions [start, stop), without padding.
+
+        Whole epochs take no time. Each other row takes some 50 ns.
+
+        Args:
+            start: the first position, from 0 on.
+            stop: the position after the last one.
+        """
+        first, last = -(-start // self.num_records), stop // self.num_records
+        ranges = [(start, stop)]
+        if first <= last:
+            ranges = [(start, first * self.num_records), (last * self.num_records, stop)]
+        tokens = max(0, last - first) * self._plan.num_tokens
+        for begin, end in ranges:
+            epoch = begin // self.num_records
+            for chunk in range(begin, end, _ROWS_PER_CHUNK):
+                offsets = np.arange(chunk, min(chunk + _ROWS_PER_CHUNK, end)) - epoch * self.num_records
+                tokens += int(self._plan.tokens_of(self._rows_at(offsets, epoch)).sum())
+        return tokens
+
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Returns the key of the first document of each row."""
         pieces = self._pieces_of_epoch(offsets, epoch)
@@ -196,9 +221,7 @@ class PackingSampler(EpochSampler):
         return put_together(found, len(positions))
 
     def _pieces_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> Pieces:
-        rows, epoch = offsets, epoch % 2**64
-        if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
-            rows = permute(offsets, self.num_records, self.seed, epoch)
+        rows, epoch = self._rows_at(offsets, epoch), epoch % 2**64
         if isinstance(self._plan, Stream):
             first = int(self._epoch_key(epoch)[0] % np.uint64(len(self.lengths))) if self.shuffle else 0
             return Pieces(*self._plan.pieces(rows, first))
@@ -221,6 +244,12 @@ class PackingSampler(EpochSampler):
         documents = pieces if self._documents is None else self._documents[pieces]
         begins = np.zeros(len(pieces), dtype=np.int64) if self._begins is None else self._begins[pieces]
         return Pieces(starts, documents, begins, begins + lengths)
+
+    def _rows_at(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """Returns the number in the plan of the row at each offset into an epoch, shape (m,)."""
+        if not self.shuffle or self.seed is None:  # The constructor refuses a shuffle without a seed.
+            return offsets
+        return permute(offsets, self.num_records, self.seed, epoch % 2**64)
 
     def _epoch_key(self, epoch: int) -> NDArray[np.uint64]:
         """Returns one random word for the epoch, as an array of shape (1,)."""

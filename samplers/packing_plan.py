@@ -12,6 +12,7 @@ Packing Algorithms", 1973); of realistic lengths, nearly all rows are full.
 
 import bisect
 import dataclasses
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable
@@ -140,6 +141,20 @@ class BestFit:
         pieces = self.order.at(firsts + among_equals(self.order.firsts[lengths + 1] - firsts, ranks, lengths))
         return starts, pieces, lengths
 
+    @functools.cached_property
+    def _tokens(self) -> Numbers:
+        """The number of tokens of a row of each kind."""
+        return np.add.reduceat(self._lengths, self._slots[:-1])
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of all rows."""
+        return int(self._tokens @ self._counts)
+
+    def tokens_of(self, rows: Numbers) -> Numbers:
+        """Returns the number of tokens of each row, shape (m,)."""
+        return self._tokens[np.searchsorted(self._row_ends, rows, side="right")]
+
     def rows_of(self, pieces: Numbers, back: AmongEquals) -> Numbers:
         """Returns the row of each piece, shape (m,).
 
@@ -219,6 +234,15 @@ class Stream:
             row_starts = np.concatenate([[0], np.cumsum(kept)])[row_starts]
             documents, begins, ends = documents[kept], begins[kept], ends[kept]
         return row_starts, documents, begins, ends
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of tokens of all rows."""
+        return int(self.ends[-1])
+
+    def tokens_of(self, rows: Numbers) -> Numbers:
+        """Returns the number of tokens of each row, shape (m,)."""
+        return np.minimum(self.num_tokens - rows * self._row_length, self._row_length)
 
     def rows_of(self, documents: Numbers, lengths: Numbers, first: int) -> tuple[Numbers, Numbers]:
         """Returns the rows that documents lie in, and the index of the document of each.

@@ -63,6 +63,18 @@ def test_best_fit_is_best_fit_decreasing(lengths: list[int], row_length: int) ->
         assert sorted(sum(lengths[key] for key, _, _ in row) for row in epoch) == plain_best_fit(lengths, row_length)
 
 
+@given(lengths=LENGTHS, options=OPTIONS, shuffle=st.booleans(), start=st.integers(0, 60), count=st.integers(0, 200))
+def test_tokens_between_positions_are_those_of_their_rows(
+    lengths: list[int], options: tuple[str, str], shuffle: bool, start: int, count: int
+) -> None:
+    """Within an epoch and over several: as many as the documents of the rows have there."""
+    sampler = PackingSampler(
+        lengths, 12, strategy=options[0], overflow=options[1], shuffle=shuffle, seed=3, num_epochs=None
+    )
+    pieces = sampler.pieces(start, start + count)
+    assert sampler.tokens_between(start, start + count) == (pieces.ends - pieces.begins).sum()
+
+
 @settings(max_examples=50)
 @given(lengths=LENGTHS, row_length=st.integers(1, 40), options=OPTIONS, data=st.data())
 def test_any_positions_alone_give_the_same(
