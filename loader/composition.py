@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.reporting.quantities import aligned
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.epochs import whole_numbers
 from millstream.samplers.protocols import is_mixed, is_packed
@@ -53,7 +54,18 @@ class Composition:
         return {name: count._asdict() for name, count in self.components.items()}
 
     def __str__(self) -> str:
-        return "\n".join([f"steps {self.start:,} to {self.stop:,}", *_aligned(list(self._rows()))])
+        return "\n".join([self._title, *aligned(list(self._rows()))])
+
+    def _repr_html_(self) -> str:
+        from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
+
+        shares = html_fragments.proportions([(str(name), count.share) for name, count in self.components.items()])
+        table = html_fragments.table(*([html_fragments.escaped(cell) for cell in row] for row in self._rows()))
+        return html_fragments.figure(html_fragments.card("composition", self._title, shares), table)
+
+    @property
+    def _title(self) -> str:
+        return f"steps {self.start:,} to {self.stop:,}"
 
     def _rows(self) -> Iterator[list[str]]:
         counts = list(self.components.values())
@@ -172,14 +184,3 @@ def _checked_lengths(lengths: Any, num_records: int, *, packed: bool) -> NDArray
     if len(checked) != num_records:
         raise ValueError(f"lengths must have a number for each of the {num_records} records, got {len(checked)}.")
     return checked
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns lines of columns: the first one aligned to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.snapshot import LoaderSnapshot, Measurements
     from millstream.loader.reporting.summary import Summary
+    from millstream.loader.snapshot_of_loader import ComponentCounter
     from millstream.loader.threads.recorder import Recorder
     from millstream.loader.tracing import Trace
 
@@ -62,30 +63,28 @@ class Insight:
         self._num_cores = num_cores
         self._structures: Mapping[str, tuple[str, ...]] = {}
         self._previous: Measurements | None = None
+        self._counter: ComponentCounter | None = None
         self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
 
     def snapshot(self) -> "LoaderSnapshot":
         """Returns the configuration and the current measurements."""
         from millstream.loader.snapshot_of_loader import snapshot_of  # noqa: PLC0415  (lazy: only views need it)
 
-        self.count_delivered()
         return snapshot_of(
             self._plan,
-            self.profiler,
-            self._workers,
-            self._reading,
-            self._structures,
+            *self._measured(),
+            workers=self._workers,
+            reading=self._reading,
+            structures=self._structures,
             front=self._front,
             num_cores=self._num_cores,
-            position=self._position(),
         )
 
     def updated(self, snapshot: "LoaderSnapshot") -> "LoaderSnapshot":
         """Returns an earlier snapshot with current measurements. It is safe in any thread, and runs no user code."""
         from millstream.loader.snapshot_of_loader import updated_snapshot  # noqa: PLC0415  (lazy, as above)
 
-        self.count_delivered()
-        return updated_snapshot(snapshot, self._plan, self.profiler, self._position())
+        return updated_snapshot(snapshot, *self._measured())
 
     def profile(self) -> Profile:
         """Returns the seconds of each stage."""
@@ -176,10 +175,19 @@ class Insight:
         references = self.iterators.valuerefs()
         return [iterator for reference in references if (iterator := reference()) is not None]
 
-    def _position(self) -> tuple[int, int | None]:
-        """Returns step and epoch of the newest iterator."""
-        living = self.living_iterators()
-        return living[-1].delivered_position() if living else (0, epoch_of(self._plan, self._plan.beginning))
+    def _measured(self) -> "tuple[Measurements, Mapping[str, float]]":
+        """Returns the current measurements, and the seconds of the stages. Any thread may call it."""
+        from millstream.loader.snapshot_of_loader import ComponentCounter, measurements_of  # noqa: PLC0415  (as above)
+
+        self.count_delivered()
+        living, seconds = self.living_iterators(), self.profiler.read()
+        step, epoch = living[-1].delivered_position() if living else (0, epoch_of(self._plan, self._plan.beginning))
+        self._counter = self._counter or ComponentCounter(self._plan)
+        components = self._counter.before(step)
+        return (
+            measurements_of(self._plan, self.profiler, seconds, step=step, epoch=epoch, components=components),
+            seconds,
+        )
 
     @property
     def _recorder(self) -> "Recorder | None":

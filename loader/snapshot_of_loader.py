@@ -2,14 +2,17 @@
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.reporting.snapshot import (
+    Bars,
+    ComponentSnapshot,
     Kind,
     LoaderSnapshot,
     Location,
@@ -36,34 +39,34 @@ Structures = Mapping[str, tuple[str, ...]]
 
 def snapshot_of(
     plan: Plan,
-    profiler: Profiler,
+    measured: Measurements,
+    seconds: Mapping[str, float],
+    *,
     workers: MultiprocessingOptions,
     reading: ReadOptions,
     structures: Structures,
-    *,
     front: Front,
     num_cores: int | None = None,
-    position: tuple[int, int | None] = (0, None),
 ) -> LoaderSnapshot:
     """Returns the snapshot of a loader.
 
     Args:
         plan: the compiled pipeline.
-        profiler: its measurements.
+        measured: its counts and times.
+        seconds: the seconds of its stages, by label.
         workers: its worker processes.
         reading: its threads.
         structures: traced results of its stages.
         front: the API that it was built with.
         num_cores: the number of cores for the workers; None for those of this process.
-        position: step and epoch of the newest iterator.
     """
-    pipeline, seconds = plan.pipeline, profiler.read()
+    pipeline = plan.pipeline
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
     return LoaderSnapshot(
         source=source_snapshot(pipeline.source),
         order=order_snapshot(pipeline.sampler, pipeline.order),
         stages=tuple(_stages(plan, seconds, _location(workers, reading), structures)),
-        measured=_measured(plan, profiler, seconds, position),
+        measured=measured,
         shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
         num_workers=workers.num_workers,
         worker_buffer=workers.per_worker_buffer_size,
@@ -74,21 +77,22 @@ def snapshot_of(
     )
 
 
-def updated_snapshot(
-    snapshot: LoaderSnapshot, plan: Plan, profiler: Profiler, position: tuple[int, int | None]
-) -> LoaderSnapshot:
-    """Returns a snapshot with current measurements. It is safe in any thread, and calls no user code."""
-    seconds = profiler.read()
-    return dataclasses.replace(
-        snapshot,
-        measured=_measured(plan, profiler, seconds, position),
-        stages=tuple(dataclasses.replace(stage, seconds=seconds[stage.label]) for stage in snapshot.stages),
-    )
+def updated_snapshot(snapshot: LoaderSnapshot, measured: Measurements, seconds: Mapping[str, float]) -> LoaderSnapshot:
+    """Returns a snapshot with current measurements."""
+    stages = tuple(dataclasses.replace(stage, seconds=seconds[stage.label]) for stage in snapshot.stages)
+    return dataclasses.replace(snapshot, measured=measured, stages=stages)
 
 
-def _measured(
-    plan: Plan, profiler: Profiler, seconds: Mapping[str, float], position: tuple[int, int | None]
+def measurements_of(
+    plan: Plan,
+    profiler: Profiler,
+    seconds: Mapping[str, float],
+    *,
+    step: int,
+    epoch: int | None,
+    components: tuple[ComponentSnapshot, ...],
 ) -> Measurements:
+    """Returns counts and times of a pipeline, and the position of its newest iterator. It calls no user code."""
     return Measurements(
         batches=profiler.outputs,
         first_seconds=profiler.first_seconds,
@@ -101,20 +105,41 @@ def _measured(
         waits=tuple(profiler.waits.copy()),
         records=profiler.outputs * plan.partition.block if plan.one_to_one else None,
         errors=0 if plan.errors is None else len(plan.errors.texts),
-        step=position[0],
-        epoch=position[1],
-        components=_components_before(plan, position[0]),
+        step=step,
+        epoch=epoch,
+        components=components,
     )
 
 
-def _components_before(plan: Plan, step: int) -> tuple[tuple[str, int], ...]:
-    """Returns the records of each component of a mixture in the global batches before a step."""
-    order, partition = plan.pipeline.order, plan.partition
-    if not plan.one_to_one or not is_mixed(order):
-        return ()
-    position = step * partition.global_block
-    drawn = order.drawn_before(position if partition.length is None else min(position, partition.length))
-    return tuple(zip(map(str, order.names), drawn, strict=True))
+@final
+class ComponentCounter:
+    """Counts the elements of each component of a mixture before a step. Each call continues from the previous one.
+
+    Args:
+        plan: the compiled pipeline.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        order, self._partition = plan.pipeline.order, plan.partition
+        self._order = order if plan.one_to_one and is_mixed(order) else None
+        self._last: tuple[Sequence[int], Sequence[int | None]] = (), ()
+
+    def before(self, step: int) -> tuple[ComponentSnapshot, ...]:
+        """Returns the counts in the global batches before a step; () without a mixture. It is safe in any thread."""
+        order, length = self._order, self._partition.length
+        if order is None:
+            return ()
+        position = step * self._partition.global_block
+        drawn = order.drawn_before(position if length is None else min(position, length))
+        begun, counted = self._last
+        if not begun or any(map(operator.gt, begun, drawn)):
+            begun = counted = (0,) * len(drawn)
+        tokens = [
+            (own or 0) + sampler.tokens_between(start, stop) if hasattr(sampler, "tokens_between") else None
+            for sampler, own, start, stop in zip(order.samplers, counted, begun, drawn, strict=True)
+        ]
+        self._last = drawn, tokens
+        return tuple(map(ComponentSnapshot, map(str, order.names), drawn, tokens))
 
 
 def source_snapshot(source: DataSource[Any]) -> SourceSnapshot:
@@ -124,7 +149,7 @@ def source_snapshot(source: DataSource[Any]) -> SourceSnapshot:
         kind=type(source).__name__,
         num_records=len(source),
         reads_batches=type(source) in (list, tuple, range) or batched_read_of(source) is not None,
-        parts=_parts(source),
+        bars=_bars(source),
         window_units=source.window_units if isinstance(source, Files) and hasattr(source, "window_units") else None,
     )
 
@@ -136,14 +161,14 @@ def order_snapshot(sampler: Sampler, order: VectorisedSampler | AdaptedSampler) 
         kind=type(sampler).__name__,
         length=order.length,
         is_vectorised=not isinstance(order, AdaptedSampler) or hasattr(sampler, "record_keys"),
-        weights=_parts(sampler),
+        bars=_bars(sampler),
         is_global_shuffle=isinstance(sampler, EpochSampler) and getattr(sampler, "shuffle", False),
     )
 
 
-def _parts(whole: object) -> tuple[tuple[str, float], ...]:
-    """Returns the parts of the library's own sources and samplers, because attributes of user classes mean anything."""
-    return tuple(whole._picture_parts()) if isinstance(whole, Pictured) else ()  # noqa: SLF001  (in its own library)
+def _bars(whole: object) -> Bars:
+    """Returns the bars of the library's own sources and samplers, because attributes of user classes mean anything."""
+    return tuple(whole._picture_bars()) if isinstance(whole, Pictured) else ()  # noqa: SLF001  (in its own library)
 
 
 def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> Location:

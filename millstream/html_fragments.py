@@ -5,7 +5,7 @@ https://ipython.readthedocs.io/en/stable/config/integrating.html#rich-display
 """
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 _DARK = """--ms-text:#e6edf3;--ms-soft:#9198a1;--ms-line:#3d444d;--ms-box:#161b22;--ms-page:#0d1117;--ms-bar:#1f6feb;
 --ms-hot:#f85149;--ms-light:30%"""
@@ -29,6 +29,10 @@ margin:0;overflow-wrap:anywhere}}
 .millstream code{{color:inherit;background:none;padding:0}}
 .millstream code,.millstream .ms-leaf{{font-family:ui-monospace,monospace;font-size:.92em}}
 .millstream .ms-mix{{display:flex;height:.9em;border-radius:3px;overflow:hidden;margin:.4em 0 .2em}}
+.millstream table{{border-collapse:collapse;margin:.3em 0 1em;max-width:100%}}
+.millstream th,.millstream td{{border:1px solid var(--ms-line);padding:.25em .6em;text-align:left;vertical-align:top;
+background:var(--ms-page);color:var(--ms-text);overflow-wrap:anywhere}}
+.millstream th{{background:var(--ms-box);font-weight:600}}
 .millstream .ms-key{{display:inline-block;width:.7em;height:.7em;border-radius:2px;margin:0 .35em 0 .9em}}
 """
 """The style sheet of all renderings, in the colours of the page's theme if it declares one."""
@@ -60,10 +64,9 @@ def card(kind: str, title: str, *parts: str, mark: str = "") -> str:
     return f'<div class="ms-card {mark}">{head}{"".join(parts)}</div>'
 
 
-def words(facts: Mapping[str, object]) -> str:
-    """Returns a line of names and values."""
-    shown = " · ".join(f"{escaped(name)} {escaped(value)}" for name, value in facts.items())
-    return f'<div class="ms-soft">{shown}</div>'
+def soft(text: str) -> str:
+    """Returns a line of text in the colour of remarks; "" for no text."""
+    return f'<div class="ms-soft">{escaped(text)}</div>' if text else ""
 
 
 def leaf_lines(leaves: Iterable[str]) -> str:
@@ -71,8 +74,8 @@ def leaf_lines(leaves: Iterable[str]) -> str:
     return "".join(f'<div class="ms-leaf">{escaped(leaf)}</div>' for leaf in leaves)
 
 
-def proportions(parts: Sequence[tuple[str, float]]) -> str:
-    """Returns a bar that is divided in proportion, with the names of the parts below it."""
+def proportions(parts: Sequence[tuple[str, float]], caption: str = "") -> str:
+    """Returns a bar that is divided in proportion, with a caption above it and the names of the parts below."""
     whole = sum(size for _, size in parts) or 1.0
     segments, names = [], []
     for number, (name, size) in enumerate(parts):
@@ -83,7 +86,15 @@ def proportions(parts: Sequence[tuple[str, float]]) -> str:
         if number < PARTS_SHOWN:
             names.append(f'<span class="ms-key" style="background:{colour}"></span>{escaped(name)} {share}')
     more = f" … {len(parts) - PARTS_SHOWN} more" if len(parts) > PARTS_SHOWN else ""
-    return f'<div class="ms-mix">{"".join(segments)}</div><div class="ms-soft">{"".join(names)}{more}</div>'
+    bar = f'<div class="ms-mix">{"".join(segments)}</div>'
+    return f'{soft(caption)}{bar}<div class="ms-soft">{"".join(names)}{more}</div>'
+
+
+def table(head: Sequence[str], *rows: Sequence[str]) -> str:
+    """Returns a table of cells in HTML, of which the first row is the head."""
+    lines = [("th", head), *(("td", row) for row in rows)]
+    cells = ("".join(f"<{tag}>{cell}</{tag}>" for cell in row) for tag, row in lines)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"
 
 
 def document(title: str, body: str) -> str:

@@ -2,6 +2,7 @@
 
 import operator
 import zlib
+from collections.abc import Sequence
 from typing import Any, Self, cast, final
 
 import numpy as np
@@ -97,6 +98,9 @@ class BalancedSampler(Pictured):
 
     def __repr__(self) -> str:
         return f"BalancedSampler({self.order!r}, global_batch_size={self.global_batch_size}, parts={self.parts})"
+
+    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+        return self.order._picture_bars() if isinstance(self.order, Pictured) else ()  # noqa: SLF001  (of its own kind)
 
     def fingerprint(self) -> str:
         """Returns the class, the arguments, and the fingerprint of the order; of the costs, there is a CRC."""

@@ -22,7 +22,7 @@ from millstream.samplers.mixture_checks import (
     checked_source_lengths,
     named_parts,
 )
-from millstream.samplers.mixture_fingerprint import first_turns, mixture_words, weight_words
+from millstream.samplers.mixture_fingerprint import first_turns, mixture_words
 from millstream.samplers.mixture_lookup import ComponentOrders
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 from millstream.samplers.packed_rows import Pieces
@@ -32,6 +32,12 @@ from millstream.samplers.weights import checked_weights
 from millstream.sharding import NoSharding, ShardOptions
 
 Weights = Sequence[Any] | Mapping[str, Any]
+
+REPR_LENGTH = 100
+"""Longest description that lists weights; longer ones count the components and the changes."""
+
+BARS_SHOWN = 4
+"""The number of the latest changes of weights that a picture shows."""
 
 _AT_ONCE = 1 << 13
 """The number of positions that are computed together, so that their arrays stay in a processor's cache."""
@@ -138,10 +144,22 @@ class MixtureSampler(Pictured):
         return length
 
     def __repr__(self) -> str:
-        return f"MixtureSampler({len(self.names)} components, {weight_words(self._changes[0][1])}, stop={self.stop!r})"
+        (_, first), *later = self.changes
+        stop = "" if self.stop == FIRST_EXHAUSTED else f", stop={self.stop!r}"
+        text = f"MixtureSampler({first}{stop}{f', changes={later}' if later else ''})"
+        if len(text) <= REPR_LENGTH:
+            return text
+        changes = f", {len(later)} change{'s'[: len(later) != 1]} of weights" if later else ""
+        return f"MixtureSampler({len(self.names)} components{stop}{changes})"
 
-    def _picture_parts(self) -> Sequence[tuple[str, float]]:
-        return [(str(name), weight) for name, weight in zip(self.names, self._changes[0][1], strict=True)]
+    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+        return [
+            (
+                f"from position {position:,}" if position else "",
+                [(str(name), weight) for name, weight in zip(self.names, weights, strict=True)],
+            )
+            for position, weights in self._changes[-BARS_SHOWN:]
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.

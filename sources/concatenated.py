@@ -120,8 +120,8 @@ class ConcatenatedDataSource(Pictured, Closing):
         named = ", ".join(list(kinds)[:4]) + (", …" if len(kinds) > 4 else "")
         return f"ConcatenatedDataSource({self._num_records:,} records in {len(self.parts)} sources: {named})"
 
-    def _picture_parts(self) -> Sequence[tuple[str, float]]:
-        return [(str(name), len(part)) for name, part in self.parts.items()]
+    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+        return [("", [(str(name), len(part)) for name, part in self.parts.items()])]
 
     def __getstate__(self) -> dict[str, Any]:
         derived = {"_columns", "_held", "_holds_all", "_readers"}

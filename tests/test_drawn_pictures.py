@@ -9,7 +9,14 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DRAWN = ["a-loader.svg", "preview-of-images.svg", "preview-of-rows.svg", "speed.svg", "two-workers.svg"]
+DRAWN = [
+    "a-loader.svg",
+    "composition.svg",
+    "preview-of-images.svg",
+    "preview-of-rows.svg",
+    "speed.svg",
+    "two-workers.svg",
+]
 
 
 @pytest.fixture
@@ -39,7 +46,7 @@ def test_previews_are_those_of_the_tutorials(
     monkeypatch.chdir(tmp_path)
     drawn = dict(script.previews())
 
-    assert set(drawn) == {"preview-of-images.svg", "preview-of-rows.svg"}
+    assert set(drawn) == {"preview-of-images.svg", "preview-of-rows.svg", "composition.svg"}
     for name, picture in drawn.items():
         there = (ROOT / "docs/pictures" / name).read_text()
         assert words_in(picture) == words_in(there)

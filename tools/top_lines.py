@@ -73,8 +73,8 @@ def command_text(snapshot: Snapshot, limit: int = MAX_COMMAND) -> str:
 
 def _pipeline_lines(before: Snapshot | None, now: Snapshot, seconds: float, width: int | None) -> Iterator[Line]:
     yield [Segment(f"{now['source']}, {now['order']}", HEAD)]
-    if now.get("mixture"):
-        yield [Segment(f"  mixture of {now['mixture']}", SOFT)]
+    for text in now["mixture"]:
+        yield [Segment(f"  {text}", SOFT)]
     yield [Segment(f"  {now['who']}; shard {now['shard']}", SOFT)]
     measured = now["measured"]
     yield from _rate_lines(before or now, now, seconds, width)

@@ -73,28 +73,30 @@ def as_svg(picture: str, height: int, words: str, width: int = WIDTH) -> str:
     )
 
 
-def names_in(tutorial: str, until: str) -> dict[str, Any]:
-    """Returns the names of a tutorial, whose blocks have run in this folder up to the one that has these words."""
+def names_in(page: str, until: str) -> dict[str, Any]:
+    """Returns the names of a page, whose blocks have run in this folder up to the one that has these words."""
     names: dict[str, Any] = {"__name__": "__main__"}
-    for block in BLOCK.findall((HERE / "tutorials" / tutorial).read_text()):
+    for block in BLOCK.findall((HERE / page).read_text()):
         with contextlib.redirect_stdout(io.StringIO()):
             exec(block, names)  # noqa: S102  (the tutorial's own code)
         if until in block:
             return names
-    raise ValueError(f"No block of {tutorial} has {until!r}.")
+    raise ValueError(f"No block of {page} has {until!r}.")
 
 
 def previews() -> Iterator[tuple[str, str]]:
-    """Yields the names and contents of what the tutorials show of their batches."""
-    picture = names_in("images.md", "make_loader().preview")["make_loader"]().preview(1)._repr_html_()
-    yield ("preview-of-images.svg", as_svg(picture, 600, "The images and labels of a batch", width=200))
-    picture = names_in("text.md", "preview.save")["preview"]._repr_html_()
+    """Yields the names and contents of what the pages show of their batches and of their composition."""
+    picture = names_in("tutorials/images.md", "make_loader().preview")["make_loader"]().preview(1)._repr_html_()
+    yield ("preview-of-images.svg", as_svg(picture, 450, "The images of a batch and the names of their classes"))
+    picture = names_in("tutorials/text.md", "preview.save")["preview"]._repr_html_()
     yield ("preview-of-rows.svg", as_svg(picture, 500, "Rows of documents, each document in its own colour"))
+    picture = names_in("lineage.md", "print(so_far)")["so_far"]._repr_html_()
+    yield ("composition.svg", as_svg(picture, 210, "The share of each corpus, and its documents, tokens and epochs"))
 
 
 def loader() -> tuple[str, str]:
     """Returns the name and content of the picture of a loader that has run beside a training step."""
-    running = names_in("images.md", "def make_loader")["make_loader"](worker_count=2)
+    running = names_in("tutorials/images.md", "def make_loader")["make_loader"](worker_count=2)
     with iter(running) as batches:
         for _ in range(300):
             next(batches)

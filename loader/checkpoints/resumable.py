@@ -61,12 +61,14 @@ class ResumableIterator(Checkpointable, Closing):
     def _repr_html_(self) -> str:
         from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
-        facts: dict[str, object] = {"step": f"{self.step:,}"}
+        facts = [f"step {self.step:,}"]
         if self.epoch is not None:
-            facts["epoch"] = self.epoch
+            facts.append(f"epoch {self.epoch}")
         with contextlib.suppress(TypeError):  # The number is unknown.
-            facts["batches left"] = f"{len(self):,}"
-        return html_fragments.figure(html_fragments.card("iterator", repr(self), html_fragments.words(facts)))
+            facts.append(f"batches left {len(self):,}")
+        return html_fragments.figure(
+            html_fragments.card("iterator", repr(self), html_fragments.soft(" · ".join(facts)))
+        )
 
     def __iter__(self) -> Self:
         return self

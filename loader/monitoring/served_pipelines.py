@@ -25,7 +25,7 @@ from millstream.loader.monitoring.thread_stacks import stacks_of_threads
 from millstream.loader.processes.process_report import process_report
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.metrics import exposition
-from millstream.loader.reporting.phrases import mixture_text, workers_text
+from millstream.loader.reporting.phrases import mixture_texts, workers_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.signal_exceptions import is_from_signal_handler
 
@@ -155,7 +155,7 @@ def _pipeline(number: int, execution: Execution, before: LoaderSnapshot) -> dict
         "number": number,
         "source": snapshot.source.name,
         "order": snapshot.order.name,
-        "mixture": mixture_text(snapshot.order.weights, snapshot.measured.components),
+        "mixture": list(mixture_texts(snapshot)),
         "shard": snapshot.shard,
         "who": workers_text(snapshot),
         "num_records": snapshot.order.length,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from millstream.loader.reporting.phrases import trainer_text, workers_text
-from millstream.loader.reporting.quantities import bytes_text, seconds_text, share_text
+from millstream.loader.reporting.quantities import aligned, bytes_text, seconds_text, share_text
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot
 from millstream.loader.threads.costs import Cost, Node
 
@@ -17,9 +17,7 @@ def execution_summary(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> s
         snapshot: the pipeline.
         costs: the costs of its stages, and of the nodes of a MapDataset that it reads.
     """
-    rows = [COLUMNS, *_rows(snapshot, costs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = ["  ".join(_cells(row, widths)).rstrip() for row in rows]
+    lines = aligned([COLUMNS, *_rows(snapshot, costs)])
     rule = "-" * max(map(len, lines))
     return "\n".join(
         [
@@ -32,12 +30,6 @@ def execution_summary(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> s
             *lines[1:],
         ]
     )
-
-
-def _cells(row: tuple[str, ...], widths: list[int]) -> Iterator[str]:
-    name, *numbers = row
-    yield name.ljust(widths[0])
-    yield from (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
 
 
 def _rows(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> Iterator[tuple[str, ...]]:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from millstream.html_fragments import card, escaped, figure, leaf_lines, proportions, words
+from millstream.html_fragments import card, escaped, figure, leaf_lines, proportions, soft
 from millstream.loader.reporting.advice import advice_of
-from millstream.loader.reporting.phrases import is_bottleneck, stages_by_location, trainer_text
+from millstream.loader.reporting.phrases import components_text, is_bottleneck, stages_by_location, trainer_text
 from millstream.loader.reporting.quantities import seconds_text, share_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot, StageSnapshot
 
@@ -48,11 +48,12 @@ def render_summary(snapshot: LoaderSnapshot) -> str:
 
 def loader_boxes(snapshot: LoaderSnapshot) -> str:
     """Returns boxes for source, order, stages by location, and trainer, without a style sheet."""
-    source = card(
-        "source", snapshot.source.name, *([proportions(snapshot.source.parts)] if snapshot.source.parts else [])
-    )
-    order = card(
-        "order", snapshot.order.name, *([proportions(snapshot.order.weights)] if snapshot.order.weights else [])
+    source, order = (
+        card(kind, part.name, *(proportions(parts, caption) for caption, parts in part.bars), soft(text))
+        for kind, part, text in (
+            ("source", snapshot.source, ""),
+            ("order", snapshot.order, components_text(snapshot.measured)),
+        )
     )
     boxes = [source, order, *_frames(snapshot), _trainer(snapshot)]
     return _FLOW.join(boxes)
@@ -93,7 +94,7 @@ def _numbers(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
 
 def _trainer(snapshot: LoaderSnapshot) -> str:
     measured = snapshot.measured
-    parts = [words({"": trainer_text(measured)})]
+    parts = [soft(trainer_text(measured))]
     if measured.seconds:
         parts.append(
             '<div class="ms-row"><span>waits</span>'

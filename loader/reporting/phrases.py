@@ -1,7 +1,7 @@
 """Phrases about a loader that its renderings share: the threads and workers, the trainer, and the stages of each."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from millstream.loader.reporting.quantities import bytes_text, count_text, seconds_text, share_text
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Location, Measurements, StageSnapshot
@@ -32,20 +32,41 @@ def trainer_text(measured: Measurements) -> str:
     return f"{batches} in {seconds_text(measured.seconds)}, {share_text(measured.wait_share)} of it waiting"
 
 
-def mixture_text(weights: tuple[tuple[str, float], ...], components: tuple[tuple[str, int], ...] = ()) -> str:
-    """Returns the components of a mixture with their shares: `web 75 %, books 25 %`.
+def mixture_texts(snapshot: LoaderSnapshot) -> Iterator[str]:
+    """Yields lines about a mixture: the shares that its weights stand for, and its components so far.
 
-    Args:
-        weights: the components, each with its weight.
-        components: their records so far, to be named as well: `web 75 % (1,200 records)`; empty if none are known.
+    The first is like `mixture web 75 %, books 25 %; from position 800: web 50 %, books 50 %`.
     """
-    total, counts = sum(weight for _, weight in weights) or 1.0, dict(components)
-    shown = [
-        f"{name} {share_text(weight / total)}" + (f" ({count_text(counts[name], 'record')})" if name in counts else "")
-        for name, weight in weights[:COMPONENTS_SHOWN]
+    if snapshot.order.bars:
+        shares = [f"{f'{caption}: ' if caption else ''}{_shares_text(parts)}" for caption, parts in snapshot.order.bars]
+        yield f"mixture {'; '.join(shares)}"
+    if text := components_text(snapshot.measured):
+        yield text
+
+
+def components_text(measured: Measurements) -> str:
+    """Returns the components of a mixture so far: `so far web 1,200 records, books 400 records`; "" if none are known.
+
+    Rows of documents have their tokens as well: `web 30 rows of 1,890 tokens`.
+    """
+    if not measured.step or not measured.components:
+        return ""
+    noun = "record" if measured.components[0].tokens is None else "row"
+    counts = [
+        f"{name} {count_text(records, noun)}" + ("" if tokens is None else f" of {count_text(tokens, 'token')}")
+        for name, records, tokens in measured.components
     ]
-    more = len(weights) - len(shown)
-    return ", ".join([*shown, *([f"{more} more"] if more else [])])
+    return f"so far {_listed(counts)}"
+
+
+def _shares_text(parts: Sequence[tuple[str, float]]) -> str:
+    total = sum(size for _, size in parts) or 1.0
+    return _listed([f"{name} {share_text(size / total)}" for name, size in parts])
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - COMPONENTS_SHOWN
+    return ", ".join([*texts[:COMPONENTS_SHOWN], *([f"{more} more"] if more > 0 else [])])
 
 
 def stages_by_location(snapshot: LoaderSnapshot) -> Iterator[tuple[str, list[StageSnapshot]]]:

@@ -1,4 +1,6 @@
-"""Text for numbers with a unit: bytes, seconds, shares, counts."""
+"""Text for numbers with a unit, such as bytes, seconds, shares and counts, and tables of it."""
+
+from collections.abc import Sequence
 
 
 def bytes_text(number: float) -> str:
@@ -29,6 +31,12 @@ def count_text(number: int, noun: str) -> str:
     """Returns a count with its noun: `1 batch`, `12,000 records`."""
     plural = noun if number == 1 else f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
     return f"{number:,} {plural}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows of a table as lines: the first column is aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def _with_unit(number: float, unit: str) -> str:

@@ -2,8 +2,13 @@
 
 import dataclasses
 import enum
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 from millstream.loader.threads.front import LOADER, Front
+
+Bars: TypeAlias = tuple[tuple[str, Sequence[tuple[str, float]]], ...]
+"""Bars that are divided in proportion: each has a caption, and the names and sizes of its parts."""
 
 
 class Kind(enum.Enum):
@@ -64,7 +69,7 @@ class SourceSnapshot:
         kind: the name of its class.
         num_records: the number of its records.
         reads_batches: True if one call reads many records, or if they are in memory.
-        parts: the concatenated sources, each with its number of records; empty if there is one source.
+        bars: one bar of the concatenated sources, by number of records; empty if there is one source.
         window_units: the number of its units that a shuffle should keep together; None if any order is as fast.
     """
 
@@ -72,7 +77,7 @@ class SourceSnapshot:
     kind: str
     num_records: int
     reads_batches: bool
-    parts: tuple[tuple[str, float], ...] = ()
+    bars: Bars = ()
     window_units: int | None = None
 
 
@@ -85,7 +90,7 @@ class OrderSnapshot:
         kind: the name of its class.
         length: the number of its positions; None if it is endless.
         is_vectorised: True if one call returns the keys of many positions.
-        weights: the components of a mixture, each with its weight; empty for other orders.
+        bars: a bar of weights for each of the latest changes of a mixture's weights; empty for other orders.
         is_global_shuffle: True if any record may follow any other.
     """
 
@@ -93,8 +98,22 @@ class OrderSnapshot:
     kind: str
     length: int | None
     is_vectorised: bool
-    weights: tuple[tuple[str, float], ...] = ()
+    bars: Bars = ()
     is_global_shuffle: bool = False
+
+
+class ComponentSnapshot(NamedTuple):
+    """The elements of one component of a mixture so far.
+
+    Attributes:
+        name: its name.
+        records: the number of its records, or of its rows if documents are packed in advance.
+        tokens: the number of tokens in these rows, without padding; None if lengths are not known.
+    """
+
+    name: str
+    records: int
+    tokens: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +135,8 @@ class Measurements:
         errors: the number of records that failed and were skipped.
         step: the step of the newest iterator.
         epoch: the epoch of the newest iterator; None if the order has no epochs.
-        components: the records of each component of a mixture in all global batches before `step`; empty for other
-            orders, and for pipelines that are not 1:1.
+        components: the records and tokens of each component of a mixture in all global batches before `step`; empty
+            for other orders, and for pipelines that are not 1:1.
     """
 
     batches: int = 0
@@ -133,7 +152,7 @@ class Measurements:
     errors: int = 0
     step: int = 0
     epoch: int | None = None
-    components: tuple[tuple[str, int], ...] = ()
+    components: tuple[ComponentSnapshot, ...] = ()
 
     @property
     def seconds(self) -> float:

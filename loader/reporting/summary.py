@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import final
 
 from millstream.loader.reporting.advice import Advice, advice_of
-from millstream.loader.reporting.phrases import mixture_text, trainer_text, workers_text
+from millstream.loader.reporting.phrases import mixture_texts, trainer_text, workers_text
 from millstream.loader.reporting.quantities import seconds_text
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, StageSnapshot
 
@@ -38,8 +38,7 @@ class Summary:
 
 def _lines(snapshot: LoaderSnapshot, advice: Sequence[Advice]) -> Iterator[str]:
     yield f"{snapshot.source.name}, {snapshot.order.name}"
-    if snapshot.order.weights:
-        yield f"mixture of {mixture_text(snapshot.order.weights, snapshot.measured.components)}"
+    yield from mixture_texts(snapshot)
     yield f"{workers_text(snapshot)}; {trainer_text(snapshot.measured)}"
     yield ""
     yield from _table(snapshot)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from millstream.loader.reporting.phrases import is_bottleneck, mixture_text, stages_by_location, trainer_text
+from millstream.loader.reporting.phrases import is_bottleneck, mixture_texts, stages_by_location, trainer_text
 from millstream.loader.reporting.quantities import seconds_text, share_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot, StageSnapshot
 
@@ -16,8 +16,7 @@ def _lines(snapshot: LoaderSnapshot) -> Iterator[str]:
     yield f"DataLoader, shard {snapshot.shard}"
     yield f"  source  {snapshot.source.name}"
     yield f"  order   {snapshot.order.name}"
-    if snapshot.order.weights:
-        yield f"  mixture {mixture_text(snapshot.order.weights, snapshot.measured.components)}"
+    yield from (f"  {text}" for text in mixture_texts(snapshot))
     width = max(len(stage.label) for stage in snapshot.stages)
     for location, stages in stages_by_location(snapshot):
         yield f"  ┌ {location}"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream import ConcatenatedDataSource, IndexSampler, MixtureSampler, PackingSampler, ShardOptions
 from millstream.loader.pipeline import locator
+from support.documents.html_pages import Page
 
 ROW_LENGTH = 8
 
@@ -127,6 +128,17 @@ def test_epochs_are_passes_over_each_component() -> None:
         "books             24    2.00   25.0%",
         "total             96          100.0%",
     ]
+
+
+def test_a_composition_has_a_picture() -> None:
+    """A bar with the share of each component, and the numbers of the table."""
+    corpora = {"web": range(24), "<b>": range(12)}
+    loader = millstream.load(corpora, weights={"web": 3, "<b>": 1}, shuffle=True, seed=0, batch_size=8)
+    composition = loader.composition(0, 12)
+
+    text = Page(composition._repr_html_()).text
+    for words in ("steps 0 to 12", "web 75.0%", "<b> 25.0%", *str(composition).split()):
+        assert words in text
 
 
 def test_a_mixture_is_counted_without_its_positions() -> None:

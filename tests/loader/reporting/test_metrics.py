@@ -29,16 +29,16 @@ NAMES = [
     "loader/step",
     "loader/records",
     "loader/epoch",
-    "loader/wait_share",
-    "loader/wait_share_total",
-    "loader/batches_per_second",
-    "loader/wait_seconds_p50",
-    "loader/wait_seconds_p99",
     "loader/seconds/keys",
     "loader/seconds/read",
     "loader/seconds/operation_0",
     "loader/seconds/operation_1",
     "loader/seconds/hand_over",
+    "loader/wait_share",
+    "loader/wait_share_total",
+    "loader/batches_per_second",
+    "loader/wait_seconds_p50",
+    "loader/wait_seconds_p99",
 ]
 
 
@@ -103,11 +103,39 @@ def test_components_of_a_mixture_are_counted() -> None:
         assert metrics[f"loader/component_records/{component}"] == count
         assert page["millstream_component_records", frozenset({("component", component)})] == count
         assert loader.composition(0, 5).components[component].documents == count
-    assert f"web 75 % ({40 - books} records), books 25 % ({books} records)" in summary
+    assert f"so far web {40 - books} records, books {books} records" in summary
     assert [name for name in loader.metrics() if "component" in name] == [
         "loader/component_records/web",
         "loader/component_records/books",
     ]
+
+
+def test_tokens_of_a_mixture_of_rows_are_counted() -> None:
+    """At any step, forwards and backwards: rows and tokens of each component are those that `composition` counts."""
+    lengths = np.random.default_rng(0).integers(1, 32, 90)
+    documents = [{"tokens": np.full(length, 1)} for length in lengths.tolist()]
+    orders = {
+        "web": millstream.PackingSampler(lengths[:60], 32, seed=1, num_epochs=None),
+        "books": millstream.PackingSampler(lengths[60:], 32, strategy="concat_then_split", seed=2, num_epochs=1),
+    }
+    mixture = millstream.MixtureSampler(orders, [1, 2], stop="all_exhausted").reweighted(24, [3, 1])
+    for sampler in (mixture, millstream.BalancedSampler(mixture, costs=lengths, global_batch_size=6, parts=3)):
+        loader = millstream.DataLoader(
+            data_source=millstream.ConcatenatedDataSource({"web": documents[:60], "books": documents[60:]}),
+            sampler=sampler,
+            operations=[millstream.Pack({"tokens": 32}), millstream.Batch(6)],
+        )
+        with iter(loader) as batches:
+            for step in (1, 2, 30, 300, 7):
+                batches.seek(step)
+                metrics, page = loader.metrics(), samples(millstream.prometheus_text(loader))
+                for name, count in loader.composition(0, step).components.items():
+                    assert metrics[f"loader/component_tokens/{name}"] == count.tokens
+                    assert page["millstream_component_tokens", frozenset({("component", name)})] == count.tokens
+            rows = mixture.drawn_before(42)
+            assert f"so far web {rows[0]} rows of {loader.composition(0, 7).components['web'].tokens} tokens" in repr(
+                loader
+            )
 
 
 def test_metrics_are_what_the_profile_says() -> None:

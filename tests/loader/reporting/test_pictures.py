@@ -93,6 +93,30 @@ def test_a_mixture_shows_its_weights() -> None:
             assert f"{name} {share}" in Page(loader._repr_html_()).text
 
 
+def test_a_mixture_shows_its_changes_of_weights() -> None:
+    """Names, shares and the position of each change are in the sampler's text and in all views of the loader."""
+    sampler = millstream.MixtureSampler(
+        {name: millstream.IndexSampler(10, shuffle=True, seed=seed) for seed, name in enumerate(["web", "books"])},
+        {"web": 3, "books": 1},
+    ).reweighted(800, {"web": 1, "books": 4})
+    source = millstream.ConcatenatedDataSource({"web": range(10), "books": range(10)})
+    loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[millstream.Batch(8)])
+    line = "mixture web 75 %, books 25 %; from position 800: web 20 %, books 80 %"
+
+    assert repr(sampler) == "MixtureSampler({'web': 3, 'books': 1}, changes=[(800, {'web': 1, 'books': 4})])"
+    assert line in repr(loader)
+    assert line in str(loader.summary())
+    balanced = millstream.BalancedSampler(sampler, costs=np.ones(20), global_batch_size=8, parts=2)
+    for picture in (loader._repr_html_(), sampler._repr_html_(), balanced._repr_html_()):
+        text = Page(picture).text
+        for words in ("web 75.0%", "from position 800", "web 20.0%", "books 80.0%"):
+            assert words in text
+    for position in range(900, 2000, 100):
+        sampler = sampler.reweighted(position, {"web": position, "books": 1})
+    assert repr(sampler) == "MixtureSampler(2 components, 12 changes of weights)"
+    assert "from position 1,900" in sampler._repr_html_()
+
+
 @pytest.mark.parametrize(
     "shown",
     [
@@ -194,9 +218,9 @@ def test_looking_in_the_middle_of_a_pass_changes_nothing() -> None:
 )
 def test_any_name_is_shown_as_it_is(name: str, leaf: str, parts: Sequence[tuple[str, float]]) -> None:
     """Tags and quotes in names are text: a picture of anything is whole HTML."""
-    snapshot = with_source(snapshot_of_run(augment=1.0, waits=1.0, trains=1.0), name=name, parts=tuple(parts))
+    snapshot = with_source(snapshot_of_run(augment=1.0, waits=1.0, trains=1.0), name=name, bars=((leaf, tuple(parts)),))
     snapshot = with_stage(snapshot, "operations[0]", label=name, structure=(leaf,), location=Location.TRAINER)
-    for page in (render_loader(snapshot), document(name, figure(card(name, leaf, proportions(parts))))):
+    for page in (render_loader(snapshot), document(name, figure(card(name, leaf, proportions(parts, name))))):
         Page(page)
     if name.strip() and "\r" not in name and "\0" not in name:
         assert name in Page(render_loader(snapshot)).text
