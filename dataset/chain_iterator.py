@@ -15,6 +15,7 @@ from millstream.dataset.absence import DropAbsent, KeepAll
 from millstream.dataset.brief_states import brief_state, ending_of, restored
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
+from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.running import Running
 from millstream.dataset.shown_chain import ShownIterator, shown_names
@@ -134,7 +135,7 @@ class ReadIterator(EngineIterator):
 
     def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
         super().__init__()
-        node = node_of(leaf.map_dataset)
+        self._node = node = node_of(leaf.map_dataset)
         order = order_of(node)
         self._running, self._options = running, running.options
         limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
@@ -246,9 +247,23 @@ class ReadIterator(EngineIterator):
             return self.insight.trace(self._sparse)
 
     def preview(  # noqa: D102  (as for any iterator)
-        self, num_batches: int = 1, *, rows: int = 8, decode: Callable[[list[int]], str] | None = None
+        self,
+        num_batches: int = 1,
+        *,
+        rows: int = 8,
+        decode: Callable[[list[int]], str] | None = None,
+        classes: Sequence[str] | None = None,
     ) -> "Preview":
-        return self.insight.preview(num_batches, rows=rows, decode=decode, pipeline=self._sparse)
+        *nodes, first = self._node.line()
+        (source, *_) = first.sources or (None,)
+        return self.insight.preview(
+            num_batches,
+            rows=rows,
+            decode=decode,
+            classes=getattr(source, "classes", None) if classes is None else classes,
+            is_batched=any(isinstance(node, Batched) for node in nodes),
+            pipeline=self._sparse,
+        )
 
     @property
     def next_index(self) -> int | None:

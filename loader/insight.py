@@ -17,7 +17,7 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from millstream.loader.iterator import DataLoaderIterator
@@ -129,9 +129,14 @@ class Insight:
         *,
         rows: int,
         decode: "Callable[[list[int]], str] | None",
+        classes: "Sequence[str] | None",
+        is_batched: bool = False,
         pipeline: Pipeline | None = None,
     ) -> "Preview":
-        """Returns a rendering of the first outputs of the pipeline, or of an equivalent one."""
+        """Returns a rendering of the first outputs of the pipeline, or of an equivalent one.
+
+        With `is_batched`, the source builds batches, so that the pipeline needs no operation for them.
+        """
         from millstream.loader.reporting.preview import Preview  # noqa: PLC0415  (lazy, as above)
         from millstream.loader.tracing import first_outputs, makes_batches  # noqa: PLC0415
 
@@ -139,7 +144,11 @@ class Insight:
         self._check_random_access("preview")
         pipeline = pipeline or self._plan.pipeline
         batches = list(itertools.islice(first_outputs(pipeline), count))
-        return Preview(batches, is_batched=makes_batches(pipeline), rows=rows, decode=decode)
+        known = getattr(pipeline.source, "classes", ()) if classes is None else classes
+        # A user's source may have an attribute of that name with another meaning.
+        names = known if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else ()
+        is_batched = is_batched or makes_batches(pipeline)
+        return Preview(batches, is_batched=is_batched, rows=rows, decode=decode, classes=names)
 
     def report(self, path: "str | Path") -> "Path":
         """Writes a report, and returns its path."""

@@ -7,7 +7,7 @@ from millstream.loader.insight import Insight
 from millstream.loader.profile import Profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from millstream.loader.reporting.preview import Preview
@@ -85,24 +85,33 @@ class Inspectable:
         return self.insight.trace()
 
     def preview(
-        self, num_batches: int = 1, *, rows: int = 8, decode: "Callable[[list[int]], str] | None" = None
+        self,
+        num_batches: int = 1,
+        *,
+        rows: int = 8,
+        decode: "Callable[[list[int]], str] | None" = None,
+        classes: "Sequence[str] | None" = None,
     ) -> "Preview":
         """Returns the first batches of the stream, rendered for notebooks: the input of the model.
 
-        Images are rendered as images, rows of integers as tokens, packed rows coloured by their `…_segment_ids`, and
-        everything else as text. This thread computes the batches. `preview(…).save("preview.html")` writes a page.
+        Images with labels are rendered as a grid, rows of integers as tokens, packed rows coloured by their
+        `…_segment_ids`, and everything else as text in a table. This thread computes the batches.
+        `preview(…).save("preview.html")` writes a page.
 
         Args:
             num_batches: the number of batches, at least 1.
             rows: the largest number of elements to render of each batch, at least 1.
             decode: turns a list of tokens into text, such as `tokenizer.decode`; None renders the numbers.
+            classes: the names of the classes, a list in the order of their numbers. They are rendered in place of the
+                integer `label` of an element, or of its only integer. None for the source's `classes`, if it has some,
+                as an `ImageFolderDataSource` does.
 
         Raises:
             TypeError, ValueError: a number is not an integer or too small; or the source is a stream, whose first
                 records training would then lack.
             Exception: an error of the pipeline, with notes of where it occurred.
         """
-        return self.insight.preview(num_batches, rows=rows, decode=decode)
+        return self.insight.preview(num_batches, rows=rows, decode=decode, classes=classes)
 
     def report(self, path: "str | Path") -> "Path":
         """Writes a report, a self-contained page or a trace, and returns its path.

@@ -66,6 +66,12 @@ class Node(abc.ABC):
         """The number of sources that its elements come from."""
         return sum(parent.breadth for parent in self.parents) or 1
 
+    def line(self) -> "Iterator[Node]":
+        """Yields the node, its only parent, and so on, up to a node with no parent or with several."""
+        yield self
+        if len(self.parents) == 1:
+            yield from self.parents[0].line()
+
     @functools.cached_property
     def sources(self) -> tuple[Any, ...] | None:
         """The sources whose unchanged records are its elements, each once; None if it computes elements."""

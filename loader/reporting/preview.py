@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream import tree
-from millstream.html_fragments import document, escaped, figure
+from millstream.html_fragments import document, escaped, figure, table
 from millstream.loader.reporting.png import pixels_of, png_of
 from millstream.loader.reporting.quantities import count_text
 
@@ -30,10 +30,9 @@ COMPANIONS = ("_segment_ids", "_positions")
 """Suffixes of the leaves that describe the packing of another leaf: `tokens_segment_ids` describes `tokens`."""
 
 STYLE = """
-.millstream table{border-collapse:collapse;margin:.3em 0 1em;max-width:100%}
-.millstream th,.millstream td{border:1px solid var(--ms-line);padding:.25em .6em;text-align:left;vertical-align:top;
-background:var(--ms-page);color:var(--ms-text);overflow-wrap:anywhere}
-.millstream th{background:var(--ms-box);font-weight:600}
+.millstream .ms-grid{display:grid;grid-template-columns:repeat(4,minmax(0,1fr));gap:.6em;margin:.3em 0 1em}
+.millstream .ms-grid figure{margin:0;overflow-wrap:anywhere}
+.millstream .ms-grid img{width:100%}
 .millstream img{min-width:4.5em;max-width:16em;image-rendering:pixelated;display:block}
 .millstream .ms-segment{border-radius:3px;padding:0 .2em;margin-right:.15em;white-space:pre-wrap}
 """
@@ -47,18 +46,21 @@ class Preview:
         batches: the batches themselves.
     """
 
-    def __init__(self, batches: Sequence[Any], *, is_batched: bool, rows: int, decode: Decode | None) -> None:
+    def __init__(
+        self, batches: Sequence[Any], *, is_batched: bool, rows: int, decode: Decode | None, classes: Sequence[str]
+    ) -> None:
         self.batches = batches
         self._is_batched = is_batched
         self._rows = rows
         self._decode = decode
+        self._classes = classes
 
     def __repr__(self) -> str:
         batches = count_text(len(self.batches), "batch")
         return f"<Preview of {batches}: displayed by notebooks; elsewhere, use .save('preview.html')>"
 
     def _repr_html_(self) -> str:
-        return figure(*self._tables(), style=STYLE)
+        return figure(*self._parts(), style=STYLE)
 
     def save(self, path: str | Path) -> Path:
         """Writes a self-contained page, and returns its path.
@@ -70,12 +72,42 @@ class Preview:
         path.write_text(document("millstream: preview", self._repr_html_()), encoding="utf-8")
         return path
 
-    def _tables(self) -> Iterator[str]:
+    def _parts(self) -> Iterator[str]:
         for number, batch in enumerate(self.batches):
             leaves = dict(tree.leaves(batch))
             rows = rows_of(leaves, self._rows) if self._is_batched else [leaves]
             yield f"<div>batch {number}{_rest(leaves, len(rows)) if self._is_batched else ''}</div>"
-            yield table(rows, self._decode)
+            yield self._elements(rows) if rows else "<div>no elements</div>"
+
+    def _elements(self, rows: Sequence[Mapping[str, Any]]) -> str:
+        """Returns a grid of images if each element is an image with numbers and texts; otherwise a table."""
+        paths = [path for path in rows[0] if not _is_companion(path, rows[0])]
+        label = _label(rows[0]) if self._classes else None
+        cells = [{path: self._cell(row, path, is_class=path == label) for path in paths} for row in rows]
+        large = [path for path in paths if isinstance(rows[0][path], np.ndarray) and rows[0][path].ndim]
+        if len(large) != 1 or not cells[0][large[0]].startswith("<img"):
+            return table([escaped(_title(path)) for path in paths], *(list(row.values()) for row in cells))
+        names = {path: "" if path == label else f"{escaped(_title(path))} " for path in paths if path not in large}
+        images = (
+            "".join([row[large[0]], *(f"<div>{name}{row[path]}</div>" for path, name in names.items())])
+            for row in cells
+        )
+        return f'<div class="ms-grid">{"".join(f"<figure>{image}</figure>" for image in images)}</div>'
+
+    def _cell(self, row: Mapping[str, Any], path: str, *, is_class: bool) -> str:
+        value = row[path]
+        if is_class and isinstance(value, int | np.integer) and 0 <= int(value) < len(self._classes):
+            return escaped(self._classes[int(value)])
+        if not isinstance(value, np.ndarray) or not value.ndim:
+            return escaped(_shortened(value if isinstance(value, str) else repr(_plain(value))))
+        if value.dtype.kind in "iu" and value.ndim == 1:
+            segments = row.get(_companion(path, COMPANIONS[0]))
+            return _tokens(value, segments if isinstance(segments, np.ndarray) else None, self._decode)
+        pixels = pixels_of(value, IMAGE_PIXELS)
+        if pixels is not None:
+            data = base64.b64encode(png_of(pixels)).decode()
+            return f'<img alt="{value.dtype} {value.shape}" src="data:image/png;base64,{data}">'
+        return escaped(_shortened(f"{value.dtype} {value.shape}: {np.array2string(value, threshold=8, precision=3)}"))
 
 
 def rows_of(leaves: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
@@ -85,16 +117,6 @@ def rows_of(leaves: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
         {path: leaf[row] if np.ndim(leaf) and row < len(leaf) else leaf for path, leaf in leaves.items()}
         for row in range(min(limit, min(lengths, default=0)))
     ]
-
-
-def table(rows: Sequence[Mapping[str, Any]], decode: Decode | None) -> str:
-    """Returns a table of elements with a column per leaf, except the leaves that describe the packing of others."""
-    if not rows:
-        return "<div>no elements</div>"
-    paths = [path for path in rows[0] if not _is_companion(path, rows[0])]
-    head = "".join(f"<th>{escaped(path or 'element')}</th>" for path in paths)
-    lines = ("".join(f"<td>{_cell(row, path, decode)}</td>" for path in paths) for row in rows)
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def _rest(leaves: Mapping[str, Any], shown: int) -> str:
@@ -111,18 +133,18 @@ def _companion(path: str, ending: str) -> str:
     return f"{path[:-2]}{ending}{path[-2:]}" if path.endswith(("']", '"]')) else path + ending
 
 
-def _cell(row: Mapping[str, Any], path: str, decode: Decode | None) -> str:
-    value = row[path]
-    if not isinstance(value, np.ndarray) or not value.ndim:
-        return escaped(_shortened(value if isinstance(value, str) else repr(_plain(value))))
-    if value.dtype.kind in "iu" and value.ndim == 1:
-        segments = row.get(_companion(path, COMPANIONS[0]))
-        return _tokens(value, segments if isinstance(segments, np.ndarray) else None, decode)
-    pixels = pixels_of(value, IMAGE_PIXELS)
-    if pixels is not None:
-        data = base64.b64encode(png_of(pixels)).decode()
-        return f'<img alt="{value.dtype} {value.shape}" src="data:image/png;base64,{data}">'
-    return escaped(_shortened(f"{value.dtype} {value.shape}: {np.array2string(value, threshold=8, precision=3)}"))
+def _title(path: str) -> str:
+    """Returns the name of a leaf: `image` for `['image']`."""
+    return path.replace("']['", ".").strip("[']") or "element"
+
+
+def _label(row: Mapping[str, Any]) -> str | None:
+    """Returns the leaf with the number of a class: the only integer, or the only one called `label`; else None."""
+    numbers = [
+        path for path, value in row.items() if isinstance(value, int | np.integer) and not isinstance(value, bool)
+    ]
+    found = numbers if len(numbers) == 1 else [path for path in numbers if _title(path) == "label"]
+    return found[0] if found else None
 
 
 def _tokens(tokens: NDArray[Any], segments: NDArray[Any] | None, decode: Decode | None) -> str:

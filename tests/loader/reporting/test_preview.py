@@ -82,6 +82,46 @@ def test_images_and_labels_are_shown_row_by_row() -> None:
     assert np.array_equal(preview.batches[0]["image"], images[:4])
 
 
+def test_images_with_labels_are_a_grid_with_the_names_of_the_classes(tmp_path: Path) -> None:
+    """The names are those of the source, or the given ones; a number without a name is shown as it is."""
+    for name in ("cat", "dog <b>"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (5, 4)).save(tmp_path / name / "a.png")
+
+    def decode(record: dict[str, Any]) -> dict[str, Any]:
+        return {"image": np.asarray(Image.open(io.BytesIO(record["image"]))), "label": np.int32(record["label"])}
+
+    source = millstream.ImageFolderDataSource(tmp_path)
+    loader = millstream.load(source, num_epochs=1, transformations=[decode], batch_size=2)
+    for preview, names in ((loader.preview(), ["cat", "dog <b>"]), (loader.preview(classes=["one"]), ["one", "1"])):
+        page = preview._repr_html_()
+        assert [Page(image).text for image in re.findall(r"<figure>.*?</figure>", page)] == names
+        assert "<table>" not in page
+    chain = millstream.MapDataset.source(source).map(decode).batch(2).to_iter_dataset()
+    with iter(chain) as batches:
+        assert "dog <b>" in Page(batches.preview()._repr_html_()).text
+        assert "two" in Page(batches.preview(classes=["one", "two"])._repr_html_()).text
+
+
+def test_the_class_is_the_only_integer_or_the_label() -> None:
+    """Of several integers it is the label; other leaves have their names; an array beside an image makes a table."""
+    images = np.zeros((2, 4, 4, 3), np.uint8)
+    for leaves, shown in (
+        ({"y": [1, 0]}, ["b", "a"]),
+        ({"label": [1, 0], "id": [0, 1]}, ["bid 0", "aid 1"]),
+        ({"x": [1, 0], "id": [0, 1]}, ["x 1id 0", "x 0id 1"]),
+    ):
+        source = millstream.InMemoryDataSource({"image": images} | {name: np.array(v) for name, v in leaves.items()})
+        page = millstream.load(source, batch_size=2).preview(classes=["a", "b"])._repr_html_()
+        assert [Page(image).text for image in re.findall(r"<figure>.*?</figure>", page)] == shown
+    source = millstream.InMemoryDataSource(
+        {"image": images, "tokens": np.zeros((2, 5), np.int64), "label": np.arange(2)}
+    )
+    page = millstream.load(source, batch_size=2).preview(classes=["a", "b"])._repr_html_()
+    assert "<figure>" not in page
+    assert page.count("<td>b</td>") == 1
+
+
 def test_several_batches_are_those_of_the_stream() -> None:
     """As many as asked for, as far as there are any; nothing of the loader has moved."""
     loader = millstream.load(range(10), shuffle=True, seed=0, num_epochs=1, batch_size=4)
