@@ -9,16 +9,15 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from millstream.dataset.absence import DropAbsent, KeepAll
 from millstream.dataset.brief_states import brief_state, ending_of, restored
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
-from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.running import Running
-from millstream.dataset.shown_chain import ShownIterator, shown_names
+from millstream.dataset.shown_chain import ReadViews, ShownIterator, shown_names
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
@@ -34,10 +33,6 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.absence_check import AbsentElement, Present
-
-if TYPE_CHECKING:
-    from millstream.loader.reporting.preview import Preview
-    from millstream.loader.tracing import Trace
 
 
 class EngineIterator(ShownIterator):
@@ -124,7 +119,7 @@ _NOTHING_NOTED: tuple[int, Callable[[], str]] = (-1, str)
 
 
 @final
-class ReadIterator(EngineIterator):
+class ReadIterator(ReadViews, EngineIterator):
     """Yields the results of a chain over the elements of a MapDataset.
 
     Args:
@@ -239,31 +234,6 @@ class ReadIterator(EngineIterator):
             self._change_plan(missing)
             self._inner.seek(step)
         self._was_sought, self._noted = self._is_dense, _NOTHING_NOTED
-
-    def trace(self) -> "Trace":  # noqa: D102  (as for any iterator)
-        try:
-            return self.insight.trace(self._whole)
-        except AbsentElement:
-            return self.insight.trace(self._sparse)
-
-    def preview(  # noqa: D102  (as for any iterator)
-        self,
-        num_batches: int = 1,
-        *,
-        rows: int = 8,
-        decode: Callable[[list[int]], str] | None = None,
-        classes: Sequence[str] | None = None,
-    ) -> "Preview":
-        *nodes, first = self._node.line()
-        (source, *_) = first.sources or (None,)
-        return self.insight.preview(
-            num_batches,
-            rows=rows,
-            decode=decode,
-            classes=getattr(source, "classes", None) if classes is None else classes,
-            is_batched=any(isinstance(node, Batched) for node in nodes),
-            pipeline=self._sparse,
-        )
 
     @property
     def next_index(self) -> int | None:

@@ -1,12 +1,20 @@
 """The positions, lengths and views of a loader's iterator, for iterators of chains."""
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.dataset.nodes.batch_node import Batched
+from millstream.dataset.nodes.node import Node
 from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator, MeasuringConsumer
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.transforms.absence_check import AbsentElement
+
+if TYPE_CHECKING:
+    from millstream.loader.reporting.preview import Preview
+    from millstream.loader.tracing import Trace
 
 
 class ShownIterator(DatasetIterator[Any]):
@@ -54,6 +62,39 @@ class ShownIterator(DatasetIterator[Any]):
     def __bool__(self) -> bool:
         """Returns True, even if no element is left, or their number is not known."""
         return True
+
+
+class ReadViews(ShownIterator):
+    """The trace and the preview of an iterator over a MapDataset, whose elements may be missing."""
+
+    _node: Node
+    _whole: Pipeline
+    _sparse: Pipeline
+
+    def trace(self) -> "Trace":  # noqa: D102  (as for any iterator)
+        try:
+            return self.insight.trace(self._whole)
+        except AbsentElement:
+            return self.insight.trace(self._sparse)
+
+    def preview(  # noqa: D102  (as for any iterator)
+        self,
+        num_batches: int = 1,
+        *,
+        rows: int = 8,
+        decode: Callable[[list[int]], str] | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> "Preview":
+        *nodes, first = self._node.line()
+        (source, *_) = first.sources or (None,)
+        return self.insight.preview(
+            num_batches,
+            rows=rows,
+            decode=decode,
+            classes=getattr(source, "classes", None) if classes is None else classes,
+            is_batched=any(isinstance(node, Batched) for node in nodes),
+            pipeline=self._sparse,
+        )
 
 
 def shown_names(pipeline: Pipeline) -> list[str]:
