@@ -16,7 +16,16 @@ if TYPE_CHECKING:
 
 _STYLES = {HEAD: "bold", SOFT: "dim", FULL: "cyan", HOT: "bold red", PLAIN: ""}
 
-_HELP = "q quit · s stacks · j and k scroll"
+_HELP = "q quit · s stacks · ↓ and ↑ scroll"
+
+_SCROLLS = {
+    **dict.fromkeys(("j", " ", "\x1b[B", "\x1bOB", "\x1b[6~"), 1),
+    **dict.fromkeys(("k", "\x1b[A", "\x1bOA", "\x1b[5~"), -1),
+}
+"""Half pages to move down for j, space, the arrow and page down, and for their opposites."""
+
+MAX_KEY_BYTES = 8
+"""Longest sequence of bytes that a terminal sends for one key."""
 
 
 def show_live(
@@ -58,7 +67,7 @@ def show_live(
                 return
             if key == "s":
                 shown = () if shown else stacks()
-            top += room // 2 * ((key == "j") - (key == "k"))
+            top += room // 2 * _SCROLLS.get(key, 0)
 
 
 def _rendered(lines: Sequence[Line], top: int, room: int) -> "Text":
@@ -94,4 +103,5 @@ def _read_key(seconds: float) -> str:
     """Returns the key that is pressed within the given time; "" if none is."""
     source = [sys.stdin] if sys.stdin.isatty() else []
     ready, _, _ = select.select(source, [], [], seconds)
-    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else ""
+    # An arrow is a sequence that begins with the byte of Escape, which alone quits.
+    return os.read(sys.stdin.fileno(), MAX_KEY_BYTES).decode(errors="replace") if ready else ""

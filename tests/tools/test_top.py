@@ -65,7 +65,7 @@ def test_a_trainer_asks_to_be_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
-    """On a terminal the picture is drawn until q is pressed, and s adds the stacks."""
+    """On a terminal the picture is drawn until q is pressed; an arrow, which begins as Escape does, only scrolls."""
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         ours, theirs = pty.openpty()
         command = [*COMMAND, "top", str(trainer.pid), QUICK]
@@ -80,6 +80,8 @@ def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
             try:
                 text = read_until(terminal.fileno(), "q quit")
                 assert "Stacks of process" not in text
+                terminal.write(b"\x1b[B")
+                read_until(terminal.fileno(), "q quit")
                 terminal.write(b"s")
                 read_until(terminal.fileno(), f"Stacks of process {trainer.pid}")
                 terminal.write(b"q")
