@@ -265,8 +265,8 @@ class PackingSampler(EpochSampler):
         if self.overflow == "error" and is_long.any():
             key = int(np.argmax(is_long))
             raise ValueError(
-                f"{int(is_long.sum())} documents are longer than row_length={limit}, the first is the record {key} "
-                f"with {lengths[key]} tokens: choose overflow='truncate', 'split' or 'drop', or a longer row."
+                f"lengths must be at most row_length={limit}, got {lengths[key]} for record {key} (longer documents: "
+                f"{int(is_long.sum())}). Choose overflow='truncate', 'split' or 'drop', or a longer row."
             )
         if self.overflow == "split":
             counts = -(-lengths // limit)
