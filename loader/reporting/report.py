@@ -73,8 +73,7 @@ def _timeline_part(
         return "<p>Nothing has been recorded yet.</p>"
     data = base64.b64encode(chrome_trace(spans, memory, events).encode()).decode()
     return (
-        f"{timeline(spans, events)}<p>The trainer waits (red), waits for the first batch of a pass while workers "
-        "start (dark grey), or computes (light grey). Hover over a span for its batches. "
+        f"{timeline(spans, events)}<p>Hover over a span for its batches. "
         f'<a download="millstream-trace.json" href="data:application/json;base64,{data}">The complete trace of '
         f'{escaped(count_text(len(spans), "span"))}</a> opens in <a href="https://ui.perfetto.dev">Perfetto</a>.</p>'
     )

@@ -21,9 +21,20 @@ GUTTER = 190
 _OF_TRAINER = {STARTS: "ms-starts", WAITS: "ms-waits", TRAINS: "ms-trains"}
 """Style classes of what the trainer does."""
 
+_KEYS = {
+    "start-up, until the first batch of a pass": "var(--ms-soft)",
+    "the trainer waits": "var(--ms-hot)",
+    "the trainer computes": "var(--ms-line)",
+}
+"""Colours of what the trainer does, for the legend."""
+
+LABEL = 60
+"""Smallest width of a start-up with a label, in units of the drawing."""
+
 STYLE = """
 .millstream svg{width:100%;height:auto;font:14px system-ui,sans-serif}
 .millstream svg text{fill:var(--ms-text)}
+.millstream svg .ms-label{fill:var(--ms-page)}
 .millstream svg .ms-lane{fill:var(--ms-box)}
 .millstream svg .ms-starts{fill:var(--ms-soft)}
 .millstream svg .ms-waits{fill:var(--ms-hot)}
@@ -66,7 +77,7 @@ def timeline(spans: Sequence[Span], events: Iterable[Event]) -> str:
         f'<text x="{GUTTER + WIDTH}" y="{height + 14}" text-anchor="end">the end</text>'
     )
     drawing = f'<svg viewBox="0 0 {GUTTER + WIDTH} {height + 18}" role="img">{"".join(body)}{axis}</svg>'
-    return f'{drawing}<div class="ms-soft">{"".join(_legend(colours))}</div>'
+    return f'{drawing}<div class="ms-soft">{"".join(_legend(_KEYS | colours))}</div>'
 
 
 def _lane(number: int, name: str, spans: Sequence[Span], *, start: float, scale: float, colours: dict[str, str]) -> str:
@@ -85,6 +96,8 @@ def _lane(number: int, name: str, spans: Sequence[Span], *, start: float, scale:
             f'<rect {look} x="{GUTTER + first:.1f}" y="{y + 3}" width="{last - first:.1f}" height="{LANE - 6}">'
             f"<title>{escaped(_title(near))}</title></rect>"
         )
+        if what == STARTS and last - first >= LABEL:
+            parts.append(f'<text class="ms-label" x="{GUTTER + first + 4:.1f}" y="{y + 14}">start-up</text>')
     return "".join(parts)
 
 
