@@ -306,7 +306,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         serve(self._execution)
 
     def __repr__(self) -> str:
-        from millstream.loader.reporting.text_rendering import render_text  # noqa: PLC0415  (lazy: only people need it)
+        from millstream.loader.reporting.summary import render_text  # noqa: PLC0415  (lazy: only people need it)
 
         return render_text(self.insight.snapshot())
 

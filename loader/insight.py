@@ -3,6 +3,7 @@
 A loader and its iterators share one `Insight`. It imports the modules that compute a view when one is requested.
 """
 
+import dataclasses
 import itertools
 import weakref
 from typing import TYPE_CHECKING
@@ -11,7 +12,6 @@ from millstream.checks import as_integer
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import epoch_of
-from millstream.loader.profile import Profile
 from millstream.loader.threads.front import LOADER, Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from millstream.loader.iterator import DataLoaderIterator
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.snapshot import LoaderSnapshot, Measurements
-    from millstream.loader.reporting.summary import Summary
     from millstream.loader.snapshot_of_loader import ComponentCounter
     from millstream.loader.threads.recorder import Recorder
     from millstream.loader.tracing import Trace
@@ -82,19 +81,13 @@ class Insight:
 
     def updated(self, snapshot: "LoaderSnapshot") -> "LoaderSnapshot":
         """Returns an earlier snapshot with current measurements. It is safe in any thread, and runs no user code."""
-        from millstream.loader.snapshot_of_loader import updated_snapshot  # noqa: PLC0415  (lazy, as above)
+        measured, seconds = self._measured()
+        stages = tuple(dataclasses.replace(stage, seconds=seconds[stage.label]) for stage in snapshot.stages)
+        return dataclasses.replace(snapshot, measured=measured, stages=stages)
 
-        return updated_snapshot(snapshot, *self._measured())
-
-    def profile(self) -> Profile:
+    def profile(self) -> dict[str, float]:
         """Returns the seconds of each stage."""
-        return Profile({stage: seconds for stage, seconds in self.profiler.read().items() if stage in self._labels})
-
-    def summary(self) -> "Summary":
-        """Returns a table of the stages, and advice."""
-        from millstream.loader.reporting.summary import Summary  # noqa: PLC0415  (lazy, as above)
-
-        return Summary(self.snapshot())
+        return {stage: seconds for stage, seconds in self.profiler.read().items() if stage in self._labels}
 
     def metrics(self) -> dict[str, float]:
         """Returns the measurements by name: totals, and rates since the previous call."""
@@ -186,17 +179,31 @@ class Insight:
 
     def _measured(self) -> "tuple[Measurements, Mapping[str, float]]":
         """Returns the current measurements, and the seconds of the stages. Any thread may call it."""
-        from millstream.loader.snapshot_of_loader import ComponentCounter, measurements_of  # noqa: PLC0415  (as above)
+        from millstream.loader.reporting.snapshot import Measurements  # noqa: PLC0415  (lazy, as above)
+        from millstream.loader.snapshot_of_loader import ComponentCounter  # noqa: PLC0415
 
         self.count_delivered()
-        living, seconds = self.living_iterators(), self.profiler.read()
-        step, epoch = living[-1].delivered_position() if living else (0, epoch_of(self._plan, self._plan.beginning))
-        self._counter = self._counter or ComponentCounter(self._plan)
-        components = self._counter.before(step)
-        return (
-            measurements_of(self._plan, self.profiler, seconds, step=step, epoch=epoch, components=components),
-            seconds,
+        plan, profiler, living = self._plan, self.profiler, self.living_iterators()
+        seconds = profiler.read()
+        step, epoch = living[-1].delivered_position() if living else (0, epoch_of(plan, plan.beginning))
+        self._counter = self._counter or ComponentCounter(plan)
+        measured = Measurements(
+            batches=profiler.outputs,
+            first_seconds=profiler.first_seconds,
+            wait_seconds=max(0.0, seconds[NEXT] - profiler.first_seconds),
+            trainer_seconds=seconds[CONSUMER],
+            batch_bytes=profiler.output_bytes,
+            core_seconds=profiler.core_seconds or None,
+            deaths=profiler.deaths,
+            stalls=profiler.stalls,
+            waits=tuple(profiler.waits.copy()),
+            records=profiler.outputs * plan.partition.block if plan.one_to_one else None,
+            errors=0 if plan.errors is None else len(plan.errors.texts),
+            step=step,
+            epoch=epoch,
+            components=self._counter.before(step),
         )
+        return measured, seconds
 
     @property
     def _recorder(self) -> "Recorder | None":

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from millstream.loader.insight import Insight
-from millstream.loader.profile import Profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +22,8 @@ class Inspectable:
         """The views of the pipeline, shared by a loader and its iterators."""
         raise NotImplementedError
 
-    def profile(self) -> Profile:
-        """Returns the seconds that each stage has taken so far, as a dict. Printed, it is a table.
+    def profile(self) -> dict[str, float]:
+        """Returns the seconds that each stage has taken so far. Printed as a table, they are in `summary()`.
 
         It covers all iterators of a loader. It is always on, and costs less than a microsecond per stage of a batch.
 
@@ -41,7 +40,9 @@ class Inspectable:
 
         It is computed from the same measurements as `profile()`. `summary().advice` has the pieces of advice.
         """
-        return self.insight.summary()
+        from millstream.loader.reporting.summary import Summary  # noqa: PLC0415  (lazy: only views need it)
+
+        return Summary(self.insight.snapshot())
 
     def metrics(self, *, all_hosts: bool = False) -> dict[str, float]:
         """Returns the measurements so far by stable names, for the dashboards of W&B, TensorBoard and the like.
@@ -53,7 +54,8 @@ class Inspectable:
         `loader/seconds/read`, `loader/seconds/operation_0`, …, `loader/seconds/hand_over`.
 
         Since the previous call of `metrics()`, or since the start if nothing was delivered in between:
-        `loader/wait_share` (0 … 1) and `loader/batches_per_second`. Of the last 1,000 waits:
+        `loader/wait_share` (0 … 1), `loader/batches_per_second` and, of 1:1 pipelines,
+        `loader/records_per_second`. Of the last 1,000 waits:
         `loader/wait_seconds_p50` and `loader/wait_seconds_p99`. Of the newest iterator: `loader/step`, `loader/epoch`
         if the order has epochs, and, for each component of a mixture in a 1:1 pipeline, its records in all global
         batches before that step, `loader/component_records/web`. If the mixture is one of packed rows, these are rows,
@@ -67,7 +69,7 @@ class Inspectable:
         """
         metrics = self.insight.metrics()
         if all_hosts:
-            from millstream.loader.reporting.all_hosts import compared_hosts  # noqa: PLC0415  (lazy: only views need it)
+            from millstream.loader.reporting.metrics import compared_hosts  # noqa: PLC0415  (lazy, as above)
 
             metrics |= compared_hosts(metrics)
         return metrics

@@ -1,10 +1,9 @@
 """Collects the snapshot of a loader. It reads no record."""
 
-import dataclasses
 import itertools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import final
 
 from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import source_name
@@ -23,13 +22,11 @@ from millstream.loader.reporting.snapshot import (
 )
 from millstream.loader.threads.front import Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
+from millstream.loader.threads.profiler import HAND_OVER
 from millstream.notebook_repr import Pictured
-from millstream.samplers import Sampler
-from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.base import AdaptedSampler
 from millstream.samplers.epochs import EpochSampler
 from millstream.samplers.protocols import is_mixed
-from millstream.sources import DataSource
 from millstream.sources.files.multi_file import Files
 from millstream.sources.source_checks import batched_read_of
 
@@ -61,10 +58,25 @@ def snapshot_of(
         num_cores: the number of cores for the workers; None for those of this process.
     """
     pipeline = plan.pipeline
+    source, sampler = pipeline.source, pipeline.sampler
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
     return LoaderSnapshot(
-        source=source_snapshot(pipeline.source),
-        order=order_snapshot(pipeline.sampler, pipeline.order),
+        source=SourceSnapshot(
+            name=source_name(source),
+            kind=type(source).__name__,
+            num_records=len(source),
+            reads_batches=type(source) in (list, tuple, range) or batched_read_of(source) is not None,
+            bars=_bars(source),
+            window_units=source.window_units if isinstance(source, Files) and hasattr(source, "window_units") else None,
+        ),
+        order=OrderSnapshot(
+            name=described(sampler, with_defaults=False),
+            kind=type(sampler).__name__,
+            length=pipeline.order.length,
+            is_vectorised=not isinstance(pipeline.order, AdaptedSampler) or hasattr(sampler, "record_keys"),
+            bars=_bars(sampler),
+            is_global_shuffle=isinstance(sampler, EpochSampler) and getattr(sampler, "shuffle", False),
+        ),
         stages=tuple(_stages(plan, seconds, _location(workers, reading), structures)),
         measured=measured,
         shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
@@ -74,40 +86,6 @@ def snapshot_of(
         records_ahead=0 if workers.num_workers else reading.prefetch_buffer_size,
         num_cores=num_cores or available_cores(),
         front=front,
-    )
-
-
-def updated_snapshot(snapshot: LoaderSnapshot, measured: Measurements, seconds: Mapping[str, float]) -> LoaderSnapshot:
-    """Returns a snapshot with current measurements."""
-    stages = tuple(dataclasses.replace(stage, seconds=seconds[stage.label]) for stage in snapshot.stages)
-    return dataclasses.replace(snapshot, measured=measured, stages=stages)
-
-
-def measurements_of(
-    plan: Plan,
-    profiler: Profiler,
-    seconds: Mapping[str, float],
-    *,
-    step: int,
-    epoch: int | None,
-    components: tuple[ComponentSnapshot, ...],
-) -> Measurements:
-    """Returns counts and times of a pipeline, and the position of its newest iterator. It calls no user code."""
-    return Measurements(
-        batches=profiler.outputs,
-        first_seconds=profiler.first_seconds,
-        wait_seconds=max(0.0, seconds[NEXT] - profiler.first_seconds),
-        trainer_seconds=seconds[CONSUMER],
-        batch_bytes=profiler.output_bytes,
-        core_seconds=profiler.core_seconds or None,
-        deaths=profiler.deaths,
-        stalls=profiler.stalls,
-        waits=tuple(profiler.waits.copy()),
-        records=profiler.outputs * plan.partition.block if plan.one_to_one else None,
-        errors=0 if plan.errors is None else len(plan.errors.texts),
-        step=step,
-        epoch=epoch,
-        components=components,
     )
 
 
@@ -140,30 +118,6 @@ class ComponentCounter:
         ]
         self._last = drawn, tokens
         return tuple(map(ComponentSnapshot, map(str, order.names), drawn, tokens))
-
-
-def source_snapshot(source: DataSource[Any]) -> SourceSnapshot:
-    """Returns the snapshot of a source."""
-    return SourceSnapshot(
-        name=source_name(source),
-        kind=type(source).__name__,
-        num_records=len(source),
-        reads_batches=type(source) in (list, tuple, range) or batched_read_of(source) is not None,
-        bars=_bars(source),
-        window_units=source.window_units if isinstance(source, Files) and hasattr(source, "window_units") else None,
-    )
-
-
-def order_snapshot(sampler: Sampler, order: VectorisedSampler | AdaptedSampler) -> OrderSnapshot:
-    """Returns the snapshot of a sampler, given as the user built it and as the plan calls it."""
-    return OrderSnapshot(
-        name=described(sampler, with_defaults=False),
-        kind=type(sampler).__name__,
-        length=order.length,
-        is_vectorised=not isinstance(order, AdaptedSampler) or hasattr(sampler, "record_keys"),
-        bars=_bars(sampler),
-        is_global_shuffle=isinstance(sampler, EpochSampler) and getattr(sampler, "shuffle", False),
-    )
 
 
 def _bars(whole: object) -> Bars:

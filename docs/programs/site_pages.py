@@ -93,13 +93,12 @@ FOR_THE_LIBRARY |= {
     "count_delivered",
     "stall_timeout",
 }
-FOR_THE_LIBRARY |= {"drawn_before", "occurrences"}  # of samplers, for `positions_of`
+FOR_THE_LIBRARY |= {"drawn_before", "occurrences", "tokens_between"}  # of samplers, for `positions_of` and `metrics`
 FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
 """Members of public classes that only the library calls."""
 
 RETURNED = {
     "loader": [
-        "profile.Profile",
         "composition.Composition",
         "composition.ComponentCount",
         "lineage.RecordLocation",

@@ -4,8 +4,15 @@ from collections.abc import Iterator
 
 from millstream.html_fragments import card, escaped, figure, leaf_lines, proportions, soft
 from millstream.loader.reporting.advice import advice_of
-from millstream.loader.reporting.phrases import components_text, is_bottleneck, stages_by_location, trainer_text
-from millstream.loader.reporting.quantities import seconds_text, share_text
+from millstream.loader.reporting.phrases import (
+    components_text,
+    each_text,
+    is_bottleneck,
+    is_measured,
+    stages_by_location,
+    trainer_text,
+)
+from millstream.loader.reporting.quantities import share_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot, StageSnapshot
 
 STYLE = """
@@ -72,21 +79,20 @@ def _frames(snapshot: LoaderSnapshot) -> Iterator[str]:
 
 def _stage(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
     mark = " ms-slowest" if is_bottleneck(snapshot, stage) else ""
-    numbers = _numbers(snapshot, stage) if snapshot.pipeline_seconds else ""
+    numbers = _numbers(snapshot, stage) if is_measured(snapshot) else ""
     leaves = leaf_lines(stage.structure or ())
     row = f'<div class="ms-row"><code>{escaped(stage.label)}</code>{numbers}</div>'
     return f'<div class="ms-stage{mark}">{row}{leaves}</div>'
 
 
 def _numbers(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
-    batches, share = snapshot.measured.batches, snapshot.share(stage)
-    each = f"{seconds_text(stage.seconds / batches)} a batch" if batches else ""
-    rate = f"{batches / stage.seconds:,.0f} batches/s" if batches and stage.seconds else ""
+    share = snapshot.share(stage)
+    rate = f"{snapshot.measured.batches / stage.seconds:,.0f} batches/s" if stage.seconds else ""
     return _bar(share) + "".join(
         f'<span class="ms-number{soft}" title="{title}">{escaped(text)}</span>'
         for text, soft, title in (
             (share_text(share), "", "share of all stages' time"),
-            (each, "", "time per batch, summed over threads and processes"),
+            (each_text(snapshot, stage), "", "time per batch, summed over threads and processes"),
             (rate, " ms-soft", "rate of one core that runs this stage only"),
         )
     )

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Measurements
+from millstream.sharding import gathered_by_jax
 
 PREFIX = "loader/"
 """Prefix of all names. Experiment trackers group names by the part before a slash."""
@@ -26,6 +27,8 @@ def metrics_of(snapshot: LoaderSnapshot, previous: Measurements | None = None) -
         recent = measured
     seconds = recent.seconds + recent.first_seconds
     numbers = {metric.path: metric.value for metric in _metrics(snapshot)}
+    if recent.records is not None:
+        numbers["records_per_second"] = recent.records / seconds if seconds else 0.0
     numbers |= {
         "wait_share": recent.wait_share,
         "wait_share_total": measured.wait_share,
@@ -57,9 +60,30 @@ def exposition(snapshots: Mapping[str | None, LoaderSnapshot]) -> str:
     return "".join(f"{line}\n" for lines in families.values() for line in lines)
 
 
+def compared_hosts(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of the process whose trainer waits most, and sums over all processes. All must call it.
+
+    Args:
+        metrics: those of this process.
+    """
+    names = ("wait_share", "batches_per_second", "errors", "worker_deaths")
+    gathered = gathered_by_jax([metrics[PREFIX + name] for name in names])
+    wait_shares, rates, errors, deaths = zip(*gathered, strict=True)
+    slowest = wait_shares.index(max(wait_shares))
+    compared = {
+        "slowest_host": slowest,
+        "slowest_host_wait_share": wait_shares[slowest],
+        "slowest_host_batches_per_second": rates[slowest],
+        "all_hosts_errors": sum(errors),
+        "all_hosts_worker_deaths": sum(deaths),
+    }
+    return {PREFIX + name: float(value) for name, value in compared.items()}
+
+
 def _since(measured: Measurements, previous: Measurements) -> Measurements:
     return Measurements(
         batches=measured.batches - previous.batches,
+        records=None if measured.records is None else measured.records - (previous.records or 0),
         first_seconds=measured.first_seconds - previous.first_seconds,
         wait_seconds=measured.wait_seconds - previous.wait_seconds,
         trainer_seconds=measured.trainer_seconds - previous.trainer_seconds,

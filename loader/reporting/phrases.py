@@ -80,9 +80,19 @@ def stages_by_location(snapshot: LoaderSnapshot) -> Iterator[tuple[str, list[Sta
     return ((_location_text(snapshot, location), run) for location, run in runs)
 
 
+def is_measured(snapshot: LoaderSnapshot) -> bool:
+    """Returns True if stages have durations. Before a batch, these are those of lookups such as `record_keys(step)`."""
+    return snapshot.measured.batches > 0 and snapshot.pipeline_seconds > 0
+
+
 def is_bottleneck(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
     """Returns True if a stage is the slowest of those measured."""
-    return snapshot.pipeline_seconds > 0 and stage is snapshot.slowest
+    return is_measured(snapshot) and stage is snapshot.slowest
+
+
+def each_text(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
+    """Returns the time of a measured stage per batch: `3.2 ms a batch`."""
+    return f"{seconds_text(stage.seconds / snapshot.measured.batches)} a batch"
 
 
 def _location_text(snapshot: LoaderSnapshot, location: Location) -> str:

@@ -33,10 +33,12 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {plural}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows of a table as lines: the first column is aligned to the left, the others to the right."""
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Returns rows of a table as lines: the first `left` columns are aligned to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
+    adjust = [str.ljust if number < left else str.rjust for number in range(len(widths))]
+    cells = ([fit(cell, width) for fit, cell, width in zip(adjust, row, widths, strict=True)] for row in rows)
+    return ["  ".join(row).rstrip() for row in cells]
 
 
 def _with_unit(number: float, unit: str) -> str:

@@ -1,13 +1,21 @@
-"""The summary of a loader: a table of the time that each stage takes, and advice."""
+"""Loaders as text: their stages, and the summary, with a table of the time that each stage takes and advice."""
 
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import final
 
 from millstream.loader.reporting.advice import Advice, advice_of
-from millstream.loader.reporting.phrases import mixture_texts, trainer_text, workers_text
-from millstream.loader.reporting.quantities import seconds_text
-from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, StageSnapshot
+from millstream.loader.reporting.phrases import (
+    each_text,
+    is_bottleneck,
+    is_measured,
+    mixture_texts,
+    stages_by_location,
+    trainer_text,
+    workers_text,
+)
+from millstream.loader.reporting.quantities import aligned, seconds_text, share_text
+from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot
 
 WIDTH = 80
 """Width to which advice is wrapped, in characters."""
@@ -36,6 +44,32 @@ class Summary:
         return render_summary(self._snapshot)
 
 
+def render_text(snapshot: LoaderSnapshot) -> str:
+    """Returns a loader as lines of text: its stages, where they run and, after a first batch, their durations."""
+    return "\n".join(_lines_of_loader(snapshot))
+
+
+def _lines_of_loader(snapshot: LoaderSnapshot) -> Iterator[str]:
+    yield f"DataLoader, shard {snapshot.shard}"
+    yield f"  source  {snapshot.source.name}"
+    yield f"  order   {snapshot.order.name}"
+    yield from (f"  {text}" for text in mixture_texts(snapshot))
+    width = max(len(stage.label) for stage in snapshot.stages)
+    for location, stages in stages_by_location(snapshot):
+        yield f"  ┌ {location}"
+        for stage in stages:
+            text = stage.label
+            if is_measured(snapshot):
+                mark = "  <- slowest" if is_bottleneck(snapshot, stage) else ""
+                text = (
+                    f"{text:<{width}}  {each_text(snapshot, stage):>15}  {share_text(snapshot.share(stage)):>5}{mark}"
+                )
+            yield f"  │ {text}"
+            yield from (f"  │     {leaf}" for leaf in stage.structure or ())
+        yield "  └"
+    yield f"  trainer: {trainer_text(snapshot.measured)}"
+
+
 def _lines(snapshot: LoaderSnapshot, advice: Sequence[Advice]) -> Iterator[str]:
     yield f"{snapshot.source.name}, {snapshot.order.name}"
     yield from mixture_texts(snapshot)
@@ -48,30 +82,24 @@ def _lines(snapshot: LoaderSnapshot, advice: Sequence[Advice]) -> Iterator[str]:
 
 
 def _table(snapshot: LoaderSnapshot) -> list[str]:
-    shown = [stage for stage in snapshot.stages if stage.kind is not Kind.HAND_OVER or snapshot.num_workers]
-    width = max(len("stage"), *(len(stage.label) for stage in shown), len("the first batch of each pass"))
-    batches = snapshot.measured.batches
-    head = f"{'stage':<{width}}  {'where':<7}  {'seconds':>9}  {'a batch':>9}  share"
-    rule = "-" * len(head)
-
-    def row(label: str, location: str, seconds: float, share: float) -> str:
-        each = seconds_text(seconds / batches) if batches else ""
-        return f"{label:<{width}}  {location:<7}  {seconds:>9.3f}  {each:>9}  {share:>5.0%}"
-
-    slowest = snapshot.slowest if snapshot.pipeline_seconds else None
-
-    def stage_row(stage: StageSnapshot) -> str:
-        mark = "  <- slowest" if stage is slowest else ""
-        return row(stage.label, stage.location.value, stage.seconds, snapshot.share(stage)) + mark
-
     measured = snapshot.measured
+
+    def row(label: str, location: str, seconds: float, share: float) -> tuple[str, ...]:
+        each = seconds_text(seconds / measured.batches) if measured.batches else ""
+        return label, location, f"{seconds:.3f}", each, f"{share:.0%}"
+
+    stages = [stage for stage in snapshot.stages if stage.kind is not Kind.HAND_OVER or snapshot.num_workers]
     total = measured.seconds or 1.0
-    return [
-        head,
-        rule,
-        *map(stage_row, shown),
-        rule,
-        f"{'the first batch of each pass':<{width}}  {'':<7}  {measured.first_seconds:>9.3f}",
-        row("the trainer waits", "trainer", measured.wait_seconds, measured.wait_seconds / total),
-        row("the trainer works", "trainer", measured.trainer_seconds, measured.trainer_seconds / total),
-    ]
+    head, *lines = aligned(
+        [
+            ("stage", "where", "seconds", "a batch", "share"),
+            *(row(stage.label, stage.location.value, stage.seconds, snapshot.share(stage)) for stage in stages),
+            ("the first batch of each pass", "", f"{measured.first_seconds:.3f}", "", ""),
+            row("the trainer waits", "trainer", measured.wait_seconds, measured.wait_seconds / total),
+            row("the trainer works", "trainer", measured.trainer_seconds, measured.trainer_seconds / total),
+        ],
+        left=2,
+    )
+    marks = ["  <- slowest" if is_bottleneck(snapshot, stage) else "" for stage in stages]
+    rule = "-" * len(head)
+    return [head, rule, *map(str.__add__, lines, marks), rule, *lines[len(stages) :]]

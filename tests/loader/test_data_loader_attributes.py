@@ -274,24 +274,6 @@ def test_a_loader_is_shown_as_what_comes_from_where() -> None:
     ]
 
 
-def test_a_profile_prints_as_a_table() -> None:
-    """Stage, seconds and share, the pipeline's first and the consumer's below; and it is still a dict."""
-    loader = load(batch_size=4)
-    profile = loader.profile()
-    assert len(list(loader)) == 3
-    lines = str(loader.profile()).splitlines()
-
-    assert lines[0].split() == ["stage", "seconds", "share"]
-    assert [line.split("  ")[0] for line in lines if not line.startswith("-")] == ["stage", *profile]
-    assert len({len(line) for line in lines}) == 1
-    assert repr(loader.profile()).splitlines()[0] == lines[0]
-    assert set(profile.values()) == {0.0}
-    shares = [int(line.split()[-1].rstrip("%")) for line in lines if line.endswith("%")]
-    assert sum(shares[:-2]) == pytest.approx(100, abs=3)
-    assert sum(shares[-2:]) == pytest.approx(100, abs=1)
-    assert isinstance(profile, dict)
-
-
 def test_profiling_needs_not_be_enabled() -> None:
     """Grain's `enable_profiling` is accepted, and changes nothing."""
     for enabled in (False, True):

@@ -34,6 +34,7 @@ NAMES = [
     "loader/seconds/operation_0",
     "loader/seconds/operation_1",
     "loader/seconds/hand_over",
+    "loader/records_per_second",
     "loader/wait_share",
     "loader/wait_share_total",
     "loader/batches_per_second",
@@ -154,7 +155,7 @@ def test_rates_are_those_since_the_previous_call() -> None:
     """Waits and batches before the previous call do not count; without any since then, the totals do."""
     before = snapshot_of_run(waits=1.0, trains=9.0)
     measured = dataclasses.replace(
-        before.measured, batches=110, wait_seconds=4.0, trainer_seconds=10.0, waits=(0.0, 0.0, 0.5, 2.5)
+        before.measured, batches=110, records=80, wait_seconds=4.0, trainer_seconds=10.0, waits=(0.0, 0.0, 0.5, 2.5)
     )
     now = dataclasses.replace(before, measured=measured)
     metrics = metrics_of(now, before.measured)
@@ -162,6 +163,7 @@ def test_rates_are_those_since_the_previous_call() -> None:
     assert metrics["loader/wait_share"] == 0.75
     assert metrics["loader/wait_share_total"] == pytest.approx(4 / 14)
     assert metrics["loader/batches_per_second"] == 2.5
+    assert metrics["loader/records_per_second"] == 20
     assert (metrics["loader/wait_seconds_p50"], metrics["loader/wait_seconds_p99"]) == (0.5, 2.5)
     assert metrics_of(now, now.measured)["loader/wait_share"] == pytest.approx(4 / 14)
 

@@ -15,7 +15,7 @@ import millstream
 from millstream.html_fragments import card, document, figure, proportions
 from millstream.loader.reporting.html_rendering import render_loader, render_summary
 from millstream.loader.reporting.snapshot import Location
-from millstream.loader.reporting.text_rendering import render_text
+from millstream.loader.reporting.summary import render_text
 from support.documents.html_pages import Page
 from support.draw.loader_snapshots import snapshot_of_run, with_source, with_stage
 
@@ -73,6 +73,15 @@ def test_the_slowest_stage_is_marked_once_there_is_one() -> None:
     assert "25 batches/s" in text
     assert "100 batches in 4 s, 75 % of it waiting" in text
     assert "ms-stage ms-slowest" not in render_loader(snapshot_of_run())
+
+
+def test_lookups_before_the_first_batch_are_no_stage() -> None:
+    """Finding the records of a step takes time that is not the pipeline's: nothing is slowest before a batch."""
+    loader = millstream.load(range(64), shuffle=True, seed=0, batch_size=4)
+    assert len(loader.record_keys(3)) == 4
+    assert loader.profile()["keys"] > 0
+    for text in (repr(loader), str(loader.summary()), Page(loader._repr_html_()).text):
+        assert "slowest" not in text
 
 
 def test_a_summary_in_a_notebook_has_picture_and_advice() -> None:
