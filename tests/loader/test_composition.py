@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream import ConcatenatedDataSource, IndexSampler, MixtureSampler, PackingSampler, ShardOptions
+from millstream import (
+    BalancedSampler,
+    ConcatenatedDataSource,
+    HierarchicalSampler,
+    IndexSampler,
+    MixtureSampler,
+    PackingSampler,
+    ShardOptions,
+)
 from millstream.loader.pipeline import locator
 from support.documents.html_pages import Page
 
@@ -34,6 +42,9 @@ def loaders(draw: st.DrawFn) -> tuple[list[millstream.DataLoader], list[int], bo
             return PackingSampler(
                 lengths, ROW_LENGTH, shuffle=True, seed=seed, num_epochs=num_epochs, strategy=strategy
             )
+        if draw(st.booleans()):
+            units = [1 + len(lengths) // 2, len(lengths) - 1 - len(lengths) // 2]
+            return HierarchicalSampler(units, window_units=1, seed=seed, num_epochs=num_epochs)
         return IndexSampler(len(lengths), shuffle=True, seed=seed, num_epochs=num_epochs)
 
     seed = draw(st.integers(0, 9))
@@ -47,6 +58,8 @@ def loaders(draw: st.DrawFn) -> tuple[list[millstream.DataLoader], list[int], bo
         if sampler.length is None or position <= sampler.length:
             sampler = sampler.reweighted(position, weights[::-1])
     shards, batch = draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    if draw(st.booleans()):
+        sampler = BalancedSampler(sampler, costs=tokens, global_batch_size=shards * batch, parts=shards)
     operations = [millstream.Pack({"tokens": ROW_LENGTH})] * is_packed
     drop, pad = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     with pytest.MonkeyPatch.context() as patch:

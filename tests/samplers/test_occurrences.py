@@ -1,6 +1,7 @@
 """The way back from records to positions and steps: what a scan of the order finds."""
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream import HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, ShardOptions
+from millstream import BalancedSampler, HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, ShardOptions
 from millstream.loader.pipeline import locator
 
 
@@ -98,14 +99,18 @@ def test_positions_are_those_that_a_scan_finds(drawn: tuple[Any, int], stop: int
     ending=st.sampled_from(["keep", "drop", "pad", "trim"]),
     shards=st.integers(1, 3),
     start=st.integers(0, 4),
+    is_balanced=st.booleans(),
 )
 def test_steps_are_those_whose_batches_have_the_record(
-    drawn: tuple[Any, int], batches: list[int], ending: str, shards: int, start: int
+    *, drawn: tuple[Any, int], batches: list[int], ending: str, shards: int, start: int, is_balanced: bool
 ) -> None:
     """`steps_of` is the inverse of `record_keys` over all shards, for every ending and from any step."""
     sampler, num_records = drawn
     if ending == "pad":
         batches = batches[:1]
+    if is_balanced:
+        size = shards * math.prod(batches)
+        sampler = BalancedSampler(sampler, costs=range(num_records), global_batch_size=size, parts=shards)
     operations = [
         millstream.Batch(size, drop_remainder=ending == "drop", pad_remainder=ending == "pad") for size in batches
     ]
