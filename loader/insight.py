@@ -61,7 +61,8 @@ class Insight:
         self._front = front
         self._num_cores = num_cores
         self._structures: Mapping[str, tuple[str, ...]] = {}
-        self._previous: Measurements | None = None
+        # The measurements between which rates are computed. They move on once more batches are timed.
+        self._window: tuple[Measurements | None, Measurements | None] = None, None
         self._counter: ComponentCounter | None = None
         self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
 
@@ -93,9 +94,10 @@ class Insight:
         """Returns the measurements by name: totals, and rates since the previous call."""
         from millstream.loader.reporting.metrics import metrics_of  # noqa: PLC0415  (lazy, as above)
 
-        snapshot = self.snapshot()
-        previous, self._previous = self._previous, snapshot.measured
-        return metrics_of(snapshot, previous)
+        snapshot, (_, newer) = self.snapshot(), self._window
+        if newer is None or snapshot.measured.timed_batches > newer.timed_batches:
+            self._window = newer, snapshot.measured
+        return metrics_of(snapshot, self._window[0])
 
     def trace(self, pipeline: Pipeline | None = None) -> "Trace":
         """Returns the structure of each stage's results, found by computing one output.
@@ -189,6 +191,7 @@ class Insight:
         self._counter = self._counter or ComponentCounter(plan)
         measured = Measurements(
             batches=profiler.outputs,
+            timed_batches=profiler.timed_outputs,
             first_seconds=profiler.first_seconds,
             wait_seconds=max(0.0, seconds[NEXT] - profiler.first_seconds),
             trainer_seconds=seconds[CONSUMER],

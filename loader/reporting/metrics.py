@@ -21,18 +21,16 @@ def metrics_of(snapshot: LoaderSnapshot, previous: Measurements | None = None) -
         previous: the measurements since which rates are computed; None for the start.
     """
     measured = snapshot.measured
-    recent = _since(measured, previous or Measurements())
-    if not recent.seconds:
-        # Nothing has happened since the previous call.
-        recent = measured
+    recent = measured if previous is None else _since(measured, previous)
     seconds = recent.seconds + recent.first_seconds
+    rate = recent.timed_batches / seconds if seconds else 0.0
     numbers = {metric.path: metric.value for metric in _metrics(snapshot)}
-    if recent.records is not None:
-        numbers["records_per_second"] = recent.records / seconds if seconds else 0.0
+    if measured.records is not None:
+        numbers["records_per_second"] = rate * measured.records / max(1, measured.batches)
     numbers |= {
         "wait_share": recent.wait_share,
         "wait_share_total": measured.wait_share,
-        "batches_per_second": recent.batches / seconds if seconds else 0.0,
+        "batches_per_second": rate,
         "wait_seconds_p50": _percentile(measured.waits, 0.5),
         "wait_seconds_p99": _percentile(measured.waits, 0.99),
     }
@@ -82,8 +80,7 @@ def compared_hosts(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def _since(measured: Measurements, previous: Measurements) -> Measurements:
     return Measurements(
-        batches=measured.batches - previous.batches,
-        records=None if measured.records is None else measured.records - (previous.records or 0),
+        timed_batches=measured.timed_batches - previous.timed_batches,
         first_seconds=measured.first_seconds - previous.first_seconds,
         wait_seconds=measured.wait_seconds - previous.wait_seconds,
         trainer_seconds=measured.trainer_seconds - previous.trainer_seconds,

@@ -122,6 +122,8 @@ class Measurements:
 
     Attributes:
         batches: the number of batches delivered to the trainer.
+        timed_batches: the number of these that the seconds cover. Several may be fetched together, and the time between
+            them is known at the next fetch.
         first_seconds: the seconds of waiting for the first batch of each pass. They include the start of workers.
         wait_seconds: the seconds of waiting for all other batches, or of computing them in the trainer's thread.
         trainer_seconds: the seconds that the trainer spent between two batches.
@@ -140,6 +142,7 @@ class Measurements:
     """
 
     batches: int = 0
+    timed_batches: int = 0
     first_seconds: float = 0.0
     wait_seconds: float = 0.0
     trainer_seconds: float = 0.0

@@ -58,6 +58,7 @@ class Profiler:
 
     Attributes:
         outputs: the number of outputs that the consumer got.
+        timed_outputs: the number of these when it last asked for more. The seconds cover them, and no later ones.
         first_seconds: the seconds that it waited for the first outputs of all passes.
         output_bytes: the size of the arrays of the very first output; None before.
         core_seconds: the processor time of worker processes. It is less than their working time if they waited.
@@ -75,6 +76,7 @@ class Profiler:
         self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
         self._seconds = dict.fromkeys(self._names, 0.0)
         self.outputs = 0
+        self.timed_outputs = 0
         self.first_seconds = 0.0
         self.output_bytes: int | None = None
         self.core_seconds = 0.0
@@ -149,6 +151,7 @@ class Profiler:
 
     def returned(self, left_at: float | None, now: float) -> None:
         """Records that the consumer asks for outputs, after the time away since it left."""
+        self.timed_outputs = self.outputs
         if left_at is not None:
             self._seconds[CONSUMER] += now - left_at
         if self.recorder is not None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import millstream
 from millstream.loader.reporting.metrics import exposition, metrics_of
+from support.clocks.owned_clock import CLOCK, Spend
 from support.draw.loader_snapshots import snapshot_of_run, with_stage
 from support.jax_processes.groups import run_group
 
@@ -152,10 +154,16 @@ def test_metrics_are_what_the_profile_says() -> None:
 
 
 def test_rates_are_those_since_the_previous_call() -> None:
-    """Waits and batches before the previous call do not count; without any since then, the totals do."""
+    """Waits and batches before the previous call do not count."""
     before = snapshot_of_run(waits=1.0, trains=9.0)
     measured = dataclasses.replace(
-        before.measured, batches=110, records=80, wait_seconds=4.0, trainer_seconds=10.0, waits=(0.0, 0.0, 0.5, 2.5)
+        before.measured,
+        batches=120,
+        timed_batches=110,
+        records=960,
+        wait_seconds=4.0,
+        trainer_seconds=10.0,
+        waits=(0.0, 0.0, 0.5, 2.5),
     )
     now = dataclasses.replace(before, measured=measured)
     metrics = metrics_of(now, before.measured)
@@ -165,7 +173,22 @@ def test_rates_are_those_since_the_previous_call() -> None:
     assert metrics["loader/batches_per_second"] == 2.5
     assert metrics["loader/records_per_second"] == 20
     assert (metrics["loader/wait_seconds_p50"], metrics["loader/wait_seconds_p99"]) == (0.5, 2.5)
-    assert metrics_of(now, now.measured)["loader/wait_share"] == pytest.approx(4 / 14)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rates_are_those_of_the_training_loop(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several batches are fetched together: at any step, the rate is that of the trainer, as soon as it is known."""
+    monkeypatch.setattr(time, "perf_counter", CLOCK.perf_counter)
+    loader = millstream.load(range(800), batch_size=4, num_epochs=1, worker_count=workers)
+    spend, rates = Spend(0.125), []
+    with loader, iter(loader) as batches:
+        for batch in batches:
+            spend(batch)
+            rates.append(loader.metrics()["loader/batches_per_second"])
+    known = rates.index(8.0)
+    assert set(rates[:known]) <= {0.0}
+    assert set(rates[known:]) == {8.0}
+    assert loader.metrics()["loader/batches_per_second"] == 8.0
 
 
 def test_a_page_has_what_the_metrics_have() -> None:

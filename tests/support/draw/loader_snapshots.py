@@ -42,7 +42,7 @@ def snapshot_of_run(
             StageSnapshot("operations[1], Batch(8)", "Batch(8)", Kind.OPERATION, location, batch),
             StageSnapshot("hand-over", "hand-over", Kind.HAND_OVER, location, hand_over),
         ),
-        measured=Measurements(batches=100, wait_seconds=waits, trainer_seconds=trains, **measured),
+        measured=Measurements(batches=100, timed_batches=100, wait_seconds=waits, trainer_seconds=trains, **measured),
         shard="0 of 1",
         num_workers=workers,
         worker_buffer=1,
