@@ -164,7 +164,8 @@ def snapshot(batches: int, waited: float, at: float, **iterator: Any) -> dict[st
             {
                 "number": 0,
                 "source": "Tokens",
-                "order": "IndexSampler(8)",
+                "order": "MixtureSampler",
+                "mixture": ["mixture web 75 %, books 25 %", "so far web 3 rows of 90 tokens, books 1 row of 30 tokens"],
                 "shard": "0 of 1",
                 "who": "nobody",
                 "measured": {
@@ -203,6 +204,7 @@ def test_rates_are_those_between_two_looks() -> None:
     assert "10.0 batches/s, 80 records/s, 10 kB/s   140 batches so far" in text
     assert "████████████░░░░░░░░░░░░  50 %   7 % since the start" in text
     assert "in next() for 2 s" in text
+    assert "  so far web 3 rows of 90 tokens, books 1 row of 30 tokens" in text
     assert "running, 5 MB, 50 % of a core" in text
     assert "workers: 1 died, 0 stalled" in text
     assert max(map(len, text.splitlines())) < 120
