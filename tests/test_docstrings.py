@@ -2,6 +2,7 @@
 
 import doctest
 import importlib
+import shutil
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,13 +45,21 @@ def examples_of(name: str) -> list[doctest.DocTest]:
     return sorted(found, key=lambda some: some.name != name)
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that examples read, written once."""
+    folder = tmp_path_factory.mktemp("files")
+    write_docstring_files(folder)
+    return folder
+
+
 @pytest.mark.third_party
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_an_example_that_is_true(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The docstring has an example; in a folder with some files, it gives what is shown."""
-    write_docstring_files(tmp_path)
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     found = examples_of(name)
     shown: list[str] = []

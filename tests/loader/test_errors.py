@@ -189,34 +189,13 @@ def test_a_damaged_record_in_a_batched_read_is_found(
     assert error.__notes__ == [f"millstream: in reading from PipelineFailed, at record key {order[8]} (position 8)."]
 
 
-class FailsAtItsSampler:
-    """An order that fails at one position, asked one by one."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, position: int) -> millstream.RecordMetadata:
-        if position == 6:
-            raise LookupError("lost")
-        return millstream.RecordMetadata(position, position)
-
-
-def test_an_error_of_the_sampler_comes_at_its_turn(reading: millstream.ReadOptions) -> None:
-    """An exception of a custom sampler follows all elements before its position, and can be skipped by a seek."""
-    loader = millstream.DataLoader(data_source=range(10), sampler=FailsAtItsSampler(), read_options=reading)
-    error = first_error(loader, LookupError, step=6)
-    iterator = iter(loader)
-    iterator.seek(7)
-
-    assert "FailsAtItsSampler raised this at position 6" in error.__notes__[0]
-    assert error.__notes__[1] == "millstream: in the sampler, at block 6."
-    assert list(iterator) == [7, 8, 9]
-
-
 def test_a_key_beyond_the_source_is_the_sources_error(reading: millstream.ReadOptions) -> None:
     """A custom sampler that points outside gets the source's own error, with position and key."""
 
-    class Beyond(FailsAtItsSampler):
+    class Beyond:
+        def __len__(self) -> int:
+            return 10
+
         def __getitem__(self, position: int) -> millstream.RecordMetadata:
             return millstream.RecordMetadata(position, position * 2)
 

@@ -6,6 +6,7 @@ import pdb  # noqa: T100  (what a debugger does in a worker is the question)
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 import millstream
@@ -54,14 +55,18 @@ class FailingSource:
         return [self[key] for key in keys]
 
 
-def outcome_of(way: str, source: Any, sampler: Any, *operations: Any) -> tuple[list[Any], type, tuple[Any, ...], Any]:
-    """Returns what comes before the error of a loader, and the type, the arguments and the notes of the error."""
+def loader_of(way: str, source: Any, sampler: Any, *operations: Any) -> millstream.DataLoader:
+    """Returns a loader that works in one of the ways."""
     worker_count, reading = WAYS[way]
-    loader = millstream.DataLoader(
+    return millstream.DataLoader(
         data_source=source, sampler=sampler, operations=operations, worker_count=worker_count, read_options=reading
     )
+
+
+def outcome_of(way: str, source: Any, sampler: Any, *operations: Any) -> tuple[list[Any], type, tuple[Any, ...], Any]:
+    """Returns what comes before the error of a loader, and the type, the arguments and the notes of the error."""
     came: list[Any] = []
-    with iter(loader) as iterator:
+    with iter(loader_of(way, source, sampler, *operations)) as iterator:
         try:
             came.extend(map(str, iterator))
         except BaseException as error:  # noqa: BLE001  (any exception is what this is about)
@@ -73,13 +78,18 @@ def outcome_of(way: str, source: Any, sampler: Any, *operations: Any) -> tuple[l
 @pytest.mark.parametrize("operations", [(), (Batch(7),)], ids=["elements", "batches"])
 @pytest.mark.parametrize("source", [range(SIZE), millstream.RangeDataSource(0, SIZE)], ids=["single", "batched"])
 def test_an_error_of_the_sampler(source: Any, operations: tuple[Any, ...]) -> None:
-    """All that comes before the position arrives first, and the note says that it was the sampler's."""
+    """All that comes before the position arrives first, the note names the sampler, and `seek` passes over it."""
     outcomes = {way: outcome_of(way, source, FailingSampler(), *operations) for way in WAYS}
 
     came, kind, arguments, notes = outcomes["inline"]
     assert outcomes == dict.fromkeys(WAYS, outcomes["inline"])
     assert (len(came), kind, arguments) == (BAD // 7 if operations else BAD, LookupError, (BAD,))
+    assert f"FailingSampler raised this at position {BAD}" in notes[0]
     assert notes[1:] == [f"millstream: in the sampler, at block {len(came)}."]
+    for way in WAYS:
+        with iter(loader_of(way, source, FailingSampler(), *operations)) as iterator:
+            iterator.seek(len(came) + 1)
+            assert np.ravel(next(iterator))[0] == (len(came) + 1) * (7 if operations else 1)
 
 
 @pytest.mark.parametrize("operations", [(), (Batch(7),)], ids=["elements", "batches"])

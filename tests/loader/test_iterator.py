@@ -258,40 +258,6 @@ def test_a_refused_state_leaves_everything_as_it_was(reading: millstream.ReadOpt
     assert delivered + [batch.tolist() for batch in iterator] == expected
 
 
-def test_a_closed_iterator_says_so(reading: millstream.ReadOptions) -> None:
-    """Closing twice is fine; afterwards everything that needs work raises ValueError, and the state remains."""
-    iterator = iter(loader_of(reading, Batch(3)))
-    next(iterator)
-    state = iterator.get_state()
-    iterator.close()
-    iterator.close()
-
-    for call in (
-        lambda: next(iterator),
-        lambda: iterator.seek(0),
-        lambda: iterator.set_state(state),
-        iterator.start_prefetch,
-    ):
-        with pytest.raises(ValueError, match="closed: call iter"):
-            call()
-    assert iterator.get_state() == state
-    assert "closed" in repr(iterator)
-
-
-def test_a_with_block_closes_at_its_end(reading: millstream.ReadOptions) -> None:
-    """The context manager gives the iterator itself and closes it, whether the block ends well or not."""
-    loader = loader_of(reading, Batch(3))
-    with iter(loader) as iterator:
-        assert iter(iterator) is iterator
-        next(iterator)
-    with contextlib.suppress(KeyError), iter(loader) as other:
-        next(other)
-        raise KeyError
-    for closed in (iterator, other):
-        with pytest.raises(ValueError, match="closed"):
-            next(closed)
-
-
 def our_threads() -> list[threading.Thread]:
     """Returns the library's threads that run."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]

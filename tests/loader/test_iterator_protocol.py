@@ -1,5 +1,6 @@
 """One protocol of iterators: those of loaders, of chains and of device_put have the same methods, which agree."""
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from millstream.loader.monitoring.client import query
 from support.faults.user_faults import WAIT_SECONDS
 
 NUM_BATCHES = 5
+BATCHES = [list(range(start, start + 4)) for start in range(0, 20, 4)]
 
 
 def chain() -> millstream.IterDataset[Any]:
@@ -20,13 +22,14 @@ def chain() -> millstream.IterDataset[Any]:
     return millstream.MapDataset.range(20).map(abs).to_iter_dataset().batch(4)
 
 
-def loader() -> millstream.DataLoader:
+def loader(**options: Any) -> millstream.DataLoader:
     """Returns a loader of the same batches."""
-    return millstream.load(range(20), num_epochs=1, transformations=[abs], batch_size=4)
+    return millstream.load(range(20), num_epochs=1, transformations=[abs], batch_size=4, **options)
 
 
 ITERATORS: dict[str, Callable[[], Any]] = {
     "loader": lambda: iter(loader()),
+    "loader without threads": lambda: iter(loader(read_options=millstream.ReadOptions(0))),
     "chain": lambda: iter(chain()),
     "device_put of a loader": lambda: millstream.device_put(iter(loader())),
     "device_put of a chain": lambda: millstream.device_put(iter(chain())),
@@ -43,7 +46,7 @@ def test_every_iterator_has_positions_states_and_views(make: Callable[[], Any], 
         state, saved = batches.get_state(), batches.state_dict()
         rest = [batch.tolist() for batch in batches]
         assert (batches.step, len(batches), bool(batches)) == (NUM_BATCHES, 0, True)
-        assert [*first, *rest] == [list(range(start, start + 4)) for start in range(0, 20, 4)]
+        assert [*first, *rest] == BATCHES
         metrics = batches.metrics()
         assert (metrics["loader/batches"], metrics["loader/step"]) == (NUM_BATCHES, NUM_BATCHES)
         assert metrics["loader/seconds/operation_0"] == batches.profile()["operations[0], Map(abs)"]
@@ -58,8 +61,30 @@ def test_every_iterator_has_positions_states_and_views(make: Callable[[], Any], 
             move(argument)
             assert batches.step == 2
             assert [batch.tolist() for batch in batches] == rest
-    with pytest.raises(ValueError, match="closed"):
-        next(batches)
+
+
+@pytest.mark.parametrize("name", ITERATORS)
+def test_a_closed_iterator_says_so(name: str) -> None:
+    """A `with` block closes at its end, even if it raises; then all that needs work is an error, and the state remains.
+
+    Closing again does nothing.
+    """
+    with contextlib.suppress(KeyError), ITERATORS[name]() as batches:
+        assert iter(batches) is batches
+        first = next(batches).tolist()
+        state = batches.get_state()
+        raise KeyError
+    batches.close()
+    way = r"millstream\.device_put\(iter\(loader\)\)" if "device_put" in name else "iter"
+    go_back: list[Callable[[], Any]] = [lambda: batches.seek(0), lambda: batches.set_state(state)]
+    for move in (lambda: next(batches), batches.start_prefetch, *go_back):
+        with pytest.raises(ValueError, match=f"(?i)closed.* call {way}"):
+            move()
+    assert batches.get_state() == state
+    assert "device_put" in name or "closed" in repr(batches)
+    with ITERATORS[name]() as fresh:
+        fresh.set_state(state)
+        assert [first, *(batch.tolist() for batch in fresh)] == BATCHES
 
 
 def test_top_sees_the_wait_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
