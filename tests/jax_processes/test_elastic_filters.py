@@ -1,4 +1,4 @@
-"""Filtered, split and packed streams on groups of real JAX processes of any size: the same global batches in all."""
+"""Filtered, split and packed streams on groups of real JAX processes of any size: the same global batches, and ends."""
 
 import functools
 from pathlib import Path
@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import millstream
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
 from support.jax_processes.groups import run_group
-from support.jax_processes.programs import DEALT, GLOBAL_BATCH, LOGICAL_SHARDS, SEED, SIZE
+from support.jax_processes.programs import DEALT, EVALUATIONS, GLOBAL_BATCH, LOGICAL_SHARDS, SEED, SIZE, Row
 from support.oracle.stream import oracle
 from support.streams import equal_streams
 
@@ -50,12 +51,37 @@ def test_each_group_resumes_from_all_states_of_the_one_before(tmp_path: Path) ->
                 assert equal_streams(expected(name, 9)[step : step + 2 * STEPS], batches), (number, name)
 
 
-def test_processes_that_agree_on_the_steps_end_together(tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=[2, LOGICAL_SHARDS])
+def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """What each process of a group has taken of finite streams, to their ends."""
+    return run_group("end", request.param, tmp_path_factory.mktemp("ended") / "log")
+
+
+def test_processes_that_agree_on_the_steps_end_together(ended: list[Any]) -> None:
     """The fewest steps of all processes are those of a single one, and none waits for another that has ended."""
-    said = run_group("end_together", LOGICAL_SHARDS, tmp_path / "log")
+    dealt = [told["dealt"] for told in ended]
     for name in DEALT:
-        assert min(own for own, _ in (told[name] for told in said)) == len(expected(name, 1))
-        for told in said:
+        assert min(told[name][0] for told in dealt) == len(expected(name, 1))
+        for told in dealt:
             assert equal_streams(told[name][1], expected(name, 1))
-    # Without that, some would go on alone.
-    assert any(np.ptp([told[name][0] for told in said]) > 0 for name in DEALT)
+    if len(ended) == LOGICAL_SHARDS:
+        # Without that, some would go on alone.
+        assert any(np.ptp([told[name][0] for told in dealt]) > 0 for name in DEALT)
+
+
+@functools.cache
+def expected_evaluation(name: str) -> list[Any]:
+    """Returns the padded global batches as one process makes them, without any loader."""
+    keys = millstream.surviving_keys(range(SIZE), EVALUATIONS[name])
+    sampler = IndexSampler(len(keys), keys=keys, num_epochs=1, shuffle=True, seed=SEED)
+    return list(oracle(range(SIZE), sampler, [Row(), Batch(GLOBAL_BATCH, pad_remainder=True)]))
+
+
+def test_every_record_is_evaluated_once_on_any_number_of_processes(ended: list[Any]) -> None:
+    """Global batches and masks are those of one process; shards without a real row in the last one still take part."""
+    for told in ended:
+        for name, batches in told["evaluated"].items():
+            assert equal_streams(batches, expected_evaluation(name))
+            numbers = np.concatenate([batch[mask] for batch, mask in batches])[:, 0]
+            assert sorted(numbers.tolist()) == [k for k in range(SIZE) if name == "all" or k % 3 != 0]
+            assert not batches[-1].mask[-GLOBAL_BATCH // len(ended) :].any()

@@ -206,9 +206,9 @@ def test_a_page_has_what_the_metrics_have() -> None:
 @pytest.mark.third_party
 def test_hosts_are_compared(tmp_path: Path) -> None:
     """Each process learns which of them waits most, how much, and how many records all of them have skipped."""
-    results = run_group("compare_hosts", 3, tmp_path / "log", bad=[[1, 2], [], [7]])
-    assert [metrics["loader/errors"] for metrics in results] == [2.0, 0.0, 1.0]
-    slowest = max(range(3), key=lambda process: results[process]["loader/wait_share"])
+    results = run_group("compare_hosts", 2, tmp_path / "log", bad=[[1, 2], [7]])
+    assert [metrics["loader/errors"] for metrics in results] == [2.0, 1.0]
+    slowest = max(range(2), key=lambda process: results[process]["loader/wait_share"])
     for metrics in results:
         assert metrics["loader/slowest_host"] == slowest
         assert metrics["loader/slowest_host_wait_share"] == results[slowest]["loader/wait_share"]

@@ -385,6 +385,11 @@ def evaluate() -> dict[str, list[Any]]:
     return told
 
 
+def end() -> dict[str, Any]:
+    """Takes finite streams to their ends: those that all processes have agreed on, and padded ones."""
+    return {"dealt": end_together(), "evaluated": evaluate()}
+
+
 def compare_hosts(bad: list[list[int]]) -> dict[str, float]:
     """Reads records of which those in the list of this process fail; returns the metrics of all hosts."""
     own = bad[jax.process_index()]
