@@ -15,6 +15,7 @@ from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_nodes import Combined, ReadIterDataset
 from millstream.dataset.streams import as_stream
 from millstream.loader.threads.options import ReadOptions
+from millstream.loader.threads.shared_threads import joint_threads
 from millstream.samplers.mixture_checks import named_parts
 from millstream.samplers.weights import checked_weights
 from millstream.transforms import Transformation
@@ -47,8 +48,7 @@ class MixedIterDataset(Combined):
         self, operations: tuple[Transformation, ...], running: Running, *, chosen: bool
     ) -> DatasetIterator[Any]:
         has_workers = bool(running.workers.num_workers)
-        # One set of workers, or one plan, has the threads of one chain.
-        reading = running.reading if chosen else max(map(_reading, self.parents), key=lambda one: one.num_threads)
+        reading = running.reading if chosen else _joint_reading(self.parents)
         nodes = [straight_node(parent, has_workers=has_workers) for parent in self.parents]
         parts = tuple(node for node in nodes if node is not None)
         if len(parts) == len(nodes) and running.shared_workers is None:
@@ -75,6 +75,13 @@ def _shared_by(running: Running) -> Shared:
         if running.threads is None
         else Shared(running.threads, running.shared_workers)
     )
+
+
+def _joint_reading(streams: Sequence[IterDataset[Any]]) -> ReadOptions:
+    """Returns the threads for one set of workers, or one plan, which does the work of several streams."""
+    asked = [_reading(stream) for stream in streams]
+    largest = max(asked, key=lambda reading: reading.num_threads)
+    return dataclasses.replace(largest, num_threads=joint_threads([reading.num_threads for reading in asked]))
 
 
 def _reading(stream: IterDataset[Any]) -> ReadOptions:

@@ -143,7 +143,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             run.failures = unpack_failures(result.failures, self._pool.classes)
             return run
 
-        self._reads.record(result.seconds, result.idle_seconds)
+        self._reads.record(call.num_blocks, result.seconds, result.idle_seconds)
         self._complete(result.call, call, result.seconds + result.read_seconds, outputs)
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:

@@ -13,8 +13,8 @@ from typing import final
 WINDOW_SECONDS = 0.05
 """The shortest time over which a rate is measured: longer than the interpreter's switch interval."""
 
-WINDOW_RUNS = 8
-"""The smallest number of outputs over which a rate is measured. It is also at least twice the number of threads."""
+WINDOW_BLOCKS = 8
+"""The smallest number of blocks over which a rate is measured. It is also at least twice the number of threads."""
 
 STARVING = 0.1
 """No search takes place if the consumer waits for less than this share of its time."""
@@ -23,7 +23,7 @@ WORTH = 0.8
 """Fewer threads are sufficient if they reach this share of the best rate."""
 
 FIRST_SETTLED_WINDOWS = 4
-"""The number of windows after which a first rejection is tested again: a burst of outputs may have raised the rate."""
+"""The number of windows after which a first rejection is tested again: a burst of blocks may have raised the rate."""
 
 SETTLED_WINDOWS = 256
 """The number of windows after which the search restarts, because the consumer, disk or network may have changed."""
@@ -50,24 +50,28 @@ class Concurrency:
         self._skip = limit
         self._open_window(0.0)
 
-    def delivered(self, now: float, waited: float) -> None:
-        """Records an output.
+    def delivered(self, now: float, waited: float, num_blocks: int) -> None:
+        """Records a delivery to the consumer.
+
+        The rate is that of the blocks that threads have completed. The rate of outputs would also depend on their
+        order: many may be complete, and wait for one that is not.
 
         Args:
             now: the time of delivery, in seconds.
             waited: the seconds that the consumer waited for it.
+            num_blocks: the number of blocks completed since the previous delivery.
         """
         if self._skip > 0:
-            self._skip -= 1
+            self._skip -= num_blocks
             self._open_window(now)
             return
-        self._runs += 1
+        self._blocks += num_blocks
         self._waited += waited
         seconds = now - self._begin
-        if seconds < WINDOW_SECONDS or self._runs < max(WINDOW_RUNS, 2 * self.level):
+        if seconds < WINDOW_SECONDS or self._blocks < max(WINDOW_BLOCKS, 2 * self.level):
             return
         if self._waited >= STARVING * seconds:
-            self._decide(self._runs / seconds)
+            self._decide(self._blocks / seconds)
         self._open_window(now)
 
     def _decide(self, rate: float) -> None:
@@ -90,8 +94,8 @@ class Concurrency:
 
     def _go_to(self, level: int) -> None:
         self.level = level
-        # The next outputs were begun by the previous number of threads.
+        # The next blocks were begun by the previous number of threads.
         self._skip = self._limit
 
     def _open_window(self, now: float) -> None:
-        self._begin, self._runs, self._waited = now, 0, 0.0
+        self._begin, self._blocks, self._waited = now, 0, 0.0

@@ -45,9 +45,10 @@ class ReadOptions:
     has to wait, and only as many run concurrently as shorten its waits.
 
     Attributes:
-        num_threads: the maximum number of reads in flight in this process, or in each worker process. With 0, nothing
-            is read ahead, and the consumer's or worker's thread does everything. A read is one record, or all records
-            of a call if the source has batched reads. Workers have several calls in flight only if reads wait for
+        num_threads: the maximum number of reads in flight in this process, or in each worker process. The numbers of
+            chains below an interleave, mixture or zip add up, to at most 64. With 0, nothing is read ahead, and the
+            consumer's or worker's thread does everything. A read is one record, or all records of a call if the
+            source has batched reads. Workers have several calls in flight only if reads wait for
             storage, and run operations in one thread unless the source reads record by record.
             Quick work, such as records before a Filter or small batches of packed rows, is done several blocks per
             call.

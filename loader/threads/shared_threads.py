@@ -4,7 +4,8 @@ All chains below an interleave, a zip, a mixture or a similar node share one set
 read concurrently. Each executor keeps its own schedule and submits its own calls.
 
 Guarantees:
-    * The number of threads never exceeds the options of one executor, however many executors there are.
+    * The number of threads never exceeds the sum of the options of all executors, and MAX_SHARED_THREADS if there are
+      several.
     * The executors together hold as many records, ready or in work, as the buffer of one. Each gets a share in
       proportion to the records that it reads, so a source that is drawn from more often is read further ahead. Each may
       have at least one call ready or in work.
@@ -20,16 +21,24 @@ from millstream.loader.threads.memory_budget import affordable_threads, buffer_b
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
     from millstream.loader.threads.options import ReadOptions
 
 REMEMBERED_BUFFERS = 4
 """Shares follow the most recent records: about this many buffers of them."""
 
+MAX_SHARED_THREADS = 64
+"""The maximum number of threads for several executors, unless one of them asks for more."""
+
 MIN_AHEAD = 2
 """The number of blocks of a single executor that may be ready or in work, whatever their size. With one block, no
 thread would work while it waits to be taken."""
+
+
+def joint_threads(asked: "Sequence[int]") -> int:
+    """Returns the number of threads for several executors, given the number that each asks for."""
+    return affordable_threads(min(sum(asked), max(MAX_SHARED_THREADS, *asked)))
 
 
 @final
@@ -47,6 +56,7 @@ class SharedThreads:
         self.calls_ahead = 1
         self.typical_seconds: dict[Hashable, float] = {}
         self._records_read: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._total = 0.0
         self._max_threads = 0
         self._buffer = 0
@@ -64,9 +74,10 @@ class SharedThreads:
 
         Args:
             executor: the executor that will submit calls.
-            options: the number of threads and the size of the buffer. The maximum over all executors applies.
+            options: the number of threads, which add up, and the size of the buffer, of which the largest applies.
         """
-        num_threads = affordable_threads(options.num_threads)
+        self._asked[executor] = options.num_threads
+        num_threads = joint_threads(list(self._asked.values()))
         self._buffer = max(self._buffer, options.prefetch_buffer_size)
         if options.max_buffer_bytes is not None or not self.max_bytes:
             self.max_bytes = max(self.max_bytes, buffer_budget(options.max_buffer_bytes))
@@ -86,6 +97,7 @@ class SharedThreads:
 
         Idempotent and thread-safe.
         """
+        self._asked.pop(executor, None)
         self._total -= self._records_read.pop(executor, 0.0)
         if not self._records_read and (readers := self._readers) is not None:
             readers.stop()
@@ -127,8 +139,8 @@ class SharedThreads:
                 read[other] = read.get(other, 0.0) / 2
             self._total = sum(read.values())
 
-    def delivered(self, now: float, waited: float) -> None:
-        """Records the delivery of outputs, and adjusts the number of threads (see `Concurrency`)."""
-        self._concurrency.delivered(now, waited)
+    def delivered(self, now: float, waited: float, num_blocks: int) -> None:
+        """Records a delivery to a consumer, and adjusts the number of threads (see `Concurrency.delivered`)."""
+        self._concurrency.delivered(now, waited, num_blocks)
         if self._readers is not None and self._readers.size != self.level:
             self._readers.resize(self.level)

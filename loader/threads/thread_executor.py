@@ -80,6 +80,8 @@ class ThreadExecutor(Executor):
         self._calls_ahead = min(self._shared.calls_ahead, self._max_calls)
         self._seconds = [math.inf for _ in plan.stages]
         self._waited = 0.0
+        # The number of blocks completed since the previous outputs.
+        self._num_completed = 0
 
     def load(self) -> "Load":
         """Returns a snapshot of the work in progress."""
@@ -105,8 +107,8 @@ class ThreadExecutor(Executor):
     def _begin(self) -> None:
         self._threads.check_process()
         self._may_work_here = self._settings.are_neutral()
+        self._waited, self._num_completed = 0.0, 0
         self._receive_finished()
-        self._waited = 0.0
 
     def _advance(self) -> None:
         stage = self._schedule.next_stage
@@ -128,7 +130,7 @@ class ThreadExecutor(Executor):
 
     def _end(self) -> None:
         if self._calls_ahead == self._max_calls and not self._plan.source_is_stream:
-            self._shared.delivered(time.perf_counter(), self._waited)
+            self._shared.delivered(time.perf_counter(), self._waited, self._num_completed)
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -194,6 +196,7 @@ class ThreadExecutor(Executor):
         long, because of waits for the interpreter's lock and for a core, so short times get more weight there.
         """
         self._size.record(call, seconds)
+        self._num_completed += call.num_blocks
         if call.stage == 0:
             self._shared.record_read(self, call.num_records)
         self._update_estimate(call, seconds, is_local=is_local)

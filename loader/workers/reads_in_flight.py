@@ -26,14 +26,16 @@ class ReadsInFlight:
         self._concurrency = Concurrency(limit)
         self._idle_calls = 0
         self._waited = 0.0
+        self._num_completed = 0
 
     @property
     def number(self) -> int:
         """The number of concurrent reads per worker."""
         return self._concurrency.level if self._idle_calls >= IDLE_CALLS else 1
 
-    def record(self, seconds: float, idle_seconds: float) -> None:
-        """Records a call: its duration, and the part of it in which the worker did not compute."""
+    def record(self, num_blocks: int, seconds: float, idle_seconds: float) -> None:
+        """Records a call: its blocks, its duration, and the part of it in which the worker did not compute."""
+        self._num_completed += num_blocks
         if self._idle_calls < IDLE_CALLS:
             is_idle = idle_seconds > max(IDLE_SECONDS, IDLE_SHARE * seconds)
             self._idle_calls = self._idle_calls + 1 if is_idle else 0
@@ -45,5 +47,5 @@ class ReadsInFlight:
     def delivered(self, now: float) -> None:
         """Records that these outputs were delivered at time `now`, in seconds."""
         if self._idle_calls >= IDLE_CALLS:
-            self._concurrency.delivered(now, self._waited)
-        self._waited = 0.0
+            self._concurrency.delivered(now, self._waited, self._num_completed)
+        self._waited, self._num_completed = 0.0, 0

@@ -1,9 +1,11 @@
 """What is below an interleave, a zip, a mixture and the like is read in parallel, and not much further than needed."""
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from millstream import IterDataset, MapDataset, ReadOptions
@@ -18,6 +20,12 @@ from millstream.loader.threads import thread_executor
 
 NUM_STREAMS = 4
 LENGTH = 1000
+
+LATENCY = 0.02
+"""The seconds that a read takes until as many as allowed are in flight."""
+
+MAX_OUTPUTS = 1000
+"""The number of outputs after which as many reads as allowed must have been in flight."""
 
 
 class Gate:
@@ -117,6 +125,41 @@ def test_streams_below_a_join_are_read_at_the_same_time_before_workers(join: str
     with iter(JOINS[join](gated(gate)).map(str).mp_prefetch(1)) as iterator:
         next(iterator)
     assert gate.is_passed
+
+
+class Counted:
+    """A source whose records are the largest number of reads that were in flight so far, in all streams.
+
+    A read ends when `limit` are in flight, or after LATENCY.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._in_flight = self._peak = 0
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return 100_000
+
+    def __getitem__(self, number: int) -> int:
+        with self._changed:
+            self._in_flight += 1
+            self._peak = max(self._peak, self._in_flight)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._peak >= self._limit, LATENCY)
+            self._in_flight -= 1
+            return self._peak
+
+
+@pytest.mark.parametrize("join", ["interleave", "zip", "mix", "mix of filtered", "limit of interleave", "mix of zips"])
+def test_the_threads_of_all_streams_below_a_join_add_up(join: str) -> None:
+    """Each stream may have two reads in flight, so all of them together have twice as many as there are streams."""
+    limit = 2 * NUM_STREAMS
+    source = Counted(limit)
+    streams = [MapDataset.source(source).to_iter_dataset(ReadOptions(2, 64)) for _ in range(NUM_STREAMS)]
+    with iter(JOINS[join](streams)) as iterator:
+        peaks = [np.max(peak) for peak in itertools.islice(iterator, 100 if "limit" in join else MAX_OUTPUTS)]
+    assert max(peaks) == limit
 
 
 @pytest.mark.parametrize("join", JOINS)

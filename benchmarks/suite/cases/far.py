@@ -7,6 +7,7 @@ from typing import Any, final
 
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run
 from suite.data import integers
+from suite.peers import PEERS
 from suite.scale import Scale
 from suite.steps import identity
 from suite.throughput import take_for, taker
@@ -54,6 +55,7 @@ def _measured(join: Callable[[Any], Any]) -> Callable[[Run], Measurement]:
     """Returns what measures the records per second of joined streams, a map after them."""
 
     def measure(run: Run) -> Measurement:
+        PEERS[run.contender.peer].adapter()  # prepares what the peer's workers need
         peer = importlib.import_module(run.contender.peer)
         dataset = join(peer).map(identity)
         if run.contender.workers:

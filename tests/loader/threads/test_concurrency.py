@@ -24,7 +24,7 @@ def run(
     for _ in range(outputs):
         seconds = 1 / rate(tried.level)
         now += seconds
-        tried.delivered(now, waiting * seconds)
+        tried.delivered(now, waiting * seconds, 1)
         levels.append(tried.level)
     return levels, now
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.loader.threads.options import ReadOptions
-from millstream.loader.threads.shared_threads import SharedThreads
+from millstream.loader.threads.shared_threads import MAX_SHARED_THREADS, SharedThreads
 
 
 class Executor:
@@ -52,12 +52,12 @@ def test_what_has_left_takes_no_share() -> None:
     assert threads.records_ahead(second) == 100
 
 
-def test_the_largest_options_count_and_the_last_executor_ends_the_threads() -> None:
-    """Threads and buffer are those of the executor that asks for most; a later one gets new threads."""
+def test_threads_add_up_and_the_last_executor_ends_them() -> None:
+    """The numbers of threads add up, the largest buffer is that of all, and a later executor gets new threads."""
     threads, first, second = SharedThreads(), Executor(), Executor()
     readers = threads.enter(first, ReadOptions(2, 300))
     assert threads.enter(second, ReadOptions(8, 100)) is readers
-    assert (readers.size, threads.records_ahead(first) + threads.records_ahead(second)) == (8, 300)
+    assert (readers.size, threads.records_ahead(first) + threads.records_ahead(second)) == (10, 300)
     are_stopped = []
     for executor in (first, first, second):
         threads.leave(executor)
@@ -67,3 +67,14 @@ def test_the_largest_options_count_and_the_last_executor_ends_the_threads() -> N
     assert later is not readers
     assert not later.is_stopped
     threads.leave(second)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=20))
+def test_no_more_threads_than_all_ask_for(asked: list[int]) -> None:
+    """Many executors have MAX_SHARED_THREADS at most, unless one of them asks for more."""
+    threads, executors = SharedThreads(), [Executor() for _ in asked]
+    for executor, number in zip(executors, asked, strict=True):
+        threads.enter(executor, ReadOptions(number, 100))
+    assert threads.level == min(sum(asked), max(MAX_SHARED_THREADS, *asked))
+    for executor in executors:
+        threads.leave(executor)
