@@ -5,9 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Any, final
 
+from absl import flags
+
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run
 from suite.data import integers
-from suite.peers import PEERS
 from suite.scale import Scale
 from suite.steps import identity
 from suite.throughput import take_for, taker
@@ -55,7 +56,8 @@ def _measured(join: Callable[[Any], Any]) -> Callable[[Run], Measurement]:
     """Returns what measures the records per second of joined streams, a map after them."""
 
     def measure(run: Run) -> Measurement:
-        PEERS[run.contender.peer].adapter()  # prepares what the peer's workers need
+        # Grain's worker processes look at flags, which a program that uses absl would have parsed.
+        flags.FLAGS.mark_as_parsed()
         peer = importlib.import_module(run.contender.peer)
         dataset = join(peer).map(identity)
         if run.contender.workers:
