@@ -98,9 +98,9 @@ class EngineIterator(ShownIterator):
         return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {execution}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
-        from millstream.loader.reporting.html_rendering import render_iterator  # noqa: PLC0415  (lazy: for notebooks)
+        from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
 
-        return render_iterator(repr(self), self.insight.snapshot())
+        return render_loader(self.insight.snapshot(), iterator=repr(self))
 
     def place(self) -> tuple[Position, int]:
         """Returns the position of the plan, and the number of elements yielded."""

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.snapshot import LoaderSnapshot, Measurements
     from millstream.loader.snapshot_of_loader import ComponentCounter
-    from millstream.loader.threads.recorder import Recorder
     from millstream.loader.tracing import Trace
 
 
@@ -108,15 +107,13 @@ class Insight:
         from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (lazy, as above)
 
         self._check_random_access("trace")
-        structures = traced(pipeline or self._plan.pipeline)
-        labels = self._labels if pipeline is None else _labels_of(pipeline)
-        shown = {label: leaves for label, leaves in structures.items() if label in labels}
-        if pipeline is None:
-            self._structures = shown
-            return Trace(shown, self.snapshot())
-        insight = Insight(Plan(pipeline), Profiler(pipeline.labels), self._workers, self._reading, front=self._front)
-        insight._structures = shown
-        return Trace(shown, insight.snapshot())
+        insight = self
+        if pipeline is not None:
+            profiler = Profiler(pipeline.labels)
+            insight = Insight(Plan(pipeline), profiler, self._workers, self._reading, front=self._front)
+        structures, labels = traced(insight._plan.pipeline), insight._labels
+        insight._structures = {label: leaves for label, leaves in structures.items() if label in labels}
+        return Trace(insight._structures, insight.snapshot())
 
     def preview(
         self,
@@ -147,27 +144,9 @@ class Insight:
 
     def report(self, path: "str | Path") -> "Path":
         """Writes a report, and returns its path."""
-        from pathlib import Path  # noqa: PLC0415  (lazy, as above)
+        from millstream.loader.reporting.report import write_report  # noqa: PLC0415  (lazy, as above)
 
-        path, recorder = Path(path), self._recorder
-        if path.suffix not in (".html", ".json"):
-            raise ValueError(f"The path of a report must end in .html or .json, got {str(path)!r}.")
-        if path.suffix == ".json" and recorder is None:
-            raise ValueError("There is no trace to write. Build the loader with enable_profiling=True.")
-        # Copies, because other threads may append to these.
-        spans = [] if recorder is None else list(recorder.spans.copy())
-        memory = [] if recorder is None else list(recorder.memory.copy())
-        events = list(self.profiler.events.copy())
-        if path.suffix == ".json":
-            from millstream.loader.reporting.chrome_trace import chrome_trace  # noqa: PLC0415  (lazy, as above)
-
-            text = chrome_trace(spans, memory, events)
-        else:
-            from millstream.loader.reporting.report import report_page  # noqa: PLC0415  (lazy, as above)
-
-            text = report_page(self.snapshot(), spans, memory, events, is_recorded=recorder is not None)
-        path.write_text(text, encoding="utf-8")
-        return path
+        return write_report(path, self.profiler, self.snapshot)
 
     def count_delivered(self) -> None:
         """Adds the batches that iterators have delivered since the last time. Any thread may call it."""
@@ -209,12 +188,11 @@ class Insight:
         return measured, seconds
 
     @property
-    def _recorder(self) -> "Recorder | None":
-        return self.profiler.recorder
-
-    @property
     def _labels(self) -> set[str]:
-        return _labels_of(self._plan.pipeline)
+        """The labels of the stages, without the steps that a chain inserts between the user's operations."""
+        operations = zip(self._plan.pipeline.labels, self._plan.pipeline.operations, strict=True)
+        own = (label for label, operation in operations if not operation.is_between)
+        return {"keys", "read", HAND_OVER, NEXT, CONSUMER, *own}
 
     def _check_random_access(self, verb: str) -> None:
         if self._front.is_fed:
@@ -224,10 +202,3 @@ class Insight:
             )
         if reason := self._plan.reads_in_order_only:
             raise TypeError(f"Cannot {verb}: {reason}")
-
-
-def _labels_of(pipeline: Pipeline) -> set[str]:
-    """Returns the labels of the stages, without the steps that a chain inserts between the user's operations."""
-    operations = zip(pipeline.labels, pipeline.operations, strict=True)
-    own = (label for label, operation in operations if not operation.is_between)
-    return {"keys", "read", HAND_OVER, NEXT, CONSUMER, *own}

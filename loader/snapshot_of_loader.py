@@ -45,18 +45,7 @@ def snapshot_of(
     front: Front,
     num_cores: int | None = None,
 ) -> LoaderSnapshot:
-    """Returns the snapshot of a loader.
-
-    Args:
-        plan: the compiled pipeline.
-        measured: its counts and times.
-        seconds: the seconds of its stages, by label.
-        workers: its worker processes.
-        reading: its threads.
-        structures: traced results of its stages.
-        front: the API that it was built with.
-        num_cores: the number of cores for the workers; None for those of this process.
-    """
+    """Returns the snapshot of a loader from its measurements, the seconds of its stages, and the parts of `Insight`."""
     pipeline = plan.pipeline
     source, sampler = pipeline.source, pipeline.sampler
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
@@ -91,11 +80,7 @@ def snapshot_of(
 
 @final
 class ComponentCounter:
-    """Counts the elements of each component of a mixture before a step. Each call continues from the previous one.
-
-    Args:
-        plan: the compiled pipeline.
-    """
+    """Counts the elements of each component of a plan's mixture before a step. Each call continues the previous one."""
 
     def __init__(self, plan: Plan) -> None:
         order, self._partition = plan.pipeline.order, plan.partition

@@ -13,7 +13,9 @@ import itertools
 import logging
 import os
 import sys
+import threading
 import time
+import traceback
 import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
@@ -21,7 +23,6 @@ from typing import Any, NamedTuple, Protocol
 from millstream.loader.monitoring.client import FORMAT
 from millstream.loader.monitoring.metrics_endpoint import VARIABLE, MetricsEndpoint
 from millstream.loader.monitoring.server import Server
-from millstream.loader.monitoring.thread_stacks import stacks_of_threads
 from millstream.loader.processes.process_report import process_report
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.metrics import exposition
@@ -189,5 +190,26 @@ def _stacks() -> dict[str, Any]:
     of_workers = [{"who": f"worker process {pid}", "text": text} for pid, text in sorted(workers.items())]
     return {
         "format": FORMAT,
-        "stacks": [{"who": f"process {os.getpid()}", "text": stacks_of_threads()}, *of_workers],
+        "stacks": [{"who": f"process {os.getpid()}", "text": _stacks_of_threads()}, *of_workers],
     }
+
+
+def _stacks_of_threads() -> str:
+    """Returns the stacks of all threads except the calling one, the main thread first.
+
+    The format is that of `faulthandler`: a head per thread, then its frames, the most recent call first.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main, own = threading.main_thread().ident, threading.get_ident()
+    frames = sys._current_frames()  # noqa: SLF001  (documented, for tools like this)
+    order = sorted((ident for ident in frames if ident != own), key=lambda ident: (ident != main, ident))
+    return "\n\n".join(
+        "\n".join([f"Thread {names.get(ident, hex(ident))} (most recent call first):", *_lines_of(frames[ident])])
+        for ident in order
+    )
+
+
+def _lines_of(frame: object) -> list[str]:
+    # Source lines are omitted, because files would be read for them.
+    found = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)  # type: ignore[arg-type]
+    return [f'  File "{one.filename}", line {one.lineno} in {one.name}' for one in found]

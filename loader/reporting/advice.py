@@ -69,7 +69,7 @@ def advice_of(snapshot: LoaderSnapshot) -> tuple[Advice, ...]:
             *_apply(snapshot, (trouble,)),
         )
     if measured.wait_share < NEGLIGIBLE_SHARE:
-        return tuple(_apply(snapshot, (not_waiting, idle_workers, trouble)))
+        return tuple(_apply(snapshot, (waiting, idle_workers, trouble)))
     slowest = slowest_stage(snapshot)
     rules: tuple[Rule, ...] = (sampler_keys, pickled_batches, copied_batches, trouble)
     if slowest is None or slowest.kind != "batched_reads":
@@ -82,23 +82,15 @@ def _apply(snapshot: LoaderSnapshot, rules: tuple[Rule, ...]) -> Iterator[Advice
 
 
 def waiting(snapshot: LoaderSnapshot) -> Advice:
-    """Reports the share of the time that the trainer waited."""
-    text = f"The trainer waited {share_text(snapshot.measured.wait_share)} of the time."
-    if snapshot.measured.trainer_seconds < NEGLIGIBLE_SHARE * snapshot.measured.seconds:
-        text += (
-            f" Everything else in its loop took {share_text(1 - snapshot.measured.wait_share)}: there is too little "
-            "compute to overlap loading with."
-        )
-    return Advice("waiting", text)
-
-
-def not_waiting(snapshot: LoaderSnapshot) -> Advice:
-    """Reports that loading is fast enough."""
-    return Advice(
-        "not_waiting",
-        f"The trainer waited {share_text(snapshot.measured.wait_share)} of the time: a faster loader would not speed "
-        "up training.",
-    )
+    """Reports the share of the time that the trainer waited, and the rest of its loop if that says more."""
+    measured = snapshot.measured
+    text = f"The trainer waited {share_text(measured.wait_share)} of the time"
+    if measured.wait_share < NEGLIGIBLE_SHARE:
+        return Advice("not_waiting", f"{text}: a faster loader would not speed up training.")
+    if measured.trainer_seconds >= NEGLIGIBLE_SHARE * measured.seconds:
+        return Advice("waiting", f"{text}.")
+    rest = f"Everything else in its loop took {share_text(1 - measured.wait_share)}"
+    return Advice("waiting", f"{text}. {rest}: there is too little compute to overlap loading with.")
 
 
 def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:

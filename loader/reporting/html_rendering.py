@@ -38,19 +38,11 @@ font-family:system-ui,sans-serif}
 _FLOW = '<div class="ms-flow">↓</div>'
 
 
-def render_loader(snapshot: LoaderSnapshot) -> str:
-    """Returns the rendering of a loader, with its style sheet."""
-    return figure(loader_boxes(snapshot), style=STYLE)
-
-
-def render_iterator(description: str, snapshot: LoaderSnapshot) -> str:
-    """Returns the rendering of a chain's iterator: its description, and the pipeline that it runs."""
-    return figure(card("iterator", description), '<div class="ms-flow">runs</div>', loader_boxes(snapshot), style=STYLE)
-
-
-def render_summary(snapshot: LoaderSnapshot) -> str:
-    """Returns the rendering of a loader, and the advice about it."""
-    return figure(loader_boxes(snapshot), advice_list(snapshot), style=STYLE)
+def render_loader(snapshot: LoaderSnapshot, *, iterator: str = "", with_advice: bool = False) -> str:
+    """Returns the rendering of a loader, if given after the description of a chain's iterator, with its style sheet."""
+    before = (card("iterator", iterator), '<div class="ms-flow">runs</div>') if iterator else ()
+    after = (advice_list(snapshot),) if with_advice else ()
+    return figure(*before, loader_boxes(snapshot), *after, style=STYLE)
 
 
 def loader_boxes(snapshot: LoaderSnapshot) -> str:

@@ -5,7 +5,8 @@ import datetime as dt
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from millstream.html_fragments import document, escaped, figure
 from millstream.loader.reporting.chrome_trace import chrome_trace
@@ -15,14 +16,33 @@ from millstream.loader.reporting.quantities import bytes_text, count_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.loader.reporting.timeline import STYLE as TIMELINE_STYLE
 from millstream.loader.reporting.timeline import timeline
-from millstream.loader.threads.profiler import Event
+from millstream.loader.threads.profiler import Event, Profiler
 from millstream.loader.threads.recorder import Sample, Span
 
 PACKAGES = ("millstream", "numpy", "jax", "torch")
 """The packages whose versions a report states, if they are imported."""
 
 
-def report_page(
+def write_report(path: str | Path, profiler: Profiler, snapshot: Callable[[], LoaderSnapshot]) -> Path:
+    """Writes a page, or the recording as a trace, and returns the path. The arguments are those of `Insight.report`."""
+    path, recorder = Path(path), profiler.recorder
+    if path.suffix not in (".html", ".json"):
+        raise ValueError(f"The path of a report must end in .html or .json, got {str(path)!r}.")
+    if path.suffix == ".json" and recorder is None:
+        raise ValueError("There is no trace to write. Build the loader with enable_profiling=True.")
+    # Copies, because other threads may append to these.
+    spans = [] if recorder is None else list(recorder.spans.copy())
+    memory = [] if recorder is None else list(recorder.memory.copy())
+    events = list(profiler.events.copy())
+    if path.suffix == ".json":
+        text = chrome_trace(spans, memory, events)
+    else:
+        text = _page(snapshot(), spans, memory, events, is_recorded=recorder is not None)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _page(
     snapshot: LoaderSnapshot,
     spans: Sequence[Span],
     memory: Sequence[Sample],
@@ -30,15 +50,6 @@ def report_page(
     *,
     is_recorded: bool,
 ) -> str:
-    """Returns the page: advice, pipeline, timeline, memory, and the deaths and stalls of workers.
-
-    Args:
-        snapshot: the loader.
-        spans: the recorded work of the trainer, threads and workers.
-        memory: samples of the memory of processes.
-        events: deaths and stalls of workers.
-        is_recorded: True if the loader records spans.
-    """
     parts = [
         f"<h1>{escaped(snapshot.source.name)}</h1>",
         f"<p>{escaped(workers_text(snapshot))}; {escaped(trainer_text(snapshot.measured))}.</p>",
@@ -57,7 +68,7 @@ def report_page(
 
 
 def _origin_text() -> str:
-    """Returns time, host, command and versions."""
+    """Returns time, host and versions."""
     now = dt.datetime.now().astimezone()
     versions = [f"Python {platform.python_version()}"]
     versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES if name in sys.modules]

@@ -39,9 +39,9 @@ class Summary:
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        from millstream.loader.reporting.html_rendering import render_summary  # noqa: PLC0415  (lazy: for notebooks)
+        from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
 
-        return render_summary(self._snapshot)
+        return render_loader(self._snapshot, with_advice=True)
 
 
 def render_text(snapshot: LoaderSnapshot) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies
 
 import millstream
 from millstream.html_fragments import card, document, figure, proportions
-from millstream.loader.reporting.html_rendering import render_loader, render_summary
+from millstream.loader.reporting.html_rendering import render_loader
 from millstream.loader.reporting.snapshot import Location
 from millstream.loader.reporting.summary import render_text
 from support.documents.html_pages import Page
@@ -87,7 +87,7 @@ def test_lookups_before_the_first_batch_are_no_stage() -> None:
 def test_a_summary_in_a_notebook_has_picture_and_advice() -> None:
     """The sentences are those of the text."""
     snapshot = snapshot_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
-    assert "The trainer waited 75 % of the time." in Page(render_summary(snapshot)).text
+    assert "The trainer waited 75 % of the time." in Page(render_loader(snapshot, with_advice=True)).text
 
 
 def test_a_mixture_shows_its_weights() -> None:
