@@ -47,8 +47,9 @@ class Branch:
         shard: the logical shard.
         leaf: the input of stage 0.
         queues: the calls of each stage.
-        lanes: the elements of this branch after each stage but the last.
-        joins: the joins that the lanes belong to.
+        may_read: True if the leaf has blocks that were not requested, and they are wanted.
+        lanes: the elements of this branch in front of each stage but the first.
+        inputs: the groups in front of each of these stages: those of the lane, or of the join that it belongs to.
         begun: the number of records requested.
         read: the number of these records that were read.
     """
@@ -57,9 +58,10 @@ class Branch:
         self._plan = plan
         self.shard = plan.shards[shard]
         self.leaf: Leaf = BlockLeaf(self.shard.num_blocks, cursor.block) if feed is None else feed
+        self.may_read = self.leaf.next_blocks(1) > 0
         self.queues: list[CallQueue] = []
         self.lanes: list[Lane] = []
-        self.joins: list[Join] = []
+        self.inputs: list[Lane | Join] = []
         self.begun = self.read = 0
         first = 0
         for stage in plan.stages:
@@ -68,7 +70,7 @@ class Branch:
             counts_outputs = stage.unit is None or stage.divides_units
             self.queues.append(CallQueue(shard, cursor.skip[stop - 1] if counts_outputs else 0))
             if stage.grouping is not None:
-                self._join(stage, cursor, first)
+                self._add_lane(stage, cursor, first)
             first = stop
         self._empty_epochs: EmptyEpochs | None = None
         self._windows: FilterWindows | None = None
@@ -76,12 +78,11 @@ class Branch:
             self._check_filters(cursor.block)
 
     # The late imports are not needed by most pipelines.
-    def _join(self, stage: Stage, cursor: Cursor, first: int) -> None:
-        from millstream.loader.pipeline.join import Join, Lane  # noqa: PLC0415
+    def _add_lane(self, stage: Stage, cursor: Cursor, first: int) -> None:
+        from millstream.loader.pipeline.join import Lane  # noqa: PLC0415
 
-        lane = Lane(stage, cursor, first)
-        self.lanes.append(lane)
-        self.joins.append(Join([lane]))
+        self.lanes.append(Lane(stage, cursor, first))
+        self.inputs.append(self.lanes[-1])
 
     def _check_filters(self, block: int) -> None:
         from millstream.loader.pipeline.empty_epochs import EmptyEpochs  # noqa: PLC0415
@@ -93,18 +94,15 @@ class Branch:
 
     def next_blocks(self, limit: int) -> int:
         """Returns the number of blocks of the next call of stage 0, at most `limit`."""
-        return 0 if self.queues[0].has_ended else self.leaf.next_blocks(limit)
-
-    def has_input(self, stage: int) -> bool:
-        """Returns True if a stage gets more calls."""
-        return not self.joins[stage - 1].has_ended if stage else self.next_blocks(1) > 0
+        return self.leaf.next_blocks(limit) if self.may_read else 0
 
     def check(self, call: Call, outputs: Outputs) -> None:
         """Records failures and dropped records, in the order of the stream. May truncate the outputs."""
         if outputs.failures:
             self._plan.record_failures(outputs)
+        counter = self._empty_epochs if call.num_blocks or self._plan.stages[call.stage].filters else None
         # Outputs that end with an error do not count as empty, unless the source has ended.
-        if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
-            self._empty_epochs.record(call.stage, call.num_blocks, len(outputs.values))
+        if counter is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
+            counter.record(call.stage, call.num_blocks, len(outputs.values))
         if self._windows is not None and isinstance(call, BlockCall):
             self._windows.check(outputs, call.stop)

@@ -91,7 +91,7 @@ class GroupCall(Call):
     def __init__(self, shard: int, stage: int, group: "FormedGroup", compiled: Stage, skip: int) -> None:
         super().__init__(shard, stage, len(group.elements.values), 0)
         self._elements = group.elements
-        self._span = group.start, (group.end, *group.others)
+        self._span = group[1:]
         self._skip = skip
         self._stage = compiled
 

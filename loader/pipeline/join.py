@@ -11,7 +11,7 @@ the first batch that lacks its share.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import final
 
 from millstream.loader.pipeline.elements import Elements
@@ -23,7 +23,7 @@ from millstream.loader.pipeline.stages import Stage
 
 @final
 class Lane:
-    """The elements of one logical shard in front of a stage.
+    """The elements of one logical shard in front of a stage, in groups.
 
     Args:
         stage: the stage.
@@ -31,9 +31,10 @@ class Lane:
         number: the number of cursor numbers of the stages before.
 
     Attributes:
-        groups: its groups, each a share of a group of the join.
+        groups: the complete groups that were not taken, each a share of a group of the join if there is one.
         error: the error in place of its next element, if any.
         has_ended: True if no element follows.
+        stops: True if it has ended, and a join forms no group without it.
         made: the number of elements so far.
         ready: the number of these elements that are not in a group of the join.
     """
@@ -41,10 +42,10 @@ class Lane:
     def __init__(self, stage: Stage, cursor: Cursor, number: int) -> None:
         if stage.grouping is None:
             raise AssertionError("stage 0 has a leaf")
-        self.keeps_remainder = stage.grouping.keeps_remainder
+        self._keeps_remainder = stage.grouping.keeps_remainder
         self.groups: deque[FormedGroup] = deque()
         self.error: BaseException | None = None
-        self.has_ended = False
+        self.has_ended = self.stops = False
         self.made = self.ready = 0
         start = Cursor(cursor.block, cursor.skip[:number])
         used = 0 if stage.unit is None else cursor.skip[number]
@@ -61,15 +62,23 @@ class Lane:
             self.end()
         elif outputs.error is not None:
             self.groups.extend(self._regrouping.truncate())
-            self.error, self.has_ended = outputs.error, True
+            self.error, self.has_ended, self.stops = outputs.error, True, True
 
     def end(self) -> None:
         """Forms the last, short group, unless an error came before."""
         if not self.has_ended:
             self.groups.extend(self._regrouping.finish())
-            self.has_ended = True
+            self.has_ended, self.stops = True, not self._keeps_remainder
 
-    def use_group(self) -> Cursor:
+    def take_groups(self) -> Sequence[FormedGroup]:
+        """Removes and returns the complete groups. An error is a group of its own, the last one."""
+        groups, self.groups = self.groups, deque()
+        if self.error is not None:
+            groups.append(FormedGroup.failed(self.error))
+            self.error = None
+        return groups
+
+    def take_share(self) -> Cursor:
         """Removes the first group, if there is one, and returns the position after it."""
         if self.groups:
             group = self.groups.popleft()
@@ -80,45 +89,39 @@ class Lane:
             self._position = self._position._replace(is_final=True)
         return self._position
 
-    @property
-    def stops(self) -> bool:
-        """True if no group of the join is formed without this lane, which has ended."""
-        return self.has_ended and (self.error is not None or not self.keeps_remainder)
-
 
 @final
 class Join:
-    """The groups in front of a stage, of a share of each lane.
+    """The groups in front of the last stage, of a share of each lane.
 
     Args:
         lanes: the elements of each logical shard.
 
     Attributes:
-        lanes: the same.
         has_ended: True if no group follows.
     """
 
-    def __init__(self, lanes: list[Lane]) -> None:
-        self.lanes = lanes
+    def __init__(self, lanes: Sequence[Lane]) -> None:
+        self._lanes = lanes
         self.has_ended = False
 
-    def groups(self) -> Iterator[FormedGroup]:
-        """Yields the groups that are complete. An error is a group of its own, the last one."""
+    def take_groups(self) -> Sequence[FormedGroup]:
+        """Removes and returns the complete groups. An error is a group of its own, the last one."""
+        groups: list[FormedGroup] = []
         while not self.has_ended:
-            empty = [lane for lane in self.lanes if not lane.groups]
-            for lane in empty:
-                if not lane.has_ended:
-                    return
-                if lane.stops:
+            shares: list[FormedGroup] = []
+            for lane in self._lanes:
+                if lane.groups:
+                    shares.append(lane.groups[0])
+                elif not lane.has_ended:
+                    return groups
+                elif lane.stops:
                     self.has_ended = True
-                    if lane.error is not None:
-                        nowhere = Cursor(0, (0,))
-                        yield FormedGroup(Elements.failed(lane.error), nowhere, nowhere)
-                    return
-            if len(empty) == len(self.lanes):
+                    return groups if lane.error is None else [*groups, FormedGroup.failed(lane.error)]
+            if shares:
+                elements = Elements.concatenate([share.elements for share in shares])
+                end, *others = [lane.take_share() for lane in self._lanes]
+                groups.append(FormedGroup(elements, end, end, tuple(others)))
+            else:
                 self.has_ended = True
-                return
-            shares = [lane.groups[0] for lane in self.lanes if lane.groups]
-            end, *others = [lane.use_group() for lane in self.lanes]
-            elements = Elements.concatenate([share.elements for share in shares])
-            yield FormedGroup(elements, shares[0].start, end, tuple(others))
+        return groups

@@ -104,16 +104,21 @@ class GroupOutputs(Outputs):
         elements: the outputs.
         first: the number of outputs at the start that are consumed already.
         num_records: the number of elements in the group.
-        span: the positions before the first output, consumed ones included, and after the last. After a group of
-            elements of several logical shards, which has one output, that is a position in all of them.
+        span: the positions before the first output, consumed ones included, and after the last; then the positions
+            after the last in other logical shards, if the group has elements of several.
         stage: the stage.
     """
 
     def __init__(
-        self, elements: Elements, first: int, num_records: int, span: tuple[Cursor, Position], stage: Stage
+        self,
+        elements: Elements,
+        first: int,
+        num_records: int,
+        span: tuple[Cursor, Cursor, tuple[Cursor, ...]],
+        stage: Stage,
     ) -> None:
         super().__init__(elements, first, num_records)
-        self._start, (self._end, *self._others) = span
+        self._start, self._end, self._others = span
         self._unit = stage.unit
         self._units: NDArray[np.int64] | None = None
         if stage.divides_units:

@@ -6,7 +6,7 @@ begin within an element, it also contains the part of the element that is consum
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple, final
+from typing import NamedTuple, Self, final
 
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.outputs import Cursor, Outputs
@@ -27,6 +27,12 @@ class FormedGroup(NamedTuple):
     start: Cursor
     end: Cursor
     others: tuple[Cursor, ...] = ()
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Self:
+        """Returns a group that only contains an error."""
+        nowhere = Cursor(0, (0,))
+        return cls(Elements.failed(error), nowhere, nowhere)
 
 
 @final

@@ -41,19 +41,27 @@ class Schedule:
         self._last_stage = len(plan.stages) - 1
         self._branches = [Branch(plan, shard, cursor, feed) for shard, cursor in enumerate(position)]
         first, *others = self._branches
-        for branch in others:
-            first.joins[-1].lanes.append(branch.lanes[-1])
-            branch.joins[-1], branch.queues[-1] = first.joins[-1], first.queues[-1]
         self._last = first.queues[-1]
-        self._last.branches = slice(None)
+        if others:
+            self._join()
         self._queues = [*first.queues, *(queue for branch in others for queue in branch.queues[:-1])]
         # The calls of each stage that were not taken, of all branches.
         self._untaken: list[deque[Call]] = [deque() for _ in plan.stages]
         self._outputs: deque[Outputs] = deque()
-        # The branch to read blocks for, or None.
-        self._reading: Branch | None = first
+        # The choice of the branch to read for is cached, because it is needed several times before anything changes.
+        self._chosen: Branch | None = first
+        self._is_chosen = not others
         for branch in self._branches:
             self._settle(branch, 0)
+
+    def _join(self) -> None:
+        """Makes the last stage one of all branches."""
+        from millstream.loader.pipeline.join import Join  # noqa: PLC0415  (lazy: rare)
+
+        self._last.branches = slice(None)
+        join = Join([branch.lanes[-1] for branch in self._branches])
+        for branch in self._branches:
+            branch.inputs[-1], branch.queues[-1] = join, self._last
 
     @property
     def exhausted(self) -> bool:
@@ -94,7 +102,8 @@ class Schedule:
 
     def next_blocks(self, limit: int) -> int:
         """Returns the number of blocks of the next call of stage 0, at most `limit`."""
-        return 0 if self._reading is None else self._reading.next_blocks(limit)
+        branch = self._branch_to_read()
+        return 0 if branch is None else branch.next_blocks(limit)
 
     @property
     def next_stage(self) -> int | None:
@@ -113,18 +122,19 @@ class Schedule:
         """
         if self._untaken[stage]:
             return self._untaken[stage].popleft()
-        branch = self._reading
-        if stage > 0 or branch is None or not branch.next_blocks(1):
+        branch = None if stage else self._branch_to_read()
+        if branch is None or not branch.may_read:
             return None
         queue = branch.queues[0]
         call = branch.leaf.take(branch.shard, max_blocks, queue.skip)
+        branch.may_read = branch.next_blocks(1) > 0
+        self._is_chosen = len(self._branches) == 1
         if call is None:
             self._settle(branch, 0)
             return None
         queue.skip = 0
         queue.pending.append(call)
         branch.begun += call.num_records
-        self._choose_branch()
         return call
 
     def wants(self, call: Call) -> bool:
@@ -153,8 +163,9 @@ class Schedule:
         """Stores the result of a call."""
         call.complete(elements)
         branch = self._branches[call.shard]
-        if call.stage == 0:
-            branch.read += call.num_records
+        if call.stage < self._last_stage:
+            branch.read += call.num_records if call.stage == 0 else 0
+            self._is_chosen = len(self._branches) == 1
         self._settle(branch, call.stage)
 
     def pop(self) -> Outputs | None:
@@ -173,13 +184,14 @@ class Schedule:
             while queue.pending and (outputs := queue.pending[0].outputs) is not None:
                 branch.check(queue.pending.popleft(), outputs)
                 self._forward(branch, stage, outputs)
-            if queue.pending or queue.has_ended or branch.has_input(stage):
-                continue
-            queue.has_ended = True
-            if stage < self._last_stage:
-                branch.lanes[stage].end()
-                self._begin_groups(branch, stage)
-        self._choose_branch()
+            if not queue.has_ended:
+                if queue.pending or (branch.may_read if stage == 0 else not branch.inputs[stage - 1].has_ended):
+                    # The stages after this one have got no error, and no end.
+                    return
+                queue.has_ended = True
+                if stage < self._last_stage:
+                    branch.lanes[stage].end()
+                    self._begin_groups(branch, stage)
 
     def _forward(self, branch: Branch, stage: int, outputs: Outputs) -> None:
         """Passes outputs to the next stage, or out of the last one."""
@@ -197,8 +209,8 @@ class Schedule:
 
     def _begin_groups(self, branch: Branch, stage: int) -> None:
         """Begins a call of the next stage for each group of outputs of a stage."""
-        queue, join = branch.queues[stage + 1], branch.joins[stage]
-        for group in join.groups():
+        queue, groups = branch.queues[stage + 1], branch.inputs[stage]
+        for group in groups.take_groups():
             call = GroupCall(queue.shard, stage + 1, group, self._plan.stages[stage + 1], queue.skip)
             queue.skip = 0
             queue.pending.append(call)
@@ -206,30 +218,34 @@ class Schedule:
                 self._untaken[stage + 1].append(call)
             else:
                 call.complete(group.elements)
-        if join.has_ended:
+        if groups.has_ended:
             self._close(queue, stage)
 
     def _close(self, queue: CallQueue, last: int) -> None:
         """Drops the calls of all stages up to a last one, in the branches that a queue gets elements from."""
         for branch in self._branches[queue.branches]:
+            branch.may_read = False
             for closed in branch.queues[: last + 1]:
                 closed.pending.clear()
                 closed.has_ended = True
         for stage in range(last + 1):
             self._untaken[stage] = deque(call for call in self._untaken[stage] if self.wants(call))
 
-    def _choose_branch(self) -> None:
-        """Chooses the branch with the fewest elements that are ready, or expected from blocks in work."""
-        if len(self._branches) == 1:
-            return
+    def _branch_to_read(self) -> Branch | None:
+        """Returns the branch with the fewest elements that are ready or expected from blocks in work, or None."""
+        if not self._is_chosen:
+            self._chosen, self._is_chosen = self._choose_branch(), True
+        return self._chosen
+
+    def _choose_branch(self) -> Branch | None:
         lanes = [branch.lanes[-1] for branch in self._branches]
         # No batch is built after the one that lacks the share of a branch.
         limit = min([len(lane.groups) for lane in lanes if lane.stops], default=math.inf)
         made, read = sum([lane.made for lane in lanes]), sum([branch.read for branch in self._branches])
         elements_per_record = (made + 1) / (read + 1)
         supplies = [
-            (lane.ready + (branch.begun - branch.read) * elements_per_record, branch.begun, branch.shard.number)
-            for branch, lane in zip(self._branches, lanes, strict=True)
-            if branch.next_blocks(1) and len(lane.groups) <= limit
+            (lane.ready + (branch.begun - branch.read) * elements_per_record, branch.begun, number)
+            for number, (branch, lane) in enumerate(zip(self._branches, lanes, strict=True))
+            if branch.may_read and len(lane.groups) <= limit
         ]
-        self._reading = self._branches[min(supplies)[-1]] if supplies else None
+        return self._branches[min(supplies)[-1]] if supplies else None
