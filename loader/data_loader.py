@@ -15,7 +15,7 @@ from millstream.loader.execution import Execution
 from millstream.loader.foreign_arguments import DATA_LOADER_BY_NAME, DATA_LOADER_REPLACEMENTS
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
-from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.iterator import Beginning, DataLoaderIterator
 from millstream.loader.lineage import Lineage
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -113,7 +113,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
         num_workers = 0 if self._is_debugging else num_workers
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
-        self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout)
+        self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout=stall_timeout)
         self._records_timeline = as_flag(enable_profiling, "enable_profiling")
         self._ray_workers = workers
         if workers is not None:
@@ -191,12 +191,20 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             self.trace()
 
     def _opened(self) -> DataLoaderIterator:
-        iterator = self._execution.begin(self._stream, self._passes)
+        iterator = DataLoaderIterator(self)
         # Checked after the iterator is registered, because another thread may close the loader.
         if self._closed:
             iterator.close()
         self._check_open()
         return iterator
+
+    def _beginning(self) -> Beginning:
+        self._check_open()
+        return self._execution.beginning(self._stream, self._passes)
+
+    def _create_initial_state(self) -> bytes:
+        # Grain's name, for programs that write DataLoaderIterator(loader, loader._create_initial_state()).
+        return DataLoaderIterator(self).get_state()
 
     def epochs(self, num_epochs: int, *, start: int = 0) -> Iterator[tuple[int, DataLoaderIterator]]:
         """Yields the number of each epoch, and an iterator over its batches: a loop over epochs, as in PyTorch.

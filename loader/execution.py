@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 from millstream.configuration import config
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.insight import Insight
-from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.iterator import Beginning, DataLoaderIterator
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -104,18 +104,24 @@ class Execution:
 
     def begin(self, stream: Stream | None = None, passes: RepeatedPasses | None = None) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream. Fingerprints the stream if `stream` is None."""
-        # Before any user operation has run, because an operation may change itself, for instance by counting calls.
-        stream = stream_of(self.plan) if stream is None else stream
-        iterator = DataLoaderIterator(
+        return DataLoaderIterator(self.beginning(stream, passes))
+
+    def beginning(self, stream: Stream | None = None, passes: RepeatedPasses | None = None) -> Beginning:
+        """Returns the argument of new iterators."""
+        return Beginning(
             self.plan,
-            stream,
+            # Before any user operation has run, because an operation may change itself, for instance by counting calls.
+            stream_of(self.plan) if stream is None else stream,
             self.profiler,
+            self.insight,
             self._make_executor,
             self.stop_idle_workers,
-            passes=passes,
-            stall_timeout=self._workers.stall_timeout,
-            insight=self.insight,
+            self._register,
+            passes,
+            self._workers.stall_timeout,
         )
+
+    def _register(self, iterator: DataLoaderIterator) -> None:
         self.insight.iterators[id(iterator)] = iterator
         if self.pipeline.measures_costs:
             from millstream.loader.execution_log import log_execution  # noqa: PLC0415  (lazy: off by default)
@@ -125,7 +131,6 @@ class Execution:
             from millstream.loader.monitoring.served_pipelines import serve_by_environment  # noqa: PLC0415  (lazy)
 
             serve_by_environment(self)
-        return iterator
 
     def stop_idle_workers(self) -> None:
         """Stops the workers that no iterator uses."""

@@ -12,6 +12,7 @@ Guarantees:
 """
 
 import contextlib
+import dataclasses
 import enum
 import functools
 import math
@@ -39,6 +40,7 @@ from millstream.loader.threads.profiler import Profiler
 from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
+    from millstream.loader.data_loader import DataLoader
     from millstream.loader.pipeline.load import IteratorLook
 
 
@@ -67,6 +69,33 @@ class MeasuringConsumer(Protocol):
         """The epoch that the next of these begins in."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """The beginning of a stream, and the means to run the stream from there.
+
+    Attributes:
+        plan: the compiled pipeline.
+        stream: the fingerprint of the stream.
+        profiler: sums up measured times.
+        insight: the views of the pipeline.
+        make_executor: starts an executor at a position.
+        stop_idle: stops the workers that no iterator uses.
+        register: makes a new iterator known to its execution.
+        passes: warns of repeated passes; None if they are intended.
+        stall_timeout: the number of seconds after which a wait for one batch is an error.
+    """
+
+    plan: Plan
+    stream: Stream
+    profiler: Profiler
+    insight: Insight
+    make_executor: Callable[[Position], Executor]
+    stop_idle: Callable[[], None]
+    register: Callable[["DataLoaderIterator"], None]
+    passes: RepeatedPasses | None = None
+    stall_timeout: float = math.inf
+
+
 @final
 class DataLoaderIterator(Inspectable, ResumableIterator):
     """Yields the batches of a `DataLoader`, and knows its position among them.
@@ -80,6 +109,14 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
     It has the views of its loader, such as `summary()`. Use it in one thread at a time; any thread may `close` it.
     Concurrent use raises ValueError.
 
+    Args:
+        data_loader: the loader.
+        state: a state to begin at, a result of `get_state`; None for the beginning of the stream.
+
+    Raises:
+        CheckpointError: the state is unreadable or of another stream.
+        ValueError: the loader is closed.
+
     Examples:
         >>> loader = millstream.load(range(100), shuffle=True, seed=0, batch_size=4)
         >>> with iter(loader) as batches:
@@ -92,27 +129,17 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         1 True
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        stream: Stream,
-        profiler: Profiler,
-        make_executor: Callable[[Position], Executor],
-        stop_idle: Callable[[], None],
-        *,
-        passes: RepeatedPasses | None = None,
-        stall_timeout: float = math.inf,
-        insight: Insight,
-    ) -> None:
-        self._plan = plan
-        self._stream = stream
-        self._profiler = profiler
-        self._make_executor = make_executor
-        self._stop_idle = stop_idle
-        self._stall_timeout = stall_timeout
-        self._insight = insight
+    def __init__(self, data_loader: "DataLoader | Beginning", state: bytes | None = None) -> None:
+        beginning = data_loader if isinstance(data_loader, Beginning) else data_loader._beginning()  # noqa: SLF001
+        self._plan = plan = beginning.plan
+        self._stream = beginning.stream
+        self._profiler = beginning.profiler
+        self._make_executor = beginning.make_executor
+        self._stop_idle = beginning.stop_idle
+        self._stall_timeout = beginning.stall_timeout
+        self._insight = beginning.insight
         # None once the iterator was moved: a moved iterator repeats no pass by mistake.
-        self._passes = passes
+        self._passes = beginning.passes
         self._executor: Executor | None = None
         # Executors that are no longer used, until they are closed. If an interruption prevents that, it is retried.
         self._left: set[Executor] = set()
@@ -137,6 +164,9 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._at_end: Callable[[], object] | None = None
         # The time since which the consumer waits inside `next`; None while it does not.
         self.asked_at: float | None = None
+        beginning.register(self)
+        if state is not None:
+            self.set_state(state)
 
     @property
     def step(self) -> int:

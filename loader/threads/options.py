@@ -96,11 +96,10 @@ class MultiprocessingOptions:
         num_workers: the number of processes; 0 for none.
         per_worker_buffer_size: the number of finished blocks that each worker keeps ready ahead of the consumer, at
             least 1. A block is one batch, or several small batches of packed rows.
-        stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that makes no progress
-            before this is an error; `math.inf` to wait forever.
         enable_profiling: accepted for compatibility with Grain, without effect: `iterator.profile()` always includes
             workers.
-
+        stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that makes no progress
+            before this is an error; `math.inf` to wait forever.
         worker_init_fn: called once in each worker process, replacements of dead ones included, before it computes
             anything: `worker_init_fn(index, count)` with the worker's index, 0 … count - 1. It must be picklable. None
             for nothing.
@@ -115,8 +114,8 @@ class MultiprocessingOptions:
 
     num_workers: int = 0
     per_worker_buffer_size: int = 1
-    stall_timeout: float = 600.0
     enable_profiling: bool = dataclasses.field(default=False, repr=False)
+    stall_timeout: float = 600.0
     worker_init_fn: Callable[[int, int], object] | None = dataclasses.field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:

@@ -179,7 +179,7 @@ class Life:
             index,
             count,
             breaks=(broken(),) if broken else (),
-            workers=millstream.MultiprocessingOptions(workers, self.chance.choice([1, 2, 5]), 60.0),
+            workers=millstream.MultiprocessingOptions(workers, self.chance.choice([1, 2, 5]), stall_timeout=60.0),
             reading=millstream.ReadOptions(self.chance.choice([0, 1, 2, 16])),
         )
 
