@@ -7,6 +7,7 @@ from millstream.sources.base import DataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
 
 RandomAccessDataSource = DataSource
+SharedMemoryDataSource = InMemoryDataSource
 
 if TYPE_CHECKING:
     from millstream.sources.array_record import ArrayRecordDataSource
@@ -75,6 +76,7 @@ __all__ = [
     "ParquetDataSource",
     "RandomAccessDataSource",
     "RangeDataSource",
+    "SharedMemoryDataSource",
     "TFRecordDataSource",
     "TextLineDataSource",
     "TfdsDataSource",

@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 import itertools
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,11 @@ from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.notebook_repr import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
+from millstream.sources.record_crc import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.source_checks import advice_for, batched_read_of, check_range, is_numbered
 
-FINGERPRINT_RECORDS = 16
-"""The number of records, evenly spread, that a fingerprint depends on."""
+if TYPE_CHECKING:
+    from multiprocessing.shared_memory import SharedMemory
 
 _STACKABLE_SCALARS = "biufcmM"
 """The kinds of dtype whose scalars stack to an array of that dtype. Text and bytes have no fixed width."""
@@ -95,9 +95,11 @@ class InMemoryDataSource(Pictured):
     Args:
         records: the columns or the sequence. It is not copied.
         elements: another name of `records`, which Grain uses.
-        name: Grain's name of the memory, without effect.
+        name: a name of shared memory on this machine, into which the records are copied, or without records, from
+            which they are. It exists until `unlink()`. Records are then numbers, text, bytes and None.
 
     Raises:
+        FileExistsError, FileNotFoundError: there is shared memory of this name already, or none to read.
         TypeError: columns that are not NumPy arrays, text, or something without `len()` and `[]`.
         ValueError: an array is 0-dimensional, or arrays differ in length.
 
@@ -112,8 +114,14 @@ class InMemoryDataSource(Pictured):
     takes_key_arrays: ClassVar[bool] = True
 
     def __init__(self, records: Any = None, *, elements: Any = None, name: str | None = None) -> None:
-        if records is None and (records := elements) is None:
-            raise TypeError(f"InMemoryDataSource needs records, got name={name!r} alone. Pass them in each process.")
+        records = elements if records is None else records
+        self._memory: SharedMemory | None = None
+        if name is not None:
+            from millstream.sources.shared_list import shared_list  # noqa: PLC0415  (lazy: slow to import, rarely used)
+
+            records, self._memory = shared_list(records, name)
+        elif records is None:
+            raise ValueError("InMemoryDataSource must have records, or a name of shared memory that has them.")
         self._is_columns = _is_columns(records)
         if self._is_columns:
             self._num_records = _common_length(_named_columns(records))
@@ -138,7 +146,13 @@ class InMemoryDataSource(Pictured):
     def close(self) -> None:
         """Does nothing, for compatibility with Grain: the memory is released with the source."""
 
-    unlink = close
+    def unlink(self) -> None:
+        """Removes the shared memory of `name`, if any. Sources that have read it keep their records."""
+        if self._memory is not None:
+            self._memory.unlink()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_memory": None}
 
     @property
     def stackable_columns(self) -> Any:
@@ -308,23 +322,3 @@ def rows_of(columns: Any, count: int) -> list[Any]:
     # An empty structure among the columns is empty in each record.
     rows = zip(*(rows_of(member, count) for member in members), strict=True) if members else itertools.repeat((), count)
     return tree.all_rebuilt(columns, rows)
-
-
-def updated_crc(crc: int, value: Any) -> int:
-    """Returns the CRC-32 continued over a value, the same in every process (no ids, no hashes, no pickle memo)."""
-    crc = zlib.crc32(type(value).__qualname__.encode(), crc)
-    if isinstance(value, dict):
-        for name, member in value.items():
-            crc = updated_crc(updated_crc(crc, name), member)
-    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.dtype.hasobject):
-        crc = zlib.crc32(f"{len(value)} members".encode(), crc)
-        for member in value:
-            crc = updated_crc(crc, member)
-    elif isinstance(value, np.ndarray | np.generic):
-        crc = zlib.crc32(f"{value.dtype} {value.shape}".encode(), crc)
-        crc = zlib.crc32(value.tobytes(), crc)
-    elif isinstance(value, bytes | bytearray | memoryview):
-        crc = zlib.crc32(value, crc)
-    elif isinstance(value, bool | int | float | complex | str):
-        crc = zlib.crc32(repr(value).encode(), crc)
-    return crc

@@ -233,7 +233,7 @@ def test_legacy_names_and_keywords() -> None:
         old.FilterOperation(condition_function=lambda element: element > 1),
         old.BatchOperation(batch_size=2, drop_remainder=True),
     ]
-    source = old.InMemoryDataSource(elements=[0, 1, 2], name="numbers")
+    source = old.InMemoryDataSource(elements=[0, 1, 2])
     loader = millstream.DataLoader(
         data_source=source, sampler=millstream.IndexSampler(3, seed=0, num_epochs=1), operations=older
     )
@@ -241,8 +241,8 @@ def test_legacy_names_and_keywords() -> None:
     source.close()
     source.unlink()
     assert source[2] == 2
-    with pytest.raises(TypeError, match="name='numbers' alone"):
-        old.InMemoryDataSource(name="numbers")
+    with pytest.raises(ValueError, match="records, or a name"):
+        old.InMemoryDataSource()
     record = old.Record(millstream.RecordMetadata(index=3), "text")
     assert repr(record.metadata) == "RecordMetadata(index=3, record_key=None, rng=None)"
     assert record.data == "text"

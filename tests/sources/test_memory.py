@@ -369,3 +369,28 @@ def test_fingerprint_of_many_records_reads_few() -> None:
     source = InMemoryDataSource(Counting())
     assert source.fingerprint() == source.fingerprint()
     assert Counting.reads == 16
+
+
+def test_records_that_shared_memory_would_change_are_refused() -> None:
+    """A named list holds what comes back unchanged; a name that does not exist is an error that says what to do.
+
+    In a process of its own, because workers of one that uses shared memory share Python's tracker of it.
+    """
+    script = """
+import millstream
+for record in ({}, 2**63, -(2**63) - 1, b"a\\0", "a\\0", millstream):
+    try:
+        millstream.InMemoryDataSource([0, record], name="records-of-a-test")
+    except TypeError as error:
+        print(str(error).partition("got ")[2])
+try:
+    millstream.InMemoryDataSource(name="records-of-a-test")
+except FileNotFoundError as error:
+    print(*error.__notes__)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.splitlines() == [
+        *(f"{kind} as record 1." for kind in ("dict", "int", "int", "bytes", "str", "module")),
+        "Create InMemoryDataSource(records, name='records-of-a-test') first, in a process of this machine.",
+    ]
