@@ -1,7 +1,6 @@
 """The claims of docs/coming-from-grain.md are true: names, differences in behaviour, and what resumes.
 
-The tables of names and spellings have no test for each row: a name that is missing is found, and what each does
-is tested where it belongs.
+The rows of names and spellings have their tests in test_names_of_grain.py.
 """
 
 import importlib
@@ -55,7 +54,6 @@ ABSENT = {
     "grain.experimental.ThreadPrefetchDatasetIterator",
     *("grain.multiprocessing.SharedMemoryArray", "grain.multiprocessing.SharedMemoryArrayMetadata"),
     *("grain.python.Operation", "grain.python.SharedMemoryArray"),
-    "grain.sources.SharedMemoryDataSource",
     "grain.transforms.TfRandomMap",
 }
 """Those that are not where Grain has them; the document says what to write instead."""

@@ -9,9 +9,9 @@ Test = Callable[[], None]
 _RULE = re.compile(r"\|[-|]+\|")
 
 
-def first_cells(document: Path, sections: Collection[str] = ()) -> list[str]:
-    """Returns the first cell of every row of the tables in the given sections, by default in all, in order."""
-    rows = []
+def rows(document: Path, sections: Collection[str] = ()) -> list[list[str]]:
+    """Returns the cells of every row of the tables in the given sections, by default in all, in order."""
+    found = []
     is_below_head = False
     section = ""
     for line in document.read_text().split("\n"):
@@ -24,8 +24,13 @@ def first_cells(document: Path, sections: Collection[str] = ()) -> list[str]:
         elif not line.startswith("|"):
             is_below_head = False
         elif is_below_head:
-            rows.append(line.split("|")[1].strip())
-    return rows
+            found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def first_cells(document: Path, sections: Collection[str] = ()) -> list[str]:
+    """Returns the first cell of every row of the tables in the given sections, by default in all, in order."""
+    return [cells[0] for cells in rows(document, sections)]
 
 
 class RowTests(dict[str, Test]):
