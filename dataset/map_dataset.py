@@ -17,7 +17,7 @@ from typing import (
 )
 
 from millstream import grain_kinds
-from millstream.checks import as_flag, as_integer_or_none
+from millstream.checks import as_flag, as_integer, as_integer_or_none
 from millstream.dataset.chain_picture import content_marks_of, extent_of, fingerprint_of, picture_of, sketch_of, text_of
 from millstream.dataset.nodes.arguments import as_map, as_operation, depth_above
 from millstream.dataset.nodes.batch_node import Batched
@@ -409,26 +409,30 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         number = count_shuffles(node, inherited)
         return self._with(Shuffle(node, derive_seed(inherited, number) if number else inherited, inherited))
 
-    def slice(self, rows: Rows) -> "MapDataset[T]":
+    def slice(self, rows: "Rows | Iterable[SupportsIndex]") -> "MapDataset[T]":
         """Returns the elements of each epoch that a slice selects; `dataset[a:b:c]` is the same.
 
         Its epoch e comes from epoch e of this dataset. `dataset.shuffle(seed=0)[:n].repeat()` therefore has different
         records in each epoch. For a fixed subset, slice before the shuffle, or use `.repeat(reseed_each_epoch=False)`.
 
         Args:
-            rows: `slice(start, stop, step)`, as for a list of the elements of an epoch.
+            rows: `slice(start, stop, step)`, as for a list of the elements of an epoch; or positions within an epoch,
+                of shape (n,), integers in any order: a list, an array, a dataset.
 
         Raises:
-            TypeError: it is not a slice.
-            ValueError: its step is 0, or negative if the dataset is endless.
+            TypeError: it is neither a slice nor positions.
+            ValueError: its step is 0, or negative if the dataset is endless; or a position does not exist.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(10)
-            >>> list(dataset.slice(slice(2, 8, 3))), list(dataset[-2:])
-            ([2, 5], [8, 9])
+            >>> list(dataset.slice(slice(2, 8, 3))), list(dataset[-2:]), list(dataset.slice([5, 0, 5]))
+            ([2, 5], [8, 9], [5, 0, 5])
         """
         if not isinstance(rows, slice):
-            raise TypeError(f"slice takes a slice, such as slice(0, 10), got {rows!r}.")
+            if not isinstance(rows, Iterable):
+                raise TypeError(f"slice takes a slice, such as slice(0, 10), or a list of positions, got {rows!r}.")
+            pairs = [(0, as_integer(position, "A position", 0, len(self) - 1)) for position in rows]
+            return MapDataset.select_from_datasets([self], pairs)
         node = node_of(self)
         picked = range(node.length)[rows]
         if node.length == ENDLESS and picked and picked.step < 0:

@@ -157,6 +157,21 @@ def test_slices_of_an_endless_dataset_share_it_out() -> None:
     assert len(whole[:25]) == 25
 
 
+def test_a_slice_may_be_positions() -> None:
+    """Positions in any order, also twice or none, are taken from each epoch of the dataset, and resume."""
+    shuffled = MapDataset.range(10).shuffle(seed=0)
+    epochs = [list(shuffled.repeat(2))[start : start + 10] for start in (0, 10)]
+    chosen = [5, 0, 5, 9]
+    for positions in (chosen, np.array(chosen), MapDataset.source(chosen)):
+        taken = shuffled.slice(positions).repeat(2)
+        assert list(taken) == [epoch[position] for epoch in epochs for position in chosen]
+    assert list(shuffled.slice([])) == []
+    with iter(taken) as saved, iter(taken) as resumed:
+        next(saved)
+        resumed.set_state(saved.get_state())
+        assert list(resumed) == list(taken)[1:]
+
+
 def test_a_subset_keeps_the_epochs_of_what_is_sliced() -> None:
     """A slice of a shuffle has other records in each epoch; repeated without reseeding, or sliced first, the same."""
     subset = TEN.shuffle(seed=1)[:4]
@@ -550,6 +565,8 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "component": (lambda: UNTYPED_TEN.apply(OnlyFor("a", fail_at_seven)), TypeError, r"to_iter_dataset\(\)\.apply"),
     "backwards": (lambda: UNTYPED_TEN.repeat()[::-1], ValueError, "cannot be read backwards"),
     "a pair": (lambda: UNTYPED_TEN.slice(3), TypeError, r"such as slice\(0, 10\)"),
+    "a position of another type": (lambda: UNTYPED_TEN.slice([0.5]), TypeError, "must be an integer, got 0.5"),
+    "a position after the end": (lambda: UNTYPED_TEN.slice([10]), ValueError, "must be at most 9, got 10"),
     "negative": (lambda: UNTYPED_TEN[-1], IndexError, r"count from 0.* got -1. Use len\(dataset\) - 1"),
     "negatives": (lambda: UNTYPED_TEN.__getitems__([3, -1]), IndexError, "got -1"),
     "large": (lambda: UNTYPED_TEN[2**63], IndexError, r"below 2\*\*63"),
