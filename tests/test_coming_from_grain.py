@@ -202,6 +202,12 @@ def _() -> None:
         len(grain.IndexSampler(4))
 
 
+@ROWS.of("a sampler of more records than the source has")
+def _() -> None:
+    with pytest.raises(ValueError, match="record keys up to 3, but data_source has 3 records"):
+        grain.DataLoader(data_source=range(3), sampler=shuffled(4))
+
+
 @ROWS.of("`sampler[i]` of a sharded one")
 def _() -> None:
     sampler = grain.IndexSampler(4, shard_options=grain.ShardOptions(1, 2))
@@ -304,6 +310,14 @@ def _() -> None:
     parts = [grain.MapDataset.source([part]).repeat() for part in (0, 1)]
     mixed = grain.MapDataset.mix(parts, weights=[0.3, 0.7])
     assert {sum(mixed.__getitems__(range(start, start + 10))) for start in (0, 10, 10**6, 10**9)} == {7}
+
+
+@ROWS.of("order of a mixture that is not shuffled, weights 1 and 2")
+def _() -> None:
+    parts = [grain.MapDataset.source([part]).repeat() for part in (0, 1)]
+    first = [*grain.MapDataset.mix(parts, weights=[1, 2]).__getitems__(range(300))]
+    assert first[:6] == [1, 0, 1, 1, 0, 1]
+    assert all(abs(sum(first[:count]) - count * 2 / 3) < 0.5 for count in range(300))
 
 
 @ROWS.of("weights of datasets with names")
