@@ -155,8 +155,8 @@ def _counted(
     for positions in chunks:
         widths: NDArray[np.int64] | None = None
         if is_packed(order):
-            _, keys, begins, stops = order.pieces_at(positions)
-            widths = stops - begins
+            segments = order.segments_at(positions)
+            keys, widths = segments.elements, segments.lengths
         else:
             keys = checked_keys_at(order, positions)
             if lengths is not None:

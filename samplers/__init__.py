@@ -16,7 +16,6 @@ global batch of another order so that its parts cost alike. An order of your own
     equal_parts.py      the rows of each part
     epochs.py           the base class of samplers with epochs
     packing.py          rows made of several documents
-    packed_rows.py           the documents of a row
     packing_plan.py     the assignment of documents to rows
     mixture.py          several orders as one
     occurrences.py      the inverse: positions of records
@@ -40,8 +39,8 @@ if TYPE_CHECKING:
     from millstream.samplers.balanced import BalancedSampler
     from millstream.samplers.hierarchical import HierarchicalSampler
     from millstream.samplers.mixture import MixtureSampler
-    from millstream.samplers.packed_rows import Pieces
     from millstream.samplers.packing import PackingSampler
+    from millstream.segments import Segments
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -50,7 +49,7 @@ else:
             "HierarchicalSampler": "millstream.samplers.hierarchical",
             "MixtureSampler": "millstream.samplers.mixture",
             "PackingSampler": "millstream.samplers.packing",
-            "Pieces": "millstream.samplers.packed_rows",
+            "Segments": "millstream.segments",
         },
     )
 
@@ -60,8 +59,8 @@ __all__ = [
     "IndexSampler",
     "MixtureSampler",
     "PackingSampler",
-    "Pieces",
     "Sampler",
+    "Segments",
     "SequentialSampler",
     "VectorisedSampler",
 ]

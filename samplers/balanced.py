@@ -24,8 +24,8 @@ from millstream.samplers.base import (
 from millstream.samplers.epochs import positions_between
 from millstream.samplers.equal_parts import as_integer_costs, dealt
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
-from millstream.samplers.packed_rows import Pieces
 from millstream.samplers.protocols import Located, MixedPackedSampler, PackedSampler, is_mixed, is_packed
+from millstream.segments import Segments
 from millstream.sharding import ShardOptions
 
 _POSITIONS_PER_CALL = 1 << 15
@@ -213,13 +213,13 @@ class BalancedSampler(Pictured):
         """The number of records of the source."""
         return self._rows.num_source_records
 
-    def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
+    def segments_at(self, positions: NDArray[np.int64]) -> Segments:
         """Returns the documents of the rows at any positions, in their order; the order must have rows.
 
         Args:
             positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
         """
-        return Pieces(*self._rows.pieces_at(self._places(positions)))
+        return self._rows.segments_at(self._places(positions))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the number of tokens of documents, shape (m,); the order must have rows.
@@ -271,11 +271,9 @@ class BalancedSampler(Pictured):
         """Returns the component, the index and the record key of any positions."""
         return self._mixture.located(self._places(positions))
 
-    def located_pieces(
-        self, positions: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[NDArray[np.int64], ...]]:
+    def located_segments(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
         """Returns the component, the index and the documents of the rows at any positions."""
-        return self._mixture.located_pieces(self._places(positions))
+        return self._mixture.located_segments(self._places(positions))
 
     @property
     def _rows(self) -> PackedSampler:
@@ -312,9 +310,9 @@ class BalancedSampler(Pictured):
         size = self.global_batch_size
         positions = (numbers[:, np.newaxis] * size + np.arange(size)).reshape(-1)
         if is_packed(self.order):
-            starts, keys, begins, ends = self.order.pieces_at(positions)
-            own = self._costs[keys] * (ends - begins) // self.order.lengths_at(keys)
-            costs = np.add.reduceat(own, starts[:-1])
+            rows = self.order.segments_at(positions)
+            own = self._costs[rows.elements] * rows.lengths // self.order.lengths_at(rows.elements)
+            costs = np.add.reduceat(own, rows.offsets[:-1])
         else:
             costs = self._costs[checked_keys_at(self.order, positions)]
         return np.stack([dealt(of_batch, self.parts) for of_batch in costs.reshape(-1, size)])

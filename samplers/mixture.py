@@ -25,10 +25,10 @@ from millstream.samplers.mixture_checks import (
 from millstream.samplers.mixture_fingerprint import first_turns, mixture_words
 from millstream.samplers.mixture_lookup import ComponentOrders
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
-from millstream.samplers.packed_rows import Pieces
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import Located
 from millstream.samplers.weights import checked_weights
+from millstream.segments import Segments
 from millstream.sharding import NoSharding, ShardOptions
 
 Weights = Sequence[Any] | Mapping[str, Any]
@@ -432,7 +432,7 @@ class MixtureSampler(Pictured):
             found[:, some] = self.located(positions[some])
         return Located(*found)
 
-    def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
+    def segments_at(self, positions: NDArray[np.int64]) -> Segments:
         """Returns the documents of the rows at any positions, in their order; keys are in the concatenated sources.
 
         Args:
@@ -442,10 +442,10 @@ class MixtureSampler(Pictured):
             IndexError: a position is negative or beyond the end.
             TypeError: the components' samplers make no rows.
         """
-        return self.located_pieces(np.asarray(positions, dtype=np.int64))[2]
+        return self.located_segments(np.asarray(positions, dtype=np.int64))[2]
 
-    def located_pieces(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Pieces]:
-        """Returns the component, the index and the pieces of the rows at any positions; raises as `pieces_at` does."""
+    def located_segments(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
+        """Returns the component, the index and the rows at any positions; raises as `segments_at` does."""
         self._check_rows()
         components, indices = self.locate(positions)
         return components, *self._orders.rows(components, indices)

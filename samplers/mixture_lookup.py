@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.index import IndexSampler, SequentialSampler
-from millstream.samplers.packed_rows import Pieces, put_together
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import is_mixed, is_mixed_and_packed
+from millstream.segments import Segments
 
 _WORTH_A_CALL = 1 << 12
 """From this many positions a component on, each is faster on its own, because one epoch of one order takes the least
@@ -77,17 +77,17 @@ class ComponentOrders:
                 innermost[others[rows]] = own_indices
         return innermost, keys + self._starts[components]
 
-    def rows(self, components: NDArray[np.int64], indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
+    def rows(self, components: NDArray[np.int64], indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], Segments]:
         """Returns the positions in the innermost orders, shape (m,), and the documents of the rows there.
 
         Raises:
             Exception: whatever the sampler of a component raises, with a note that names the component.
         """
         innermost, found = indices.copy(), []
-        for component, rows, (own_indices, pieces) in self._ask(components, indices, _rows):
+        for component, rows, (own_indices, segments) in self._ask(components, indices, _rows):
             innermost[rows] = own_indices
-            found.append((rows, pieces._replace(record_keys=pieces.record_keys + self._starts[component])))
-        return innermost, put_together(found, len(components))
+            found.append((rows, segments._replace(elements=segments.elements + self._starts[component])))
+        return innermost, Segments.scattered(found)
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the numbers of tokens of documents, shape (m,)."""
@@ -153,9 +153,8 @@ def _records(sampler: Any, positions: NDArray[np.int64]) -> tuple[NDArray[np.int
     return positions, checked_keys_at(sampler, positions)
 
 
-def _rows(sampler: Any, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Pieces]:
+def _rows(sampler: Any, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Segments]:
     """Returns the positions in a component's innermost order, and the documents of the rows there."""
     if is_mixed_and_packed(sampler):
-        _, indices, pieces = sampler.located_pieces(positions)
-        return indices, Pieces(*pieces)
-    return positions, sampler.pieces_at(positions)
+        return sampler.located_segments(positions)[1:]
+    return positions, sampler.segments_at(positions)

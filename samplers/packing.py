@@ -10,10 +10,10 @@ from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.overflow import as_overflow
 from millstream.samplers.epochs import EpochSampler, checked_seed, positions_between, whole_numbers
 from millstream.samplers.occurrences import equal_to
-from millstream.samplers.packed_rows import Pieces, put_together
 from millstream.samplers.packing_plan import BestFit, Stream
 from millstream.samplers.permutation import permute
 from millstream.seed_hashing import mix_words
+from millstream.segments import Segments
 from millstream.sharding import ShardOptions
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
@@ -130,7 +130,7 @@ class PackingSampler(EpochSampler):
         named = " ".join(f"{name}={getattr(self, name)}" for name in words)
         return f"PackingSampler documents={len(self.lengths)}#{crc:08x} {named}"
 
-    def pieces(self, start: int, stop: int) -> Pieces:
+    def segments(self, start: int, stop: int) -> Segments:
         """Returns the documents of the rows at the positions [start, stop).
 
         Args:
@@ -140,9 +140,9 @@ class PackingSampler(EpochSampler):
         Raises:
             IndexError: start is negative or above stop, or stop is beyond the end.
         """
-        return self._pieces(positions_between(start, stop, self.length))
+        return self._segments(positions_between(start, stop, self.length))
 
-    def pieces_at(self, positions: NDArray[np.int64]) -> Pieces:
+    def segments_at(self, positions: NDArray[np.int64]) -> Segments:
         """Returns the documents of the rows at any positions, in their order.
 
         Args:
@@ -151,7 +151,7 @@ class PackingSampler(EpochSampler):
         Raises:
             IndexError: a position is negative or beyond the end.
         """
-        return self._pieces(self._checked(positions))
+        return self._segments(self._checked(positions))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the numbers of tokens of documents, shape (m,).
@@ -185,8 +185,8 @@ class PackingSampler(EpochSampler):
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Returns the key of the first document of each row."""
-        pieces = self._pieces_of_epoch(offsets, epoch)
-        return pieces.record_keys[pieces.row_starts[:-1]]
+        rows = self._segments_of_epoch(offsets, epoch)
+        return rows.elements[rows.offsets[:-1]]
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = np.flatnonzero((keys >= 0) & (keys < len(self.lengths)))
@@ -216,15 +216,15 @@ class PackingSampler(EpochSampler):
             rows = permute(rows, self.num_records, self.seed, epoch, inverse=True)
         return which, rows
 
-    def _pieces(self, positions: NDArray[np.int64]) -> Pieces:
-        found = [(rows, self._pieces_of_epoch(offsets, epoch)) for epoch, rows, offsets in self._by_epoch(positions)]
-        return put_together(found, len(positions))
+    def _segments(self, positions: NDArray[np.int64]) -> Segments:
+        found = [(rows, self._segments_of_epoch(offsets, epoch)) for epoch, rows, offsets in self._by_epoch(positions)]
+        return Segments.scattered(found)
 
-    def _pieces_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> Pieces:
+    def _segments_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> Segments:
         rows, epoch = self._rows_at(offsets, epoch), epoch % 2**64
         if isinstance(self._plan, Stream):
             first = int(self._epoch_key(epoch)[0] % np.uint64(len(self.lengths))) if self.shuffle else 0
-            return Pieces(*self._plan.pieces(rows, first))
+            return Segments(*self._plan.pieces(rows, first))
 
         def among_equals(sizes: NDArray[np.int64], ranks: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
             if not self.shuffle:
@@ -243,7 +243,7 @@ class PackingSampler(EpochSampler):
             pieces, lengths = pieces[order], lengths[order]
         documents = pieces if self._documents is None else self._documents[pieces]
         begins = np.zeros(len(pieces), dtype=np.int64) if self._begins is None else self._begins[pieces]
-        return Pieces(starts, documents, begins, begins + lengths)
+        return Segments(starts, documents, begins, begins + lengths)
 
     def _rows_at(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Returns the number in the plan of the row at each offset into an epoch, shape (m,)."""

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.segments import Segments
 
 
 class Located(NamedTuple):
@@ -78,26 +79,24 @@ class PackedSampler(VectorisedSampler, Protocol):
         """Returns the numbers of tokens of documents, shape (m,)."""
         ...
 
-    def pieces_at(
-        self, positions: NDArray[np.int64], /
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the first segment of each row; and record key, begin and end of each segment. No row is empty."""
+    def segments_at(self, positions: NDArray[np.int64], /) -> Segments:
+        """Returns the rows at any positions, in their order: segments of documents, which are given by record key."""
         ...
 
 
 class MixedPackedSampler(MixedSampler, PackedSampler, Protocol):
     """A mixture of rows: each has documents of one component."""
 
-    def located_pieces(
+    def located_segments(
         self, positions: NDArray[np.int64], /
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[NDArray[np.int64], ...]]:
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
         """Returns the number of the component, the position in the innermost order, and the documents of the rows."""
         ...
 
 
 def is_packed(sampler: object) -> TypeGuard[PackedSampler]:
     """Returns True if the positions of a sampler are rows."""
-    return getattr(sampler, "row_length", None) is not None and hasattr(sampler, "pieces_at")
+    return getattr(sampler, "row_length", None) is not None and hasattr(sampler, "segments_at")
 
 
 def is_mixed(sampler: object) -> TypeGuard[MixedSampler]:

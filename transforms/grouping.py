@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
 from millstream.randomness import OF_GROUPS, generator
+from millstream.segments import Segments
 from millstream.transforms.transformation import Transformation
 
 MAX_FAN_OUT = 1 << 20
@@ -128,85 +129,6 @@ class Prepared(NamedTuple):
         values = [value for run in runs for value in run.values]
         counts = [n for run in runs for n in ([1] * len(run.values) if run.counts is None else run.counts)]
         return cls(values, np.concatenate([run.sizes for run in runs], axis=1), counts)
-
-
-class Segments(NamedTuple):
-    """The composition of a group's outputs. Each output is a list of segments, each segment a slice of an element.
-
-    All arrays are int64. Every output has at least one segment.
-
-    Attributes:
-        offsets: shape (outputs + 1,). Output i has the segments offsets[i] … offsets[i + 1] - 1, as in an Arrow list.
-        elements: the element that each segment is cut from, as an index into the group, shape (segments,).
-        starts: the start of each segment in its element, shape (segments,). If it and `stops` are None, every segment
-            is a whole element.
-        stops: the end of each segment in its element, exclusive, shape (segments,).
-    """
-
-    offsets: NDArray[np.int64]
-    elements: NDArray[np.int64]
-    starts: NDArray[np.int64] | None = None
-    stops: NDArray[np.int64] | None = None
-
-    @classmethod
-    def singletons(cls, elements: NDArray[np.int64]) -> "Segments":
-        """Returns one output per element, in the given order."""
-        return cls(np.arange(len(elements) + 1), elements)
-
-    @classmethod
-    def by_output(cls, outputs: NDArray[np.int64]) -> "Segments":
-        """Returns outputs of whole elements, given the output number of each element.
-
-        Outputs are sorted by number, and numbers without an element are omitted. Within an output, elements keep their
-        order.
-        """
-        elements = np.argsort(outputs, kind="stable")
-        sorted_outputs = outputs[elements]
-        return cls(np.flatnonzero(np.diff(sorted_outputs, prepend=-1, append=sorted_outputs[-1] + 1)), elements)
-
-    @classmethod
-    def chunked(cls, starts: NDArray[np.int64], stops: NDArray[np.int64], size: int) -> "Segments":
-        """Concatenates one slice of each element and cuts the result into outputs of `size`.
-
-        The last output may be shorter.
-
-        Args:
-            starts: the start of each element's slice, shape (elements,).
-            stops: the end of each element's slice, exclusive, shape (elements,).
-            size: at least 1.
-        """
-        slice_ends = np.cumsum(stops - starts)
-        total = int(slice_ends[-1])
-        output_starts = np.arange(0, total, size)
-        # A stable sort is fast here, because both arrays are sorted. np.unique hashes, and takes five times as long.
-        bounds = np.sort(np.concatenate([output_starts, slice_ends[slice_ends < total], [total]]), kind="stable")
-        bounds = bounds[np.append(True, bounds[1:] != bounds[:-1])]
-        elements = np.searchsorted(slice_ends, bounds[:-1], side="right")
-        shifts = stops[elements] - slice_ends[elements]
-        offsets = np.append(np.searchsorted(bounds, output_starts), len(elements))
-        return cls(offsets, elements, bounds[:-1] + shifts, bounds[1:] + shifts)
-
-    def of_output(self, output: int) -> "Segments":
-        """Returns the segments of one output."""
-        own = slice(*self.offsets[output : output + 2].tolist())
-        starts, stops = (None if column is None else column[own] for column in (self.starts, self.stops))
-        return Segments(np.array([0, own.stop - own.start]), self.elements[own], starts, stops)
-
-    @classmethod
-    def concatenate(cls, all_segments: "Sequence[Segments]") -> "Segments":
-        """Returns the outputs of at least one object, in order. All must be of one group, with starts and stops."""
-        bases = np.cumsum([0, *(len(segments.elements) for segments in all_segments)])
-        offsets = [segments.offsets[:-1] + base for segments, base in zip(all_segments, bases, strict=False)]
-        columns = zip(*((segments.elements, segments.starts, segments.stops) for segments in all_segments), strict=True)
-        return cls(np.concatenate([*offsets, bases[-1:]]), *map(np.concatenate, columns))
-
-    def permuted(self, order: NDArray[np.int64]) -> "Segments":
-        """Returns the same outputs in the given order."""
-        counts = np.diff(self.offsets)[order]
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        rows = np.repeat(self.offsets[:-1][order] - offsets[:-1], counts) + np.arange(len(self.elements))
-        starts, stops = (None if column is None else column[rows] for column in (self.starts, self.stops))
-        return Segments(offsets, self.elements[rows], starts, stops)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer, named_arguments
 from millstream.columnar import Allocate
 from millstream.randomness import as_seed
-from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared, Segments
+from millstream.segments import Segments
+from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared
 
 
 @final

@@ -82,7 +82,7 @@ FOR_THE_LIBRARY = {
 }
 FOR_THE_LIBRARY |= {"noted_state", "place", "position_in_plan", "loader_state", "go", "takes_key_arrays"}
 FOR_THE_LIBRARY |= {"prepare", "begin", "arrange", "make", "unit", "keeps_remainder"}  # of operations that group
-FOR_THE_LIBRARY |= {"located", "located_pieces", "known_size", "acquire", "stackable_columns", "default_values"}
+FOR_THE_LIBRARY |= {"located", "located_segments", "known_size", "acquire", "stackable_columns", "default_values"}
 FOR_THE_LIBRARY |= {
     "insight",
     "consumer",

@@ -13,8 +13,9 @@ from millstream.columnar import Allocate
 from millstream.errors import StackError
 from millstream.loader.pipeline.elements import Elements, Origins, position_at
 from millstream.loader.pipeline.steps import Step, collect
+from millstream.segments import Segments
 from millstream.signal_exceptions import cannot_wait
-from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperation, Prepared, Segments
+from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperation, Prepared
 
 
 class Preparing(Protocol):

@@ -10,7 +10,7 @@ from millstream.columnar import Allocate
 from millstream.loader.pipeline.chunk_cache import ChunkCache
 from millstream.loader.pipeline.elements import Origins
 from millstream.loader.pipeline.isolation import isolated
-from millstream.loader.pipeline.packing import locate_pieces
+from millstream.loader.pipeline.packing import locate_segments
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.samplers.balanced import BalancedSampler
@@ -111,4 +111,4 @@ def _locate_records(
 def _locate_documents(partition: Partition, order: Any, start: int, stop: int) -> Origins:
     positions = partition.positions(start, stop)
     positions.flags.writeable = False
-    return locate_pieces(order, partition, positions)
+    return locate_segments(order, partition, positions)

@@ -22,8 +22,8 @@ from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.steps import Step, annotated
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import PackedSampler, is_mixed_and_packed, is_packed
+from millstream.segments import Segments
 from millstream.transforms import Pack, Transformation
-from millstream.transforms.grouping import Segments
 from millstream.transforms.packing.rows import TOKENS_TOGETHER
 
 _BEGIN, _END, _LEFT, _TOKENS = 5, 6, 7, 8
@@ -32,7 +32,7 @@ _BEGIN, _END, _LEFT, _TOKENS = 5, 6, 7, 8
 _LARGEST = np.iinfo(np.int64).max
 
 
-def locate_pieces(order: PackedSampler, partition: Partition, positions: NDArray[np.int64]) -> Origins:
+def locate_segments(order: PackedSampler, partition: Partition, positions: NDArray[np.int64]) -> Origins:
     """Returns the origins of the documents in the rows at the given positions.
 
     Document j of a row has the index position * row_length + j.
@@ -43,12 +43,13 @@ def locate_pieces(order: PackedSampler, partition: Partition, positions: NDArray
     names: tuple[Any, ...] = ()
     if is_mixed_and_packed(order):
         names = order.names
-        components, indices, (starts, keys, begins, ends) = order.located_pieces(positions)
+        components, indices, segments = order.located_segments(positions)
         _check_indices(indices, order.row_length)
     else:
         components, indices = np.zeros(len(positions), dtype=np.int64), positions
         _check_indices(indices, order.row_length)
-        starts, keys, begins, ends = order.pieces_at(positions)
+        segments = order.segments_at(positions)
+    starts, keys = segments.offsets, segments.elements
     rows = np.repeat(np.arange(len(positions)), np.diff(starts))
     documents = np.arange(len(keys))
     table = np.empty((9, len(keys)), dtype=np.int64)
@@ -58,7 +59,9 @@ def locate_pieces(order: PackedSampler, partition: Partition, positions: NDArray
     table[3] = partition.blocks_of(table[0])
     table[4] = components[rows]
     table[_TOKENS] = order.lengths_at(keys)
-    table[_BEGIN], table[_END], table[_LEFT] = begins, ends, starts[1:][rows] - documents - 1
+    table[_BEGIN] = segments.starts  # type: ignore[assignment]  # Rows that a sampler plans have starts and stops.
+    table[_END] = table[_BEGIN] + segments.lengths
+    table[_LEFT] = starts[1:][rows] - documents - 1
     table.flags.writeable = False
     return Origins(table, names)
 
@@ -85,9 +88,9 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
         # An incomplete row before an error is not built. The error takes its place.
         bounds = np.append(0, np.flatnonzero(table[_LEFT] == 0) + 1)
         used = slice(bounds[-1])
-        pieces = Segments(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
+        segments = Segments(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
         made_of = Origins(_rows_of(table, bounds[:-1], row_length), located.names)
-        rows = outputs_of(lambda which: operation.make(run.values, which, allocate), pieces, located, made_of, where)
+        rows = outputs_of(lambda which: operation.make(run.values, which, allocate), segments, located, made_of, where)
         return Elements(rows.values, rows.origins, run.error if rows.error is None else rows.error)
 
     return step

@@ -129,14 +129,14 @@ def test_any_number_of_shards_makes_the_same_global_batches(shards: int, is_nest
 def test_any_rows_alone_give_the_same(positions: list[int]) -> None:
     """The pieces of any rows, in any order, are those of each alone; keys are in the sources laid end to end."""
     order = nested()
-    starts, *columns = order.pieces_at(np.array(positions, dtype=np.int64))
+    starts, *columns = order.segments_at(np.array(positions, dtype=np.int64))
     assert starts[0] == 0
     assert starts[-1] == len(columns[0])
     for row, position in enumerate(positions):
-        alone = order.pieces_at(np.array([position]))
+        alone = order.segments_at(np.array([position]))
         assert [c[starts[row] : starts[row + 1]].tolist() for c in columns] == [c.tolist() for c in alone[1:]]
         ((component,), (index,)) = order.locate(np.array([position]))
-        own = order.samplers[component].pieces_at(np.array([index]))
+        own = order.samplers[component].segments_at(np.array([index]))
         assert (alone.record_keys - own[1]).tolist() == [0 if component == 0 else SIZES["web"]] * len(own[1])
     assert order.largest_key == sum(SIZES.values()) - 1
     keys = np.arange(sum(SIZES.values()))
@@ -200,6 +200,6 @@ def test_rows_need_their_sources_and_a_pack() -> None:
             operations=[Pack({"tokens": ROW})],
         )
     without_rows = MixtureSampler([IndexSampler(3)], [1])
-    for ask in (without_rows.pieces_at, without_rows.lengths_at):
+    for ask in (without_rows.segments_at, without_rows.lengths_at):
         with pytest.raises(TypeError, match="makes no rows: its components' samplers must be PackingSamplers"):
             ask(np.arange(2))

@@ -40,7 +40,7 @@ def documents(count: int) -> list[np.ndarray[Any, Any]]:
 
 def plain_rows(sampler: PackingSampler, source: list[np.ndarray[Any, Any]], start: int, stop: int) -> Any:
     """Returns tokens, segment ids and positions of rows: the oracle."""
-    starts, keys, begins, ends = (column.tolist() for column in sampler.pieces(start, stop))
+    starts, keys, begins, ends = (column.tolist() for column in sampler.segments(start, stop))
     rows = []
     for first, last in itertools.pairwise(starts):
         cells: list[tuple[int, int, int]] = []
@@ -88,7 +88,7 @@ def test_rows_are_laid_out_as_planned(options: Any, overflow: str) -> None:
         for step, batch in enumerate(batches):
             start, stop = 3 * step, min(3 * step + 3, len(sampler))
             assert_same(batch, plain_rows(sampler, documents(60), start, stop))
-            assert loader.record_keys(step).tolist() == sampler.pieces(start, stop).record_keys.tolist()
+            assert loader.record_keys(step).tolist() == sampler.segments(start, stop).elements.tolist()
         assert batches[0]["tokens"].dtype == np.int64
         assert batches[0]["tokens_segment_ids"].dtype == batches[0]["tokens_positions"].dtype == np.int32
 
@@ -148,7 +148,7 @@ def test_operations_before_see_documents_and_those_after_see_rows() -> None:
             ROW * position + number - 1 if number else -1 for number in [*segments.tolist(), 0, 0]
         ]
         drawn += [*{*row["drawn"].tolist()} - {0}, row["later"]]
-    assert len(set(drawn)) == len(drawn) == sampler.pieces(0, len(sampler)).row_starts[-1] + len(sampler)
+    assert len(set(drawn)) == len(drawn) == sampler.segments(0, len(sampler)).offsets[-1] + len(sampler)
 
 
 def test_rows_of_several_axes_and_of_lists() -> None:
@@ -168,8 +168,8 @@ def test_rows_of_several_axes_and_of_lists() -> None:
 def test_an_error_in_a_document_comes_at_its_row(threads: int) -> None:
     """All rows before it are delivered; what was read of its own row is not mistaken for a row."""
     sampler = PackingSampler(lengths_of(60), ROW, overflow="drop", seed=3)
-    keys = sampler.pieces(0, len(sampler)).record_keys
-    starts = sampler.pieces(0, len(sampler)).row_starts
+    keys = sampler.segments(0, len(sampler)).elements
+    starts = sampler.segments(0, len(sampler)).offsets
     row = next(row for row in range(7, len(sampler)) if starts[row + 1] - starts[row] > 1)
     bad = int(keys[starts[row + 1] - 1])
 
@@ -238,7 +238,7 @@ def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
 def test_an_error_comes_after_the_batches_that_were_made_with_it(options: Any) -> None:
     """Of several batches of one call, those before a bad document are delivered, and their states resume there."""
     sampler = PackingSampler(lengths_of(600), ROW, overflow="drop")
-    bad = int(sampler.pieces(3 * 40, 3 * 40 + 1).record_keys[0])
+    bad = int(sampler.segments(3 * 40, 3 * 40 + 1).elements[0])
 
     def fails(document: Any) -> Any:
         if document[0] // 100 == bad:

@@ -66,7 +66,7 @@ def records_at(sampler: Any, positions: Any) -> list[list[int]]:
     """Returns the record keys of each position."""
     if getattr(sampler, "row_length", None) is None:
         return [[key] for key in sampler.record_keys_at(positions).tolist()]
-    starts, keys, *_ = sampler.pieces_at(positions)
+    starts, keys, *_ = sampler.segments_at(positions)
     return [part.tolist() for part in np.split(keys, starts[1:-1])]
 
 

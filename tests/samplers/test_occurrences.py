@@ -69,7 +69,7 @@ def scanned(sampler: Any, stop: int, num_keys: int) -> list[list[int]]:
     for position in range(stop):
         at = np.array([position])
         is_row = getattr(sampler, "row_length", None) is not None
-        keys = sampler.pieces_at(at).record_keys if is_row else sampler.record_keys_at(at)
+        keys = sampler.segments_at(at).elements if is_row else sampler.record_keys_at(at)
         for key in keys.tolist():
             found[key].add(position)
     return [sorted(positions) for positions in found]

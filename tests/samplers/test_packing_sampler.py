@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import PackingSampler
-from millstream.samplers import Pieces
+from millstream.samplers import Segments
 
 WORDS = st.integers(0, 2**64 - 1)
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
 OPTIONS = st.sampled_from([("best_fit", "truncate"), ("best_fit", "split"), ("concat_then_split", "error")])
 
 
-def listed(pieces: Pieces) -> list[list[tuple[int, int, int]]]:
+def listed(rows: Segments) -> list[list[tuple[int, int, int]]]:
     """Returns key, begin and end of each piece, row by row."""
-    triples = list(zip(*(column.tolist() for column in pieces[1:]), strict=True))
-    return [triples[start:stop] for start, stop in zip(pieces.row_starts[:-1], pieces.row_starts[1:], strict=True)]
+    triples = list(zip(*(column.tolist() for column in rows[1:]), strict=True))
+    return [triples[start:stop] for start, stop in itertools.pairwise(rows.offsets.tolist())]
 
 
 def plain_best_fit(lengths: list[int], row_length: int) -> list[int]:
@@ -43,7 +43,7 @@ def test_every_token_once_and_no_row_too_long(
     sampler = PackingSampler(
         lengths, row_length, strategy=options[0], overflow=options[1], shuffle=shuffle, num_epochs=None
     )
-    rows = listed(sampler.pieces(epoch * sampler.num_records, (epoch + 1) * sampler.num_records))
+    rows = listed(sampler.segments(epoch * sampler.num_records, (epoch + 1) * sampler.num_records))
     seen = Counter((key, token) for row in rows for key, begin, end in row for token in range(begin, end))
     limit = row_length if options[1] == "truncate" else 30
     assert seen == Counter((key, token) for key, length in enumerate(lengths) for token in range(min(length, limit)))
@@ -58,7 +58,7 @@ def test_every_token_once_and_no_row_too_long(
 def test_best_fit_is_best_fit_decreasing(lengths: list[int], row_length: int) -> None:
     """The plan over the histogram fills its rows as a plan document by document does, in each epoch."""
     sampler = PackingSampler(lengths, row_length, num_epochs=2)
-    rows = listed(sampler.pieces(0, len(sampler)))
+    rows = listed(sampler.segments(0, len(sampler)))
     for epoch in (rows[: sampler.num_records], rows[sampler.num_records :]):
         assert sorted(sum(lengths[key] for key, _, _ in row) for row in epoch) == plain_best_fit(lengths, row_length)
 
@@ -82,12 +82,12 @@ def test_any_positions_alone_give_the_same(
 ) -> None:
     """A range over epochs, some positions, one position and a pickled copy give the same rows."""
     sampler = PackingSampler(lengths, row_length, strategy=options[0], overflow=options[1], num_epochs=3)
-    everything = listed(sampler.pieces(0, len(sampler)))
+    everything = listed(sampler.segments(0, len(sampler)))
     positions = data.draw(st.lists(st.integers(0, len(sampler) - 1), max_size=10))
     start = data.draw(st.integers(0, len(sampler)))
     copy = pickle.loads(pickle.dumps(sampler))
-    assert listed(copy.pieces(start, len(sampler))) == everything[start:]
-    assert listed(copy.pieces_at(np.array(positions, dtype=np.int64))) == [everything[p] for p in positions]
+    assert listed(copy.segments(start, len(sampler))) == everything[start:]
+    assert listed(copy.segments_at(np.array(positions, dtype=np.int64))) == [everything[p] for p in positions]
     firsts = [row[0][0] for row in everything]
     assert sampler.record_keys(start, len(sampler)).tolist() == firsts[start:]
     assert [sampler[position].record_key for position in positions] == [firsts[p] for p in positions]
@@ -106,9 +106,9 @@ def test_documents_that_are_too_long_are_refused_cut_or_dropped() -> None:
     }
     for overflow, pieces in expected.items():
         sampler = PackingSampler(lengths, 10, overflow=overflow, **options)
-        assert sorted(itertools.chain(*listed(sampler.pieces(0, len(sampler))))) == pieces
+        assert sorted(itertools.chain(*listed(sampler.segments(0, len(sampler))))) == pieces
     stream = PackingSampler(lengths, 10, strategy="concat_then_split", **options)
-    assert listed(stream.pieces(0, 4)) == [
+    assert listed(stream.segments(0, 4)) == [
         [(0, 0, 3), (1, 0, 7)],
         [(1, 7, 10), (3, 0, 7)],
         [(3, 7, 17)],
@@ -122,8 +122,7 @@ def test_rows_of_realistic_lengths_are_full(seed: int) -> None:
     lengths = np.clip(np.random.default_rng(seed).lognormal(5.8, 1.1, 100_000).astype(np.int64), 8, None)
     for overflow in ("truncate", "split", "drop"):
         sampler = PackingSampler(lengths, 2048, overflow=overflow, shuffle=False)
-        pieces = sampler.pieces(0, len(sampler))
-        assert (pieces.ends - pieces.begins).sum() >= 0.999 * 2048 * len(sampler)
+        assert sampler.segments(0, len(sampler)).lengths.sum() >= 0.999 * 2048 * len(sampler)
 
 
 @pytest.mark.parametrize("strategy", ["best_fit", "concat_then_split"])
@@ -132,7 +131,7 @@ def test_each_epoch_and_seed_has_other_rows(strategy: str) -> None:
     lengths = np.random.default_rng(0).integers(5, 60, 5000)
     one, two = (PackingSampler(lengths, 128, seed=seed, num_epochs=2, strategy=strategy) for seed in (1, 2))
     count = one.num_records
-    orders = [listed(s.pieces(start, start + count)) for s, start in ((one, 0), (one, count), (two, 0))]
+    orders = [listed(s.segments(start, start + count)) for s, start in ((one, 0), (one, count), (two, 0))]
     for first, second in ((0, 1), (0, 2), (1, 2)):
         same = {tuple(sorted(row)) for row in orders[first]} & {tuple(sorted(row)) for row in orders[second]}
         assert len(same) < 0.02 * count
@@ -142,7 +141,7 @@ def test_each_epoch_and_seed_has_other_rows(strategy: str) -> None:
 def test_partners_of_a_document_are_like_drawn() -> None:
     """Over 300 epochs, each of 276 pairs of equal documents shares a row equally often."""
     sampler = PackingSampler([5] * 24, 10, num_epochs=300)
-    partners = Counter(frozenset((first[0], second[0])) for first, second in listed(sampler.pieces(0, len(sampler))))
+    partners = Counter(frozenset((first[0], second[0])) for first, second in listed(sampler.segments(0, len(sampler))))
     assert sum(partners.values()) == 3600
     expected = 3600 / 276
     assert len(partners) == 276
@@ -153,13 +152,13 @@ def test_documents_of_a_shuffled_row_come_in_any_order() -> None:
     """Over 6,000 rows of five documents of five lengths, each of the 120 orders comes equally often."""
     lengths = [1, 2, 4, 8, 16]
     sampler = PackingSampler(lengths * 60, 31, num_epochs=100, seed=1)
-    rows = sampler.pieces(0, len(sampler))
-    orders = Counter(map(tuple, (rows.ends - rows.begins).reshape(-1, 5).tolist()))
+    rows = sampler.segments(0, len(sampler))
+    orders = Counter(map(tuple, rows.lengths.reshape(-1, 5).tolist()))
     assert len(sampler) == 6000
     assert len(orders) == 120
     assert sum((count - 50) ** 2 / 50 for count in orders.values()) < 119 + 4 * np.sqrt(2 * 119)
-    plain = PackingSampler(lengths * 60, 31, shuffle=False).pieces(0, 60)
-    assert (plain.ends - plain.begins).reshape(-1, 5).tolist() == [lengths[::-1]] * 60
+    plain = PackingSampler(lengths * 60, 31, shuffle=False).segments(0, 60)
+    assert plain.lengths.reshape(-1, 5).tolist() == [lengths[::-1]] * 60
 
 
 def test_lengths_of_any_integer_dtype_and_words() -> None:
@@ -168,7 +167,7 @@ def test_lengths_of_any_integer_dtype_and_words() -> None:
     plain = PackingSampler(lengths, 255)
     small = PackingSampler(np.array(lengths, dtype=np.uint8), 255)
     assert plain.fingerprint() == small.fingerprint()
-    assert listed(plain.pieces(0, len(plain))) == listed(small.pieces(0, len(small)))
+    assert listed(plain.segments(0, len(plain))) == listed(small.segments(0, len(small)))
     assert plain.fingerprint() == PackingSampler(lengths, 255, num_epochs=9).fingerprint()
     others = [
         PackingSampler([3, 200, 90, 7], 255),

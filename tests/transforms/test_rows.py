@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.segments import Segments
 from millstream.transforms import Pack
 from millstream.transforms.batching.stack import stack
-from millstream.transforms.grouping import Segments
 from millstream.transforms.packing.rows import RowFormat
 
 ROW_LENGTH = 9

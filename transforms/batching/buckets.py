@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
 from millstream.columnar import Allocate
+from millstream.segments import Segments
 from millstream.transforms.batching.pad_to import PaddedFeatures
-from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared, Segments
+from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared
 
 
 @final

@@ -11,7 +11,8 @@ from millstream import tree
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.columnar import Allocate
 from millstream.errors import StackError
-from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, Segments
+from millstream.segments import Segments
+from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared
 from millstream.transforms.packing.split_group import SplitGroup
 
 

@@ -12,7 +12,8 @@ from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arg
 from millstream.columnar import Allocate
 from millstream.overflow import as_overflow
 from millstream.randomness import as_seed
-from millstream.transforms.grouping import GroupId, GroupingOperation, OpenGroup, Prepared, Segments, lengths_of
+from millstream.segments import Segments
+from millstream.transforms.grouping import GroupId, GroupingOperation, OpenGroup, Prepared, lengths_of
 from millstream.transforms.packing.rows import Document, RowFormat
 
 

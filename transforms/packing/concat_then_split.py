@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, Segments, lengths_of
+from millstream.segments import Segments
+from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, lengths_of
 from millstream.transforms.packing.rows import TOKENS_TOGETHER, RowFormat
 from millstream.transforms.packing.split_group import SplitGroup
 from millstream.transforms.packing.whole_row_group import WholeRowGroup, whole_row_segments

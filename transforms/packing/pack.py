@@ -7,7 +7,8 @@ import numpy as np
 
 from millstream.checks import named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import Prepared, Segments, lengths_of
+from millstream.segments import Segments
+from millstream.transforms.grouping import Prepared, lengths_of
 from millstream.transforms.packing.rows import RowFormat
 from millstream.transforms.transformation import Transformation
 

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from millstream.checks import named_arguments
 from millstream.columnar import Allocate
-from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, Segments, lengths_of
+from millstream.segments import Segments
+from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, lengths_of
 from millstream.transforms.packing.bins import Bins
 from millstream.transforms.packing.first_fit import FirstFitPack
 

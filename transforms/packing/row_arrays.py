@@ -24,7 +24,7 @@ def _counting(length: int) -> NDArray[np.int32]:
 
 
 @final
-class Layout:
+class SegmentLayout:
     """The positions of one feature's segments in rows, and the padding after each segment.
 
     Args:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import StackError
-from millstream.transforms.grouping import Segments
-from millstream.transforms.packing.row_arrays import Layout
+from millstream.segments import Segments
+from millstream.transforms.packing.row_arrays import SegmentLayout
 
 Array = NDArray[Any]
 
@@ -190,7 +190,7 @@ class RowFormat:
                     _refuse_too_many(name, length, sizes, segments)
                 for cut in np.flatnonzero(sizes != lengths).tolist():
                     slices[cut] = slices[cut][segments.starts[cut] : segments.stops[cut]]
-            layout = Layout(sizes, segments.offsets, length, self.alignments.get(name, 1), allocate)
+            layout = SegmentLayout(sizes, segments.offsets, length, self.alignments.get(name, 1), allocate)
             try:
                 tokens = layout.tokens(slices, self.padding_struct.get(name, 0))
             except (TypeError, ValueError):

@@ -12,7 +12,8 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.transforms.grouping import OpenGroup, Segments
+from millstream.segments import Segments
+from millstream.transforms.grouping import OpenGroup
 
 
 @final
