@@ -71,7 +71,7 @@ def packing(documents: int) -> dict[str, float]:
     lengths = np.random.default_rng(0).integers(1, 2_049, documents)
     before = psutil.Process().memory_info().rss
     start = time.process_time()
-    sampler = millstream.PackingSampler(lengths, 2_048, seed=1)
+    sampler = millstream.PackingSampler(lengths, 2_048, seed=1, shuffle=True, num_epochs=1)
     sampler.record_keys(0, 1)
     built = time.process_time() - start
     held = psutil.Process().memory_info().rss - before + lengths.nbytes

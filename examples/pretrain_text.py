@@ -117,6 +117,7 @@ def mixed_rows(folder: Path, steps: int) -> millstream.MixtureSampler:
             overflow="split",
             seed=seed,
             num_epochs=None,
+            shuffle=True,
         )
         for seed, (name, source) in enumerate(corpora(folder).items())
     }

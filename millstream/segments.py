@@ -21,7 +21,7 @@ class Segments(NamedTuple):
         stops: the end of each segment in its element, exclusive, shape (segments,).
 
     Examples:
-        >>> sampler = millstream.PackingSampler([3, 5, 2], row_length=8, shuffle=False)
+        >>> sampler = millstream.PackingSampler([3, 5, 2], row_length=8)
         >>> rows = sampler.segments(0, 2)
         >>> rows.elements, rows.offsets
         (array([1, 0, 2]), array([0, 2, 3]))

@@ -37,8 +37,10 @@ class EpochSampler(Pictured, abc.ABC):
     first_epoch = 0
     """The number of the first epoch: 0, except in what `of_epoch` returns."""
 
-    def __init__(self, num_epochs: int | None, seed: int | None, shard_options: ShardOptions | None) -> None:
-        self.num_epochs, self.seed = checked_num_epochs(num_epochs), checked_seed(seed)
+    def __init__(
+        self, num_epochs: int | None, seed: int | None, shard_options: ShardOptions | None, *, shuffle: bool
+    ) -> None:
+        self.num_epochs, self.seed = checked_num_epochs(num_epochs), checked_seed(seed, shuffle=shuffle)
         self.shard_options = checked_shard_options(NoSharding() if shard_options is None else shard_options)
 
     @abc.abstractmethod
@@ -184,11 +186,11 @@ def checked_num_epochs(num_epochs: object) -> int | None:
     return number
 
 
-def checked_seed(seed: object, *, shuffle: bool = False) -> int | None:
+def checked_seed(seed: object, *, shuffle: bool) -> int | None:
     """Returns a seed, 0 … 2**64 - 1, or None, which a shuffle does not accept."""
     if seed is None:
         if shuffle:
-            raise ValueError("shuffle=True needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
+            raise ValueError("A shuffle needs a seed, got seed=None: pass any integer between 0 and 2**64 - 1.")
         return None
     return as_seed(seed)
 

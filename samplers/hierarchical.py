@@ -41,8 +41,8 @@ class HierarchicalSampler(EpochSampler):
         unit_sizes: the number of records of each unit, in the source's order: integers from 0 on. The records of the
             first unit have the keys 0 … unit_sizes[0] - 1, and so on.
         window_units: the number of units that are shuffled together, at least 1.
-        seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline; None for the source's order, and a
-            pipeline without randomness.
+        seed: 0 … 2**64 - 1, selects the shuffles and all randomness of the pipeline. It is required, because this order
+            is always shuffled.
         num_epochs: the number of epochs, at least 1; None for an endless order.
         shard_options: the shard of every global batch that this process reads; None for all of it.
 
@@ -53,7 +53,7 @@ class HierarchicalSampler(EpochSampler):
         seed, num_epochs, shard_options: as given.
 
     Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range, or there is no record.
+        TypeError, ValueError: an argument is of the wrong kind or out of range, or there is no record; seed is None.
 
     Examples:
         >>> sampler = millstream.HierarchicalSampler([3, 3, 3, 3], window_units=2, seed=0)
@@ -67,11 +67,11 @@ class HierarchicalSampler(EpochSampler):
         unit_sizes: Any,
         *,
         window_units: int,
-        seed: int | None = None,
+        seed: int,
         num_epochs: int | None = None,
         shard_options: ShardOptions | None = None,
     ) -> None:
-        super().__init__(num_epochs, seed, shard_options)
+        super().__init__(num_epochs, seed, shard_options, shuffle=True)
         self.unit_sizes = whole_numbers(unit_sizes, "unit_sizes", minimum=0)
         self.window_units = as_integer(window_units, "window_units", minimum=1)
         self.num_records = int(self.unit_sizes.sum())
@@ -96,8 +96,6 @@ class HierarchicalSampler(EpochSampler):
         )
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        if self.seed is None:
-            return offsets
         windows = self._windows_of(epoch)
         numbers = np.searchsorted(windows.ends, offsets, side="right")
         starts = windows.starts[numbers]
@@ -112,8 +110,6 @@ class HierarchicalSampler(EpochSampler):
         return rows, keys[rows]
 
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
-        if self.seed is None:
-            return slice(None), elements
         windows = self._windows_of(epoch)
         units = np.searchsorted(np.cumsum(self.unit_sizes), elements, side="right")
         places = elements - windows.shifts[windows.ranks[units]]

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.overflow import as_overflow
-from millstream.samplers.epochs import EpochSampler, checked_seed, positions_between, whole_numbers
+from millstream.samplers.epochs import EpochSampler, positions_between, whole_numbers
 from millstream.samplers.occurrences import equal_to
 from millstream.samplers.packing_plan import BestFit, Stream
 from millstream.samplers.permutation import permute
@@ -61,11 +61,11 @@ class PackingSampler(EpochSampler):
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range; a document is too long, or none has any
-            token.
+            token; a shuffle has no seed.
 
     Examples:
         >>> documents = [np.full(length, length) for length in (3, 5, 2, 6, 4)]
-        >>> sampler = millstream.PackingSampler(millstream.lengths_of(documents), row_length=10, shuffle=False)
+        >>> sampler = millstream.PackingSampler(millstream.lengths_of(documents), row_length=10)
         >>> operations = [millstream.Pack({"tokens": 10}), millstream.Batch(2)]
         >>> loader = millstream.DataLoader(data_source=documents, sampler=sampler, operations=operations)
         >>> next(iter(loader))["tokens"]
@@ -79,19 +79,18 @@ class PackingSampler(EpochSampler):
         lengths: Any,
         row_length: int,
         *,
-        shuffle: bool = True,
-        seed: int | None = 0,
-        num_epochs: int | None = 1,
+        shuffle: bool = False,
+        seed: int | None = None,
+        num_epochs: int | None = None,
         overflow: str = "error",
         strategy: str = BEST_FIT,
         shard_options: ShardOptions | None = None,
     ) -> None:
-        super().__init__(num_epochs, seed, shard_options)
+        self.shuffle = as_flag(shuffle, "shuffle")
+        super().__init__(num_epochs, seed, shard_options, shuffle=self.shuffle)
         self.lengths = whole_numbers(lengths, "lengths", minimum=0)
         self.row_length = as_integer(row_length, "row_length", minimum=1)
-        self.shuffle = as_flag(shuffle, "shuffle")
         self.overflow = as_overflow(overflow)
-        checked_seed(seed, shuffle=self.shuffle)
         if strategy not in {BEST_FIT, CONCAT_THEN_SPLIT}:
             raise ValueError(f"strategy must be {BEST_FIT!r} or {CONCAT_THEN_SPLIT!r}, got {strategy!r}.")
         if strategy == CONCAT_THEN_SPLIT and overflow != "error":

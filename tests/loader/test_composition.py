@@ -113,8 +113,8 @@ def test_the_composition_is_a_count_over_record_keys(
             if blocks.is_template(last - 1):
                 positions = positions[positions < (last - 1) * blocks.global_block]
             positions = positions[part._plan.shards[0].are_delivered(positions)]
-            _, found, begins, ends = order.segments_at(positions)  # type: ignore[union-attr]
-            for key, length in zip(found.tolist(), (ends - begins).tolist(), strict=True):
+            segments = order.segments_at(positions)  # type: ignore[union-attr]
+            for key, length in zip(segments.elements.tolist(), segments.lengths.tolist(), strict=True):
                 counted[source.locate([key])[0].item()] += length
     else:
         for key in keys:

@@ -82,7 +82,7 @@ def test_epochs_of_other_orders() -> None:
     lengths = [3, 5, 2, 6, 4]
     packed = millstream.DataLoader(
         data_source=[{"t": np.full(length, length)} for length in lengths],
-        sampler=PackingSampler(lengths, row_length=10, seed=0),
+        sampler=PackingSampler(lengths, row_length=10, seed=0, shuffle=True, num_epochs=1),
         operations=[Pack({"t": 10})],
     )
     assert [sum(int((row["t"] > 0).sum()) for row in batches) for _, batches in packed.epochs(2)] == [20, 20]

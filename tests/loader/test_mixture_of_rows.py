@@ -42,7 +42,7 @@ def documents(name: str) -> list[np.ndarray[Any, Any]]:
 def sampler_of(name: str, **options: Any) -> PackingSampler:
     """Returns the rows of one component."""
     seed = list(SIZES).index(name)
-    return PackingSampler(lengths_of(name), ROW, **{"seed": seed, "overflow": "split", "num_epochs": None, **options})
+    return PackingSampler(lengths_of(name), ROW, **{"shuffle": True, "seed": seed, "overflow": "split", **options})
 
 
 def mixture() -> MixtureSampler:
@@ -129,15 +129,15 @@ def test_any_number_of_shards_makes_the_same_global_batches(shards: int, is_nest
 def test_any_rows_alone_give_the_same(positions: list[int]) -> None:
     """The pieces of any rows, in any order, are those of each alone; keys are in the sources laid end to end."""
     order = nested()
-    starts, *columns = order.segments_at(np.array(positions, dtype=np.int64))
+    starts, *columns = map(np.asarray, order.segments_at(np.array(positions, dtype=np.int64)))
     assert starts[0] == 0
     assert starts[-1] == len(columns[0])
     for row, position in enumerate(positions):
-        alone = order.segments_at(np.array([position]))
-        assert [c[starts[row] : starts[row + 1]].tolist() for c in columns] == [c.tolist() for c in alone[1:]]
+        _, *alone = map(np.asarray, order.segments_at(np.array([position])))
+        assert [c[starts[row] : starts[row + 1]].tolist() for c in columns] == [c.tolist() for c in alone]
         ((component,), (index,)) = order.locate(np.array([position]))
-        own = order.samplers[component].segments_at(np.array([index]))
-        assert (alone.record_keys - own[1]).tolist() == [0 if component == 0 else SIZES["web"]] * len(own[1])
+        own = order.samplers[component].segments_at(np.array([index])).elements
+        assert (alone[0] - own).tolist() == [0 if component == 0 else SIZES["web"]] * len(own)
     assert order.largest_key == sum(SIZES.values()) - 1
     keys = np.arange(sum(SIZES.values()))
     assert order.lengths_at(keys).tolist() == np.concatenate([lengths_of(name) for name in SIZES]).tolist()

@@ -26,6 +26,7 @@ from millstream import (
 from support.laws import assert_shards_agree
 
 ROW = 24
+ORDER: Any = {"shuffle": True, "seed": 0, "num_epochs": 1}
 
 
 def lengths_of(count: int) -> np.ndarray[Any, Any]:
@@ -66,7 +67,7 @@ def loader_of(count: int = 60, batch: int = 3, operations: list[Any] | None = No
     sampler_options = {name: options.pop(name) for name in ("num_epochs", "overflow", "seed") if name in options}
     return DataLoader(
         data_source=documents(count),
-        sampler=PackingSampler(lengths_of(count), ROW, **{"overflow": "split", **sampler_options}),
+        sampler=PackingSampler(lengths_of(count), ROW, **ORDER | {"overflow": "split", **sampler_options}),
         operations=[Pack({"tokens": ROW}), Batch(batch)] if operations is None else operations,
         **options,
     )
@@ -135,7 +136,7 @@ def test_operations_before_see_documents_and_those_after_see_rows() -> None:
         RandomMapTransform(lambda row, rng: {**row, "later": rng.integers(2**40)}),
     ]
     rows = list(loader_of(operations=operations))
-    sampler = PackingSampler(lengths_of(60), ROW, overflow="split")
+    sampler = PackingSampler(lengths_of(60), ROW, overflow="split", **ORDER)
     assert len(rows) == len(sampler)
     expected = plain_rows(sampler, documents(60), 0, len(sampler))
     drawn = []
@@ -155,7 +156,7 @@ def test_rows_of_several_axes_and_of_lists() -> None:
     """Axes after the first are kept, and lists become arrays."""
     lengths = [2, 1]
     source = [{"x": np.ones((2, 3), np.float32), "y": [1, 2]}, {"x": np.zeros((1, 3), np.float32), "y": [3]}]
-    sampler = PackingSampler(lengths, 4, shuffle=False)
+    sampler = PackingSampler(lengths, 4, shuffle=False, num_epochs=1)
     (row,) = DataLoader(data_source=source, sampler=sampler, operations=[Pack({"x": 4, "y": 4})])
     assert row["x"].tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0], [0, 0, 0]]
     assert row["x"].dtype == np.float32
@@ -167,7 +168,7 @@ def test_rows_of_several_axes_and_of_lists() -> None:
 @pytest.mark.parametrize("threads", [0, 4])
 def test_an_error_in_a_document_comes_at_its_row(threads: int) -> None:
     """All rows before it are delivered; what was read of its own row is not mistaken for a row."""
-    sampler = PackingSampler(lengths_of(60), ROW, overflow="drop", seed=3)
+    sampler = PackingSampler(lengths_of(60), ROW, overflow="drop", seed=3, shuffle=True, num_epochs=1)
     keys = sampler.segments(0, len(sampler)).elements
     starts = sampler.segments(0, len(sampler)).offsets
     row = next(row for row in range(7, len(sampler)) if starts[row + 1] - starts[row] > 1)
@@ -217,7 +218,7 @@ class CountedReads:
 def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
     """Small batches of rows come several of a call; each, and the state after it, is as if it was made alone."""
     source = CountedReads(600)
-    sampler = PackingSampler(lengths_of(600), ROW, overflow="split", num_epochs=2)
+    sampler = PackingSampler(lengths_of(600), ROW, overflow="split", num_epochs=2, shuffle=True, seed=0)
     loader = DataLoader(
         data_source=source,
         sampler=sampler,
@@ -237,7 +238,7 @@ def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
 @pytest.mark.parametrize("options", [{"read_options": ReadOptions(num_threads=0)}, {"worker_count": 1}])
 def test_an_error_comes_after_the_batches_that_were_made_with_it(options: Any) -> None:
     """Of several batches of one call, those before a bad document are delivered, and their states resume there."""
-    sampler = PackingSampler(lengths_of(600), ROW, overflow="drop")
+    sampler = PackingSampler(lengths_of(600), ROW, overflow="drop", **ORDER)
     bad = int(sampler.segments(3 * 40, 3 * 40 + 1).elements[0])
 
     def fails(document: Any) -> Any:
@@ -297,7 +298,11 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ValueError, match="the sampler is not a PackingSampler"):
         DataLoader(data_source=[1], sampler=IndexSampler(1), operations=[Pack({"tokens": 3})])
     with pytest.raises(ValueError, match="lengths are of 2 documents, but data_source has 3"):
-        DataLoader(data_source=[1, 2, 3], sampler=PackingSampler([1, 1], 3), operations=[Pack({"tokens": 3})])
+        DataLoader(
+            data_source=[1, 2, 3],
+            sampler=PackingSampler([1, 1], 3),
+            operations=[Pack({"tokens": 3})],
+        )
 
 
 @pytest.mark.parametrize(
@@ -331,7 +336,7 @@ def test_rows_count_in_a_checkpoint() -> None:
 
 def test_rows_far_away_are_refused_where_indices_would_overflow() -> None:
     """A row whose document indices exceed int64 is an error."""
-    sampler = PackingSampler([5, 5], ROW, num_epochs=None)
+    sampler = PackingSampler([5, 5], ROW, num_epochs=None, shuffle=True, seed=0)
     loader = DataLoader(
         data_source=[np.arange(5)] * 2,
         sampler=sampler,

@@ -74,13 +74,6 @@ def test_a_window_that_holds_all_is_uniform() -> None:
     assert ((counts - 125) ** 2 / 125).sum() < 29.9
 
 
-def test_without_a_seed_the_order_is_the_sources() -> None:
-    """Without a seed, the order is the source's, and there are no generators to draw from."""
-    sampler = HierarchicalSampler([3, 2], window_units=1, num_epochs=2)
-    assert sampler.record_keys(0, 10).tolist() == [0, 1, 2, 3, 4] * 2
-    assert sampler[0].rng is None
-
-
 def test_far_positions_and_ends() -> None:
     """An endless order reaches position 2**63 - 1; positions beyond an end are IndexErrors."""
     sampler = HierarchicalSampler([5, 3], window_units=1, seed=0)
@@ -139,4 +132,4 @@ def test_shards_and_states_go_with_it() -> None:
 def test_wrong_arguments_are_refused(sizes: Any, options: Any, error: type[Exception], message: str) -> None:
     """Wrong arguments are errors when the sampler is built."""
     with pytest.raises(error, match=message):
-        HierarchicalSampler(sizes, **{"window_units": 1, **options})
+        HierarchicalSampler(sizes, **{"window_units": 1, "seed": 0, **options})

@@ -37,8 +37,8 @@ def orders(draw: st.DrawFn, *, rows: bool = False) -> tuple[Any, int]:
         return IndexSampler(len(keys), shuffle=shuffle, seed=seed, num_epochs=num_epochs, keys=keys), size
     if kind == "units":
         sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any))
-        window, chosen = draw(st.integers(1, 4)), seed if shuffle else None
-        return HierarchicalSampler(sizes, window_units=window, seed=chosen, num_epochs=num_epochs), sum(sizes)
+        window = draw(st.integers(1, 4))
+        return HierarchicalSampler(sizes, window_units=window, seed=seed, num_epochs=num_epochs), sum(sizes)
     return IndexSampler(size, shuffle=shuffle, seed=seed, num_epochs=num_epochs), size
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millstream import PackingSampler
 from millstream.samplers import Segments
 
-WORDS = st.integers(0, 2**64 - 1)
+ORDER: Any = {"shuffle": True, "seed": 0, "num_epochs": 1}
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
 OPTIONS = st.sampled_from([("best_fit", "truncate"), ("best_fit", "split"), ("concat_then_split", "error")])
 
@@ -41,7 +41,7 @@ def test_every_token_once_and_no_row_too_long(
 ) -> None:
     """Each epoch has every token once, of a truncated document those at its beginning, and no row is too long."""
     sampler = PackingSampler(
-        lengths, row_length, strategy=options[0], overflow=options[1], shuffle=shuffle, num_epochs=None
+        lengths, row_length, strategy=options[0], overflow=options[1], shuffle=shuffle, num_epochs=None, seed=0
     )
     rows = listed(sampler.segments(epoch * sampler.num_records, (epoch + 1) * sampler.num_records))
     seen = Counter((key, token) for row in rows for key, begin, end in row for token in range(begin, end))
@@ -57,7 +57,7 @@ def test_every_token_once_and_no_row_too_long(
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60), row_length=st.integers(20, 50))
 def test_best_fit_is_best_fit_decreasing(lengths: list[int], row_length: int) -> None:
     """The plan over the histogram fills its rows as a plan document by document does, in each epoch."""
-    sampler = PackingSampler(lengths, row_length, num_epochs=2)
+    sampler = PackingSampler(lengths, row_length, num_epochs=2, shuffle=True, seed=0)
     rows = listed(sampler.segments(0, len(sampler)))
     for epoch in (rows[: sampler.num_records], rows[sampler.num_records :]):
         assert sorted(sum(lengths[key] for key, _, _ in row) for row in epoch) == plain_best_fit(lengths, row_length)
@@ -81,7 +81,9 @@ def test_any_positions_alone_give_the_same(
     lengths: list[int], row_length: int, options: tuple[str, str], data: st.DataObject
 ) -> None:
     """A range over epochs, some positions, one position and a pickled copy give the same rows."""
-    sampler = PackingSampler(lengths, row_length, strategy=options[0], overflow=options[1], num_epochs=3)
+    sampler = PackingSampler(
+        lengths, row_length, strategy=options[0], overflow=options[1], num_epochs=3, shuffle=True, seed=0
+    )
     everything = listed(sampler.segments(0, len(sampler)))
     positions = data.draw(st.lists(st.integers(0, len(sampler) - 1), max_size=10))
     start = data.draw(st.integers(0, len(sampler)))
@@ -98,7 +100,7 @@ def test_documents_that_are_too_long_are_refused_cut_or_dropped() -> None:
     lengths = [3, 10, 0, 25]
     with pytest.raises(ValueError, match=r"at most row_length=10, got 25 for record 3 \(longer documents: 1\)"):
         PackingSampler(lengths, 10)
-    options: dict[str, Any] = {"shuffle": False, "seed": None}
+    options: dict[str, Any] = {"num_epochs": 1}
     expected = {
         "truncate": [(0, 0, 3), (1, 0, 10), (3, 0, 10)],
         "drop": [(0, 0, 3), (1, 0, 10)],
@@ -121,7 +123,7 @@ def test_rows_of_realistic_lengths_are_full(seed: int) -> None:
     """Rows of 100,000 documents with log-normal lengths, as of web text, are at least 99.9 % full."""
     lengths = np.clip(np.random.default_rng(seed).lognormal(5.8, 1.1, 100_000).astype(np.int64), 8, None)
     for overflow in ("truncate", "split", "drop"):
-        sampler = PackingSampler(lengths, 2048, overflow=overflow, shuffle=False)
+        sampler = PackingSampler(lengths, 2048, overflow=overflow, shuffle=False, num_epochs=1)
         assert sampler.segments(0, len(sampler)).lengths.sum() >= 0.999 * 2048 * len(sampler)
 
 
@@ -129,7 +131,9 @@ def test_rows_of_realistic_lengths_are_full(seed: int) -> None:
 def test_each_epoch_and_seed_has_other_rows(strategy: str) -> None:
     """Hardly a row has the pieces of one of another epoch or seed, and they come in another order."""
     lengths = np.random.default_rng(0).integers(5, 60, 5000)
-    one, two = (PackingSampler(lengths, 128, seed=seed, num_epochs=2, strategy=strategy) for seed in (1, 2))
+    one, two = (
+        PackingSampler(lengths, 128, seed=seed, num_epochs=2, strategy=strategy, shuffle=True) for seed in (1, 2)
+    )
     count = one.num_records
     orders = [listed(s.segments(start, start + count)) for s, start in ((one, 0), (one, count), (two, 0))]
     for first, second in ((0, 1), (0, 2), (1, 2)):
@@ -140,7 +144,7 @@ def test_each_epoch_and_seed_has_other_rows(strategy: str) -> None:
 
 def test_partners_of_a_document_are_like_drawn() -> None:
     """Over 300 epochs, each of 276 pairs of equal documents shares a row equally often."""
-    sampler = PackingSampler([5] * 24, 10, num_epochs=300)
+    sampler = PackingSampler([5] * 24, 10, num_epochs=300, shuffle=True, seed=0)
     partners = Counter(frozenset((first[0], second[0])) for first, second in listed(sampler.segments(0, len(sampler))))
     assert sum(partners.values()) == 3600
     expected = 3600 / 276
@@ -151,31 +155,31 @@ def test_partners_of_a_document_are_like_drawn() -> None:
 def test_documents_of_a_shuffled_row_come_in_any_order() -> None:
     """Over 6,000 rows of five documents of five lengths, each of the 120 orders comes equally often."""
     lengths = [1, 2, 4, 8, 16]
-    sampler = PackingSampler(lengths * 60, 31, num_epochs=100, seed=1)
+    sampler = PackingSampler(lengths * 60, 31, num_epochs=100, seed=1, shuffle=True)
     rows = sampler.segments(0, len(sampler))
     orders = Counter(map(tuple, rows.lengths.reshape(-1, 5).tolist()))
     assert len(sampler) == 6000
     assert len(orders) == 120
     assert sum((count - 50) ** 2 / 50 for count in orders.values()) < 119 + 4 * np.sqrt(2 * 119)
-    plain = PackingSampler(lengths * 60, 31, shuffle=False).segments(0, 60)
+    plain = PackingSampler(lengths * 60, 31, shuffle=False, num_epochs=1).segments(0, 60)
     assert plain.lengths.reshape(-1, 5).tolist() == [lengths[::-1]] * 60
 
 
 def test_lengths_of_any_integer_dtype_and_words() -> None:
     """The rows follow the numbers, not how they are stored; what decides them is in the fingerprint."""
     lengths = [3, 200, 7, 90]
-    plain = PackingSampler(lengths, 255)
-    small = PackingSampler(np.array(lengths, dtype=np.uint8), 255)
+    plain = PackingSampler(lengths, 255, **ORDER)
+    small = PackingSampler(np.array(lengths, dtype=np.uint8), 255, **ORDER)
     assert plain.fingerprint() == small.fingerprint()
     assert listed(plain.segments(0, len(plain))) == listed(small.segments(0, len(small)))
-    assert plain.fingerprint() == PackingSampler(lengths, 255, num_epochs=9).fingerprint()
+    assert plain.fingerprint() == PackingSampler(lengths, 255, num_epochs=9, shuffle=True, seed=0).fingerprint()
     others = [
-        PackingSampler([3, 200, 90, 7], 255),
-        PackingSampler(lengths, 256),
-        PackingSampler(lengths, 255, seed=1),
-        PackingSampler(lengths, 255, shuffle=False),
-        PackingSampler(lengths, 255, overflow="drop"),
-        PackingSampler(lengths, 255, strategy="concat_then_split"),
+        PackingSampler([3, 200, 90, 7], 255, **ORDER),
+        PackingSampler(lengths, 256, **ORDER),
+        PackingSampler(lengths, 255, seed=1, shuffle=True, num_epochs=1),
+        PackingSampler(lengths, 255, shuffle=False, num_epochs=1),
+        PackingSampler(lengths, 255, overflow="drop", **ORDER),
+        PackingSampler(lengths, 255, strategy="concat_then_split", **ORDER),
     ]
     assert len({sampler.fingerprint() for sampler in (plain, *others)}) == 7
 
@@ -191,7 +195,7 @@ def test_lengths_of_any_integer_dtype_and_words() -> None:
         ([1], {"overflow": "cut"}, ValueError, "overflow must be one of 'error', 'truncate', 'split', 'drop'"),
         ([1], {"strategy": "worst"}, ValueError, "strategy must be"),
         ([1], {"strategy": "concat_then_split", "overflow": "drop"}, ValueError, "takes no overflow"),
-        ([1], {"seed": None}, ValueError, "shuffle=True needs a seed"),
+        ([1], {"shuffle": True}, ValueError, "shuffle needs a seed"),
         ([9], {"overflow": "drop"}, ValueError, "No document is left"),
         ([1], {"num_epoch": 1}, TypeError, "did you mean 'num_epochs'"),
     ],

@@ -292,7 +292,7 @@ def test_lengths_fit_a_packing_sampler(tmp_path: Path) -> None:
         lengths = millstream.lengths_of(source, decode, feature="tokens")
         loader = millstream.DataLoader(
             data_source=source,
-            sampler=millstream.PackingSampler(lengths, 16, seed=0),
+            sampler=millstream.PackingSampler(lengths, 16, seed=0, shuffle=True, num_epochs=1),
             operations=[*decode, millstream.Pack({"tokens": 16})],
         )
         rows = list(loader)

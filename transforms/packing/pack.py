@@ -44,7 +44,7 @@ class Pack(Transformation):
 
     Examples:
         >>> documents = [{"tokens": np.full(length, length)} for length in (3, 5, 2)]
-        >>> sampler = millstream.PackingSampler([3, 5, 2], row_length=9, shuffle=False)
+        >>> sampler = millstream.PackingSampler([3, 5, 2], row_length=9)
         >>> operations = [millstream.Pack({"tokens": 9})]
         >>> loader = millstream.DataLoader(data_source=documents, sampler=sampler, operations=operations)
         >>> row = next(iter(loader))

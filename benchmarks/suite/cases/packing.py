@@ -75,7 +75,9 @@ def measure_plan(run: Run) -> Measurement:
     import millstream  # noqa: PLC0415  (only where it is measured)
 
     start = time.perf_counter()
-    sampler = millstream.PackingSampler(lengths, ROW_LENGTH, seed=SEED, strategy=run.contender.mode)
+    sampler = millstream.PackingSampler(
+        lengths, ROW_LENGTH, seed=SEED, strategy=run.contender.mode, shuffle=True, num_epochs=1
+    )
     seconds = time.perf_counter() - start
     rows = sampler.num_records
     return Measurement(

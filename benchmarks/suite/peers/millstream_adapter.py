@@ -138,7 +138,7 @@ def _sampler(work: Work, source: Any, strategy: str) -> Any:
     if work.row_length is not None and not work.packing:
         lengths = np.fromiter(map(len, source), np.int64, len(source))
         return millstream.PackingSampler(
-            lengths, work.row_length, seed=SEED, num_epochs=num_epochs, strategy=strategy or "best_fit"
+            lengths, work.row_length, seed=SEED, num_epochs=num_epochs, strategy=strategy or "best_fit", shuffle=True
         )
     if isinstance(source, millstream.ParquetDataSource):
         return millstream.HierarchicalSampler(

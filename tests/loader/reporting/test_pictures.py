@@ -132,7 +132,7 @@ def test_a_mixture_shows_its_changes_of_weights() -> None:
         millstream.IndexSampler(10, shuffle=True, seed=3),
         millstream.SequentialSampler(10),
         millstream.HierarchicalSampler([5, 5], window_units=1, seed=0),
-        millstream.PackingSampler(np.array([3, 2]), 4, seed=0),
+        millstream.PackingSampler(np.array([3, 2]), 4, seed=0, shuffle=True, num_epochs=1),
         millstream.RangeDataSource(0, 10, 1),
         millstream.InMemoryDataSource([1, 2]),
     ],
