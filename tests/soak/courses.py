@@ -137,7 +137,7 @@ class Course:
         course = dataclasses.replace(course, form=form)
         size, num_epochs = course.size, -(-_POSITIONS // 4 // course.size)
         if form == "hierarchical":
-            return dataclasses.replace(course, sampler=forms.hierarchical(chance, size, num_epochs))
+            return dataclasses.replace(course, sampler=forms.of_one_source(chance, size, num_epochs))
         if form == "mixture" and size > 1:
             return dataclasses.replace(course, sampler=forms.mixture(chance, size, num_epochs))
         if form == "packing":

@@ -74,6 +74,16 @@ def hierarchical(chance: random.Random, size: int, num_epochs: int) -> millstrea
     )
 
 
+def of_one_source(chance: random.Random, size: int, num_epochs: int) -> Any:
+    """Returns a shuffle of units, as it is or with its batches dealt to parts of equal cost."""
+    order = hierarchical(chance, size, num_epochs)
+    if chance.random() < 0.5:
+        return order
+    parts = chance.randrange(1, 4)
+    costs = [length_of(number) ** 2 for number in range(size)]
+    return millstream.BalancedSampler(order, costs=costs, global_batch_size=parts * chance.randrange(1, 5), parts=parts)
+
+
 def mixture(chance: random.Random, size: int, num_epochs: int) -> millstream.MixtureSampler:
     """Returns a mixture of the parts of a source, at least two records, with other weights from some positions on."""
     ends = sorted(chance.sample(range(1, size), k=min(size - 1, chance.randrange(1, 4))))
@@ -100,7 +110,7 @@ def packing(chance: random.Random, size: int, num_epochs: int) -> millstream.Pac
     lengths = [length_of(number) for number in range(size)]
     strategy = chance.choice(["best_fit", "concat_then_split"])
     return millstream.PackingSampler(
-        lengths, ROW_LENGTH, seed=chance.getrandbits(64), num_epochs=num_epochs, strategy=strategy
+        lengths, ROW_LENGTH, seed=chance.getrandbits(64), num_epochs=num_epochs, strategy=strategy, shuffle=True
     )
 
 

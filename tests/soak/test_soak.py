@@ -3,11 +3,23 @@
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from millstream.samplers import SequentialSampler
+from soak.courses import Course
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import environment
+from support.public_samplers import public_samplers
+
+
+def kinds_in(sampler: Any) -> Iterator[type]:
+    """Yields the class of a sampler and the classes of those inside it, with their base classes."""
+    yield from type(sampler).mro()
+    for inner in (*getattr(sampler, "samplers", ()), *([sampler.order] if hasattr(sampler, "order") else ())):
+        yield from kinds_in(inner)
 
 
 def soaked(*arguments: str) -> tuple[int, str]:
@@ -21,6 +33,13 @@ def soaked(*arguments: str) -> tuple[int, str]:
         timeout=4 * WAIT_SECONDS,
     )
     return done.returncode, done.stdout
+
+
+def test_every_public_sampler_is_soaked() -> None:
+    """Among the first courses, each class of samplers occurs; one that only fixes options of another need not."""
+    occurring = {kind for seed in range(300) for kind in kinds_in(Course.of(seed).sampler)}
+
+    assert set(public_samplers().values()) - {SequentialSampler} - occurring == set()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.public_samplers import public_samplers
+
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("typed_program.py")
 
@@ -17,6 +19,11 @@ def check(*command: str) -> str:
         [sys.executable, "-m", *command], cwd=sys.prefix, capture_output=True, text=True, check=False, timeout=500
     )
     return f"{done.stdout.strip().splitlines()[-1]}\n{done.stdout if done.returncode else ''}".strip()
+
+
+def test_every_public_sampler_is_in_the_program() -> None:
+    """The types of each class of samplers are checked."""
+    assert [name for name in public_samplers() if f"millstream.{name}(" not in PROGRAM.read_text()] == []
 
 
 def test_mypy_agrees() -> None:

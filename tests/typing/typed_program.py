@@ -89,7 +89,14 @@ def samplers() -> None:
     index: VectorisedSampler = millstream.IndexSampler(10, shuffle=True, seed=0)
     own: Sampler = Backwards()
     mixture = millstream.MixtureSampler({"a": millstream.IndexSampler(10)}, {"a": 1.0})
+    units: VectorisedSampler = millstream.HierarchicalSampler([5, 5], window_units=1, seed=0)
+    balanced: VectorisedSampler = millstream.BalancedSampler(own, costs=[1] * 10, global_batch_size=4, parts=2)
+    rows = millstream.PackingSampler([3, 5], row_length=8)
     assert_type(index.record_keys(0, 4), NDArray[np.int64])
+    assert_type(units.length, int | None)
+    assert_type(balanced[0].rng, np.random.Generator | None)
+    assert_type(rows.segments(0, 1).elements, NDArray[np.int64])
+    assert_type(len(millstream.SequentialSampler(10)), int)
     assert_type(own[0], millstream.RecordMetadata)
     assert_type(own[0].record_key, int)
     assert_type(mixture.reweighted(10, {"a": 2}), millstream.MixtureSampler)
@@ -197,6 +204,7 @@ def errors() -> None:
     numbers = millstream.MapDataset.range(10)
     millstream.load([1], batchsize=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     millstream.IndexSampler("ten")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    millstream.HierarchicalSampler([5], window_units=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     millstream.Batch(2, batch_fn=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Decode().map("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     numbers.map(Decode())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
