@@ -64,7 +64,9 @@ def snapshot_of(
             length=pipeline.order.length,
             is_vectorised=not isinstance(pipeline.order, AdaptedSampler) or hasattr(sampler, "record_keys"),
             bars=_bars(sampler),
-            is_global_shuffle=isinstance(sampler, EpochSampler) and getattr(sampler, "shuffle", False),
+            is_global_shuffle=isinstance(sampler, EpochSampler)
+            and getattr(sampler, "shuffle", False)
+            and getattr(sampler, "window_units", None) is None,
         ),
         stages=tuple(_stages(plan, seconds, _location(workers, reading), structures)),
         measured=measured,

@@ -96,39 +96,25 @@ class HierarchicalSampler(EpochSampler):
         )
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        windows = self._windows_of(epoch)
-        numbers = np.searchsorted(windows.ends, offsets, side="right")
-        starts = windows.starts[numbers]
-        sizes = windows.ends[numbers] - starts
-        places = starts + permute(offsets - starts, sizes, windows.seed, windows.epochs_of(numbers))
-        units = np.searchsorted(windows.unit_ends, places, side="right")
-        places += windows.shifts[units]
-        return places
+        return self._windows_of(epoch).keys(offsets)
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = np.flatnonzero((keys >= 0) & (keys < self.num_records))
         return rows, keys[rows]
 
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
-        windows = self._windows_of(epoch)
-        units = np.searchsorted(np.cumsum(self.unit_sizes), elements, side="right")
-        places = elements - windows.shifts[windows.ranks[units]]
-        numbers = np.searchsorted(windows.ends, places, side="right")
-        starts = windows.starts[numbers]
-        sizes = windows.ends[numbers] - starts
-        inverse = permute(places - starts, sizes, windows.seed, windows.epochs_of(numbers), inverse=True)
-        return slice(None), starts + inverse
+        return slice(None), self._windows_of(epoch).offsets(elements)
 
     @functools.cached_property
-    def _windows_of(self) -> Callable[[int], "_Windows"]:
-        make = functools.partial(_windows, self.unit_sizes, self.window_units, self.seed or 0)
-        return functools.lru_cache(maxsize=_EPOCHS_KEPT)(make)
+    def _windows_of(self) -> Callable[[int], "Windows"]:
+        return windows_by_epoch(self.unit_sizes, self.window_units, self.seed or 0)
 
 
-class _Windows(NamedTuple):
+class Windows(NamedTuple):
     """The windows of one epoch, and the units in them, in their new order.
 
     Attributes:
+        unit_sizes: the number of records of each unit, in the source's order.
         starts: the offset at which each window begins.
         ends: the offset at which it ends.
         unit_ends: the offset at which each unit ends.
@@ -138,6 +124,7 @@ class _Windows(NamedTuple):
         seed: selects the permutations within windows.
     """
 
+    unit_sizes: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     unit_ends: NDArray[np.int64]
@@ -146,12 +133,35 @@ class _Windows(NamedTuple):
     epoch: int
     seed: int
 
-    def epochs_of(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
+    def keys(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the record keys at offsets into the epoch, shape (m,)."""
+        keys = self._within_windows(offsets)
+        keys += self.shifts[np.searchsorted(self.unit_ends, keys, side="right")]
+        return keys
+
+    def offsets(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the offsets into the epoch at which records come, shape (m,)."""
+        units = np.searchsorted(np.cumsum(self.unit_sizes), keys, side="right")
+        return self._within_windows(keys - self.shifts[self.ranks[units]], inverse=True)
+
+    def _within_windows(self, offsets: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
+        """Permutes offsets within their windows, or runs that permutation backwards."""
+        numbers = np.searchsorted(self.ends, offsets, side="right")
+        starts = self.starts[numbers]
+        sizes = self.ends[numbers] - starts
+        return starts + permute(offsets - starts, sizes, self.seed, self._epochs_of(numbers), inverse=inverse)
+
+    def _epochs_of(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Returns a number for each of the given windows that no other window of any epoch has."""
         return np.uint64(self.epoch % 2**64) * np.uint64(len(self.ends)) + numbers.astype(np.uint64)
 
 
-def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch: int) -> _Windows:
+def windows_by_epoch(unit_sizes: NDArray[np.int64], window_units: int, seed: int) -> Callable[[int], Windows]:
+    """Returns a function from the number of an epoch to its windows, which keeps those of the last epochs."""
+    return functools.lru_cache(maxsize=_EPOCHS_KEPT)(functools.partial(_windows, unit_sizes, window_units, seed))
+
+
+def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch: int) -> Windows:
     order = permute(np.arange(len(unit_sizes)), len(unit_sizes), seed, epoch)
     sizes = unit_sizes[order]
     unit_ends = np.cumsum(sizes)
@@ -161,4 +171,5 @@ def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch:
     starts = np.concatenate([[0], ends[:-1]])
     first_keys = np.cumsum(unit_sizes) - unit_sizes
     shifts = first_keys[order] - (unit_ends - sizes)
-    return _Windows(starts, ends, unit_ends, shifts, np.argsort(order), epoch, derive_seed(seed, _RECORDS))
+    ranks = np.argsort(order)
+    return Windows(unit_sizes, starts, ends, unit_ends, shifts, ranks, epoch, derive_seed(seed, _RECORDS))

@@ -1,6 +1,8 @@
 """Rows of a fixed length made of whole documents, planned in advance: the documents of a row follow by arithmetic."""
 
+import functools
 import zlib
+from collections.abc import Callable
 from typing import Any, final
 
 import numpy as np
@@ -9,20 +11,19 @@ from numpy.typing import NDArray
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.overflow import as_overflow
 from millstream.samplers.epochs import EpochSampler, positions_between, whole_numbers
-from millstream.samplers.occurrences import equal_to
-from millstream.samplers.packing_plan import BestFit, Stream
+from millstream.samplers.hierarchical import Windows, windows_by_epoch
+from millstream.samplers.occurrences import spread
 from millstream.samplers.permutation import permute
-from millstream.seed_hashing import mix_words
+from millstream.samplers.planned_rows import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
+from millstream.seed_hashing import derive_seeds, mix_words
 from millstream.segments import Segments
 from millstream.sharding import ShardOptions
-
-BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
 
 _ROWS_PER_CHUNK = 1 << 16
 """The number of rows whose tokens are counted together."""
 
-_LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
-"""An odd number without a pattern, which sets lengths apart."""
+_PLANS_KEPT = 4
+"""The number of windows whose rows are kept planned: a batch has rows of two, and threads read ahead."""
 
 
 @final
@@ -52,12 +53,20 @@ class PackingSampler(EpochSampler):
         strategy: "best_fit" puts whole documents into rows, each into the row that it leaves the least space in.
             "concat_then_split" concatenates all documents and cuts that into rows: none has padding but the last, and
             most documents at a row's end are cut. It takes documents of any length, and no overflow.
+        unit_sizes: the number of documents of each unit that the source reads as a whole, in its order, for instance
+            `source.unit_sizes`; None if it reads documents alone.
+        window_units: the number of units whose documents share rows, at least 1, for instance `source.window_units`;
+            None to combine documents of any units. Rows come window by window: a source that keeps as many units in
+            memory reads each about once per epoch and process. With n windows, window k has the units k, k + n, k + 2n,
+            …, so it is drawn from all over the source. Each epoch permutes the windows, and the rows of each. A window
+            needs many documents of each length for rows that differ between epochs.
         shard_options: the shard of every global batch that this process reads; None for all of it.
 
     Attributes:
         num_records: the number of rows per epoch.
         lengths: as given, an array of shape (documents,).
-        row_length, shuffle, seed, num_epochs, overflow, strategy, shard_options: as given.
+        row_length, shuffle, seed, num_epochs, overflow, strategy, window_units, shard_options: as given.
+        unit_sizes: an array of shape (units,); one unit if None was given.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range; a document is too long, or none has any
@@ -84,6 +93,8 @@ class PackingSampler(EpochSampler):
         num_epochs: int | None = None,
         overflow: str = "error",
         strategy: str = BEST_FIT,
+        unit_sizes: Any = None,
+        window_units: int | None = None,
         shard_options: ShardOptions | None = None,
     ) -> None:
         self.shuffle = as_flag(shuffle, "shuffle")
@@ -98,13 +109,29 @@ class PackingSampler(EpochSampler):
         self.strategy = strategy
         if not self.lengths.max():
             raise ValueError("lengths must have at least one token, got nothing but zeros.")
-        self._documents: NDArray[np.int64] | None = None
-        self._begins: NDArray[np.int64] | None = None
-        if strategy == CONCAT_THEN_SPLIT:
-            self._plan: BestFit | Stream = Stream.of(self.lengths, self.row_length)
-        else:
-            self._plan = BestFit.of(self._cut(), self.row_length)
-        self.num_records = self._plan.num_rows
+        self.window_units = None if window_units is None else as_integer(window_units, "window_units", minimum=1)
+        self.unit_sizes = None if unit_sizes is None else whole_numbers(unit_sizes, "unit_sizes", minimum=0)
+        if self.unit_sizes is None and window_units is not None:
+            raise ValueError("unit_sizes must be given with window_units, got None. Pass source.unit_sizes.")
+        sizes = np.array([len(self.lengths)]) if self.unit_sizes is None else self.unit_sizes
+        if sizes.sum() != len(self.lengths):
+            raise ValueError(
+                f"unit_sizes must have the sum {len(self.lengths)}, the number of lengths, got {sizes.sum()}."
+            )
+        self._unit_ends = np.cumsum(sizes)
+        self._num_windows = -(-len(sizes) // (self.window_units or len(sizes)))
+        self._refuse_long_documents()
+        # Several plans are made again when their rows are read: together, they would be larger than the lengths.
+        self._whole: PlannedRows | None = None
+        if self._num_windows == 1:
+            self._whole = self._planned(0)
+        sizes_of_windows = [self._size_of(window) for window in range(self._num_windows)]
+        self._window_rows, self._window_tokens = np.array(sizes_of_windows).T
+        self._row_ends = np.cumsum(self._window_rows)
+        self.num_records = int(self._row_ends[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in {"_plan_of", "_windows_of"}}
 
     def __repr__(self) -> str:
         return (
@@ -127,6 +154,9 @@ class PackingSampler(EpochSampler):
         crc = zlib.crc32(self.lengths.astype("<i8", copy=False).data)
         words = ("row_length", "shuffle", "seed", "overflow", "strategy")
         named = " ".join(f"{name}={getattr(self, name)}" for name in words)
+        if self.unit_sizes is not None and self._num_windows > 1:
+            units = zlib.crc32(self.unit_sizes.astype("<i8", copy=False).data)
+            named += f" units={len(self.unit_sizes)}#{units:08x} window_units={self.window_units}"
         return f"PackingSampler documents={len(self.lengths)}#{crc:08x} {named}"
 
     def segments(self, start: int, stop: int) -> Segments:
@@ -164,7 +194,8 @@ class PackingSampler(EpochSampler):
     def tokens_between(self, start: int, stop: int) -> int:
         """Returns the number of tokens in the rows of the positions [start, stop), without padding.
 
-        Whole epochs take no time. Each other row takes some 50 ns.
+        Whole epochs take no time. Each other row takes some 50 ns, and each window of units of which only a part is
+        counted takes some milliseconds.
 
         Args:
             start: the first position, from 0 on.
@@ -174,12 +205,15 @@ class PackingSampler(EpochSampler):
         ranges = [(start, stop)]
         if first <= last:
             ranges = [(start, first * self.num_records), (last * self.num_records, stop)]
-        tokens = max(0, last - first) * self._plan.num_tokens
+        tokens = max(0, last - first) * int(self._window_tokens.sum())
         for begin, end in ranges:
             epoch = begin // self.num_records
             for chunk in range(begin, end, _ROWS_PER_CHUNK):
                 offsets = np.arange(chunk, min(chunk + _ROWS_PER_CHUNK, end)) - epoch * self.num_records
-                tokens += int(self._plan.tokens_of(self._rows_at(offsets, epoch)).sum())
+                for window, _, rows in self._rows_by_window(offsets, epoch):
+                    is_whole = len(rows) == self._window_rows[window]
+                    own = self._window_tokens[window] if is_whole else self._plan_of(window).tokens_of(rows).sum()
+                    tokens += int(own)
         return tokens
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
@@ -187,95 +221,110 @@ class PackingSampler(EpochSampler):
         rows = self._segments_of_epoch(offsets, epoch)
         return rows.elements[rows.offsets[:-1]]
 
-    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        rows = np.flatnonzero((keys >= 0) & (keys < len(self.lengths)))
-        if isinstance(self._plan, Stream):
-            rows = rows[self.lengths[keys[rows]] > 0]
-            return rows, keys[rows]
-        if self._documents is None:
-            return rows, keys[rows]
-        return equal_to(self._documents, keys)
-
-    def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        epoch %= 2**64
-        which = np.arange(len(elements))
-        if isinstance(self._plan, Stream):
-            first = int(self._epoch_key(epoch)[0] % np.uint64(len(self.lengths))) if self.shuffle else 0
-            which, rows = self._plan.rows_of(elements, self.lengths[elements], first)
-        else:
-
-            def back(ranks: NDArray[np.int64], sizes: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
-                if not self.shuffle:
-                    return ranks
-                seeds = mix_words(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch))
-                return permute(ranks, sizes, seeds, 0, inverse=True)
-
-            rows = self._plan.rows_of(elements, back)
-        if self.shuffle and self.seed is not None:
-            rows = permute(rows, self.num_records, self.seed, epoch, inverse=True)
-        return which, rows
-
     def _segments(self, positions: NDArray[np.int64]) -> Segments:
         found = [(rows, self._segments_of_epoch(offsets, epoch)) for epoch, rows, offsets in self._by_epoch(positions)]
         return Segments.scattered(found)
 
     def _segments_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> Segments:
-        rows, epoch = self._rows_at(offsets, epoch), epoch % 2**64
-        if isinstance(self._plan, Stream):
-            first = int(self._epoch_key(epoch)[0] % np.uint64(len(self.lengths))) if self.shuffle else 0
-            return Segments(*self._plan.pieces(rows, first))
+        found = [
+            (own, self._plan_of(window).segments(rows, self._key(epoch, window)))
+            for window, own, rows in self._rows_by_window(offsets, epoch)
+        ]
+        return Segments.scattered(found)
 
-        def among_equals(sizes: NDArray[np.int64], ranks: NDArray[np.int64], lengths: NDArray[np.int64]) -> Any:
-            if not self.shuffle:
-                return ranks
-            seeds = mix_words(lengths.astype(np.uint64) * _LENGTH_STEP + self._epoch_key(epoch))
-            return permute(ranks, sizes, seeds, 0)
+    def _rows_by_window(
+        self, offsets: NDArray[np.int64], epoch: int
+    ) -> list[tuple[int, NDArray[np.intp] | slice, NDArray[np.int64]]]:
+        """Returns each window that offsets into an epoch lie in, their indices, and their rows in its plan."""
+        rows = self._permuted(offsets, epoch)
+        windows = np.searchsorted(self._row_ends, rows, side="right")
+        rows = rows - (self._row_ends - self._window_rows)[windows]
+        return [(window, own, rows[own]) for window, own in _by_window(windows)]
 
-        starts, pieces, lengths = self._plan.pieces(rows, among_equals)
-        if self.shuffle:
-            # Else the longest document of each row would come first.
-            words = mix_words(rows.astype(np.uint64) * _LENGTH_STEP + ~self._epoch_key(epoch))
-            widths = np.diff(starts)
-            owners = np.repeat(np.arange(len(rows)), widths)
-            slots = (np.arange(len(pieces)) - starts[owners]).astype(np.uint64)
-            order = np.lexsort((mix_words(words[owners] + slots * _LENGTH_STEP), owners))
-            pieces, lengths = pieces[order], lengths[order]
-        documents = pieces if self._documents is None else self._documents[pieces]
-        begins = np.zeros(len(pieces), dtype=np.int64) if self._begins is None else self._begins[pieces]
-        return Segments(starts, documents, begins, begins + lengths)
+    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        rows = np.flatnonzero((keys >= 0) & (keys < len(self.lengths)))
+        lengths = self.lengths[keys[rows]]
+        rows = rows[(lengths > 0) & ((lengths <= self.row_length) | (self.overflow != "drop"))]
+        return rows, keys[rows]
 
-    def _rows_at(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Returns the number in the plan of the row at each offset into an epoch, shape (m,)."""
-        if not self.shuffle or self.seed is None:  # The constructor refuses a shuffle without a seed.
-            return offsets
-        return permute(offsets, self.num_records, self.seed, epoch % 2**64)
+    def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        found = []
+        windows = np.searchsorted(self._unit_ends, elements, side="right") % self._num_windows
+        for window, own in _by_window(windows):
+            which, rows = self._plan_of(window).rows_of(elements[own], self._key(epoch, window))
+            begin = self._row_ends[window] - self._window_rows[window]
+            found.append((np.arange(len(elements))[own][which], rows + begin))
+        which, rows = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return which, self._permuted(rows, epoch, inverse=True)
 
-    def _epoch_key(self, epoch: int) -> NDArray[np.uint64]:
-        """Returns one random word for the epoch, as an array of shape (1,)."""
-        seeded = mix_words(np.array([self.seed or 0], dtype=np.uint64))
-        return mix_words(seeded + np.uint64(epoch))
+    def _permuted(self, rows: NDArray[np.int64], epoch: int, *, inverse: bool = False) -> NDArray[np.int64]:
+        """Returns the rows at offsets into an epoch, or the offsets of rows."""
+        if not self.shuffle or self.seed is None:
+            return rows
+        if self._num_windows == 1:
+            return permute(rows, self.num_records, self.seed, epoch, inverse=inverse)
+        windows = self._windows_of(epoch)
+        return windows.offsets(rows) if inverse else windows.keys(rows)
 
-    def _cut(self) -> NDArray[np.int64]:
-        """Returns the lengths of all segments; sets the document of each and the offset in it, unless all are whole."""
-        lengths, limit = self.lengths, self.row_length
-        if lengths.min() and lengths.max() <= limit:
-            return lengths
-        is_long = lengths > limit
-        if self.overflow == "error" and is_long.any():
+    @functools.cached_property
+    def _windows_of(self) -> Callable[[int], Windows]:
+        return windows_by_epoch(self._window_rows, 1, self.seed or 0)
+
+    def _key(self, epoch: int, window: int) -> NDArray[np.uint64] | None:
+        """Returns a random word for an epoch and a window, as an array of shape (1,); None if nothing is shuffled."""
+        if not self.shuffle or self.seed is None:
+            return None
+        key = mix_words(mix_words(np.array([self.seed], dtype=np.uint64)) + np.uint64(epoch))
+        return key if self._num_windows == 1 else derive_seeds(key, np.array([window], dtype=np.uint64))
+
+    @functools.cached_property
+    def _plan_of(self) -> Callable[[int], PlannedRows]:
+        """The planned rows of a window, by its number."""
+        return functools.lru_cache(maxsize=_PLANS_KEPT)(self._planned)
+
+    def _planned(self, window: int) -> PlannedRows:
+        if self._whole is not None:
+            return self._whole
+        return PlannedRows(self._lengths_in(window), self.row_length, self.strategy, self._documents_in(window))
+
+    def _size_of(self, window: int) -> tuple[int, int]:
+        """Returns the numbers of rows and of tokens of a window."""
+        tokens = int(self._lengths_in(window).sum())
+        return self._planned(window).num_rows if tokens else 0, tokens
+
+    def _documents_in(self, window: int) -> NDArray[np.int64] | None:
+        """Returns the record keys of a window, ascending; None for those of the whole source."""
+        if self._num_windows == 1:
+            return None
+        ends = self._unit_ends[window :: self._num_windows]
+        starts = np.append(0, self._unit_ends)[window :: self._num_windows][: len(ends)]
+        return spread(starts, ends)[1]
+
+    def _lengths_in(self, window: int) -> NDArray[np.int64]:
+        """Returns the lengths of the documents of a window; 0 for those that are dropped."""
+        documents = self._documents_in(window)
+        lengths: NDArray[np.int64] = self.lengths if documents is None else self.lengths[documents]
+        if self.overflow == "truncate":
+            return np.minimum(lengths, self.row_length)
+        return np.where(lengths > self.row_length, 0, lengths) if self.overflow == "drop" else lengths
+
+    def _refuse_long_documents(self) -> None:
+        is_long = self.lengths > self.row_length
+        if self.strategy == BEST_FIT and self.overflow == "error" and is_long.any():
             key = int(np.argmax(is_long))
             raise ValueError(
-                f"lengths must be at most row_length={limit}, got {lengths[key]} for record {key} (longer documents: "
-                f"{int(is_long.sum())}). Choose overflow='truncate', 'split' or 'drop', or a longer row."
+                f"lengths must be at most row_length={self.row_length}, got {self.lengths[key]} for record {key} "
+                f"(longer documents: {int(is_long.sum())}). Choose overflow='truncate', 'split' or 'drop', or a "
+                "longer row."
             )
-        if self.overflow == "split":
-            counts = -(-lengths // limit)
-            self._documents = np.repeat(np.arange(len(lengths)), counts)
-            firsts = np.cumsum(counts) - counts
-            self._begins = (np.arange(len(self._documents)) - firsts[self._documents]) * limit
-            pieces: NDArray[np.int64] = np.minimum(lengths[self._documents] - self._begins, limit)
-            return pieces
-        self._documents = np.flatnonzero((lengths > 0) & ~is_long if self.overflow == "drop" else lengths)
-        if not len(self._documents):
-            raise ValueError(f"No document is left: overflow='drop', and all are longer than row_length={limit}.")
-        kept: NDArray[np.int64] = np.minimum(lengths[self._documents], limit)
-        return kept
+        if self.overflow == "drop" and not self.lengths[~is_long].any():
+            raise ValueError(
+                f"No document is left: overflow='drop', and all are longer than row_length={self.row_length}."
+            )
+
+
+def _by_window(windows: NDArray[np.intp]) -> list[tuple[int, NDArray[np.intp] | slice]]:
+    """Returns each window that occurs, and the indices at which it does."""
+    if (windows == windows[0]).all():
+        return [(int(windows[0]), slice(None))]
+    return [(window, np.flatnonzero(windows == window)) for window in np.unique(windows).tolist()]

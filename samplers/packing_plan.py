@@ -146,11 +146,6 @@ class BestFit:
         """The number of tokens of a row of each kind."""
         return np.add.reduceat(self._lengths, self._slots[:-1])
 
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of all rows."""
-        return int(self._tokens @ self._counts)
-
     def tokens_of(self, rows: Numbers) -> Numbers:
         """Returns the number of tokens of each row, shape (m,)."""
         return self._tokens[np.searchsorted(self._row_ends, rows, side="right")]
@@ -160,14 +155,14 @@ class BestFit:
 
         Args:
             pieces: numbers of pieces.
-            back: the inverse of `among_equals`, given ranks, sizes and lengths.
+            back: the inverse of `among_equals`, with the same arguments.
         """
         firsts = self.order.firsts
         ranks_of_all = np.empty(int(firsts[-1]), dtype=np.int64)
         ranks_of_all[self.order.at(np.arange(len(ranks_of_all)))] = np.arange(len(ranks_of_all))
         ranks = ranks_of_all[pieces]
         lengths = np.searchsorted(firsts, ranks, side="right") - 1
-        ranks = back(ranks - firsts[lengths], firsts[lengths + 1] - firsts[lengths], lengths)
+        ranks = back(firsts[lengths + 1] - firsts[lengths], ranks - firsts[lengths], lengths)
         # Slots by length, and by what is used up before them: the first of equal ones stands for its run.
         is_run = np.flatnonzero(self._places == 0)
         starts = firsts[self._lengths[is_run]] + self._used[is_run]
@@ -235,23 +230,19 @@ class Stream:
             documents, begins, ends = documents[kept], begins[kept], ends[kept]
         return row_starts, documents, begins, ends
 
-    @property
-    def num_tokens(self) -> int:
-        """The number of tokens of all rows."""
-        return int(self.ends[-1])
-
     def tokens_of(self, rows: Numbers) -> Numbers:
         """Returns the number of tokens of each row, shape (m,)."""
-        return np.minimum(self.num_tokens - rows * self._row_length, self._row_length)
+        return np.minimum(int(self.ends[-1]) - rows * self._row_length, self._row_length)
 
-    def rows_of(self, documents: Numbers, lengths: Numbers, first: int) -> tuple[Numbers, Numbers]:
+    def rows_of(self, documents: Numbers, first: int) -> tuple[Numbers, Numbers]:
         """Returns the rows that documents lie in, and the index of the document of each.
 
         Args:
-            documents: their numbers, shape (m,).
-            lengths: their lengths, which are not 0.
+            documents: their numbers, shape (m,); each has at least one token.
             first: the document that the first row begins with.
         """
         shift = int(self.ends[first - 1]) if first else 0
-        begins = (self.ends[documents] - lengths - shift) % int(self.ends[-1])
+        starts = np.where(documents > 0, self.ends[documents - 1], 0)
+        lengths = self.ends[documents] - starts
+        begins = (starts - shift) % int(self.ends[-1])
         return spread(begins // self._row_length, (begins + lengths - 1) // self._row_length + 1)

@@ -303,7 +303,8 @@ class ParquetDataSource(Files[ParquetFile]):
         log_warning(
             f"Only {served:,} of {records:,} rows in {len(uses)} evicted row groups were read. The order is too "
             f"random for Parquet, or many worker processes decode the same row groups. A row group takes {num_bytes:,} "
-            f"bytes of memory here. Use HierarchicalSampler(source.unit_sizes, window_units={window}, seed=...), which "
-            f"fits into cache_bytes={self._cache_bytes:,}, or increase cache_bytes, and use threads instead of workers "
+            f"bytes of memory here. Use HierarchicalSampler(source.unit_sizes, window_units={window}, seed=...), or "
+            f"PackingSampler(..., unit_sizes=source.unit_sizes, window_units={window}), which fit into "
+            f"cache_bytes={self._cache_bytes:,}, or increase cache_bytes, and use threads instead of workers "
             "(worker_count=0)."
         )

@@ -123,16 +123,15 @@ def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:
 
 def _slow_units(snapshot: LoaderSnapshot) -> Advice:
     if snapshot.order.is_global_shuffle:
-        order = f"HierarchicalSampler(source.unit_sizes, window_units={snapshot.source.window_units}, seed=...)"
-        return Advice(
-            "units",
-            f"{snapshot.source.kind} decodes a whole unit for nearly every record, because a global shuffle jumps "
-            f"between more units than fit into memory. Use {order}, or load(source, shuffle=True), or raise "
-            "cache_bytes.",
-        )
+        window = f"window_units={snapshot.source.window_units}"
+        order = f"HierarchicalSampler(source.unit_sizes, {window}, seed=...), or load(source, shuffle=True)"
+        if snapshot.order.kind == "PackingSampler":
+            order = f"PackingSampler(..., unit_sizes=source.unit_sizes, {window})"
+        cause = "because a global shuffle jumps between more units than fit into memory"
+        finding = f"{snapshot.source.kind} decodes a whole unit for nearly every record, {cause}"
+        return Advice("units", f"{finding}. Use {order}, or raise cache_bytes.")
     processes = " Each worker process decodes all units: use threads instead." if snapshot.num_workers else ""
-    finding = _finding(snapshot, f"Decoding units of {snapshot.source.kind}")
-    return Advice("units", f"{finding}. Select fewer columns.{processes}")
+    return Advice("units", f"{_finding(snapshot, 'Decoding whole units')}. Select fewer columns.{processes}")
 
 
 def _slow_reads(snapshot: LoaderSnapshot) -> Advice:

@@ -215,6 +215,47 @@ class CountedReads:
         return [self.documents[key] for key in keys]
 
 
+class UnitSource:
+    """Documents that are read a unit of ten at a time, of which the last ones are kept."""
+
+    def __init__(self, count: int, kept: int) -> None:
+        self.documents = documents(count)
+        self.unit_sizes = [10] * (count // 10)
+        self.read: list[int] = []
+        self._cached: list[int] = []
+        self._num_kept = kept
+
+    def __len__(self) -> int:
+        return len(self.documents)
+
+    def __getitem__(self, key: int) -> Any:
+        if key // 10 not in self._cached:
+            self.read.append(key // 10)
+            self._cached = [*self._cached, key // 10][-self._num_kept :]
+        return self.documents[key]
+
+
+def test_a_windowed_plan_reads_each_unit_once_an_epoch() -> None:
+    """A source that keeps two windows of units reads none twice; for rows of any documents, it reads nearly always."""
+    reads = {}
+    for window in (4, None):
+        source = UnitSource(600, kept=8)
+        sampler = PackingSampler(
+            lengths_of(600), ROW, **ORDER, overflow="split", unit_sizes=source.unit_sizes, window_units=window
+        )
+        loader = DataLoader(
+            data_source=source,
+            sampler=sampler,
+            operations=[Pack({"tokens": ROW}), Batch(4)],
+            read_options=ReadOptions(num_threads=0),
+        )
+        tokens = np.concatenate([batch["tokens"] for batch in loader])
+        assert sorted(tokens[tokens > 0].tolist()) == sorted(np.concatenate(source.documents).tolist())
+        reads[window] = source.read
+    assert sorted(reads[4]) == sorted({key // 10 for key in np.flatnonzero(lengths_of(600)).tolist()})
+    assert len(reads[None]) > 5 * len(reads[4])
+
+
 def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
     """Small batches of rows come several of a call; each, and the state after it, is as if it was made alone."""
     source = CountedReads(600)

@@ -28,7 +28,9 @@ def orders(draw: st.DrawFn, *, rows: bool = False) -> tuple[Any, int]:
                 [("concat_then_split", "error"), *(("best_fit", how) for how in ("split", "truncate", "drop"))]
             )
         )
-        options = {"strategy": strategy, "overflow": overflow, "num_epochs": num_epochs}
+        ends = sorted(draw(st.lists(st.integers(0, len(lengths)), max_size=4)))
+        units = {"unit_sizes": np.diff([0, *ends, len(lengths)]), "window_units": draw(st.none() | st.integers(1, 3))}
+        options = {"strategy": strategy, "overflow": overflow, "num_epochs": num_epochs, **units}
         return PackingSampler(lengths, 10, shuffle=shuffle, seed=seed, **options), len(lengths)  # type: ignore[arg-type]
     size = draw(st.integers(1, 40))
     kind = draw(st.sampled_from(["all", "some", "units"]))

@@ -35,14 +35,36 @@ def plain_best_fit(lengths: list[int], row_length: int) -> list[int]:
     return sorted(rows)
 
 
-@given(lengths=LENGTHS, row_length=st.integers(1, 40), options=OPTIONS, shuffle=st.booleans(), epoch=st.integers(0, 2))
+def units(data: st.DataObject, count: int) -> dict[str, Any]:
+    """Draws units of documents, some of them empty, and a window of them; or none."""
+    ends = sorted(data.draw(st.lists(st.integers(0, count), max_size=6)))
+    return {
+        "unit_sizes": np.diff([0, *ends, count]),
+        "window_units": data.draw(st.none() | st.integers(1, 4)),
+    }
+
+
+@given(
+    lengths=LENGTHS,
+    row_length=st.integers(1, 40),
+    options=OPTIONS,
+    shuffle=st.booleans(),
+    data=st.data(),
+)
 def test_every_token_once_and_no_row_too_long(
-    lengths: list[int], row_length: int, options: tuple[str, str], shuffle: bool, epoch: int
+    lengths: list[int], row_length: int, options: tuple[str, str], shuffle: bool, data: st.DataObject
 ) -> None:
     """Each epoch has every token once, of a truncated document those at its beginning, and no row is too long."""
     sampler = PackingSampler(
-        lengths, row_length, strategy=options[0], overflow=options[1], shuffle=shuffle, num_epochs=None, seed=0
+        lengths,
+        row_length,
+        strategy=options[0],
+        overflow=options[1],
+        shuffle=shuffle,
+        seed=0,
+        **units(data, len(lengths)),
     )
+    epoch = data.draw(st.integers(0, 2))
     rows = listed(sampler.segments(epoch * sampler.num_records, (epoch + 1) * sampler.num_records))
     seen = Counter((key, token) for row in rows for key, begin, end in row for token in range(begin, end))
     limit = row_length if options[1] == "truncate" else 30
@@ -51,7 +73,7 @@ def test_every_token_once_and_no_row_too_long(
     assert min(sizes) > 0
     assert max(sizes) <= row_length
     if options[0] == "concat_then_split":
-        assert sum(size < row_length for size in sizes) <= 1
+        assert sum(size < row_length for size in sizes) <= len(sampler._window_rows)
 
 
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=60), row_length=st.integers(20, 50))
@@ -63,16 +85,22 @@ def test_best_fit_is_best_fit_decreasing(lengths: list[int], row_length: int) ->
         assert sorted(sum(lengths[key] for key, _, _ in row) for row in epoch) == plain_best_fit(lengths, row_length)
 
 
-@given(lengths=LENGTHS, options=OPTIONS, shuffle=st.booleans(), start=st.integers(0, 60), count=st.integers(0, 200))
+@given(lengths=LENGTHS, options=OPTIONS, shuffle=st.booleans(), start=st.integers(0, 60), data=st.data())
 def test_tokens_between_positions_are_those_of_their_rows(
-    lengths: list[int], options: tuple[str, str], shuffle: bool, start: int, count: int
+    lengths: list[int], options: tuple[str, str], shuffle: bool, start: int, data: st.DataObject
 ) -> None:
     """Within an epoch and over several: as many as the documents of the rows have there."""
     sampler = PackingSampler(
-        lengths, 12, strategy=options[0], overflow=options[1], shuffle=shuffle, seed=3, num_epochs=None
+        lengths,
+        12,
+        strategy=options[0],
+        overflow=options[1],
+        shuffle=shuffle,
+        seed=3,
+        **units(data, len(lengths)),
     )
-    pieces = sampler.pieces(start, start + count)
-    assert sampler.tokens_between(start, start + count) == (pieces.ends - pieces.begins).sum()
+    stop = start + data.draw(st.integers(0, 200))
+    assert sampler.tokens_between(start, stop) == sampler.segments(start, stop).lengths.sum()
 
 
 @settings(max_examples=50)
@@ -82,7 +110,14 @@ def test_any_positions_alone_give_the_same(
 ) -> None:
     """A range over epochs, some positions, one position and a pickled copy give the same rows."""
     sampler = PackingSampler(
-        lengths, row_length, strategy=options[0], overflow=options[1], num_epochs=3, shuffle=True, seed=0
+        lengths,
+        row_length,
+        strategy=options[0],
+        overflow=options[1],
+        num_epochs=3,
+        shuffle=True,
+        seed=0,
+        **units(data, len(lengths)),
     )
     everything = listed(sampler.segments(0, len(sampler)))
     positions = data.draw(st.lists(st.integers(0, len(sampler) - 1), max_size=10))
@@ -127,12 +162,23 @@ def test_rows_of_realistic_lengths_are_full(seed: int) -> None:
         assert sampler.segments(0, len(sampler)).lengths.sum() >= 0.999 * 2048 * len(sampler)
 
 
+@pytest.mark.parametrize("window", [None, 5])
 @pytest.mark.parametrize("strategy", ["best_fit", "concat_then_split"])
-def test_each_epoch_and_seed_has_other_rows(strategy: str) -> None:
+def test_each_epoch_and_seed_has_other_rows(strategy: str, window: int | None) -> None:
     """Hardly a row has the pieces of one of another epoch or seed, and they come in another order."""
     lengths = np.random.default_rng(0).integers(5, 60, 5000)
     one, two = (
-        PackingSampler(lengths, 128, seed=seed, num_epochs=2, strategy=strategy, shuffle=True) for seed in (1, 2)
+        PackingSampler(
+            lengths,
+            128,
+            shuffle=True,
+            seed=seed,
+            num_epochs=2,
+            strategy=strategy,
+            unit_sizes=[500] * 10,
+            window_units=window,
+        )
+        for seed in (1, 2)
     )
     count = one.num_records
     orders = [listed(s.segments(start, start + count)) for s, start in ((one, 0), (one, count), (two, 0))]
@@ -140,6 +186,46 @@ def test_each_epoch_and_seed_has_other_rows(strategy: str) -> None:
         same = {tuple(sorted(row)) for row in orders[first]} & {tuple(sorted(row)) for row in orders[second]}
         assert len(same) < 0.02 * count
         assert orders[first][0] != orders[second][0]
+
+
+@pytest.mark.parametrize("strategy", ["best_fit", "concat_then_split"])
+def test_rows_come_window_by_window(strategy: str) -> None:
+    """100 rows have documents of two windows at most; windows come in another order each epoch."""
+    lengths = np.random.default_rng(0).integers(5, 60, 40_000)
+    sampler = PackingSampler(
+        lengths, 128, shuffle=True, seed=3, strategy=strategy, unit_sizes=[100] * 400, window_units=8
+    )
+    orders = []
+    for epoch in range(2):
+        rows = sampler.segments(epoch * sampler.num_records, (epoch + 1) * sampler.num_records)
+        units = rows.elements // 100
+        parts = np.split(units, rows.offsets[100:-1:100])
+        assert max(len(np.unique(part)) for part in parts) <= 16
+        windows = units % 50
+        assert all(len(np.unique(row)) == 1 for row in np.split(windows, rows.offsets[1:-1]))
+        orders.append(windows[np.flatnonzero(np.diff(windows, prepend=-1))].tolist())
+        assert sorted(orders[epoch]) == list(range(50))
+        # The rows of a window are those of all its units, mixed: 100 rows have documents of nearly all of them.
+        assert np.median([len(np.unique(part)) for part in parts]) >= 8
+    assert orders[0] != orders[1]
+    everywhere = PackingSampler(lengths, 128, shuffle=True, seed=3, strategy=strategy).segments(0, 100)
+    assert strategy == "concat_then_split" or len(np.unique(everywhere.elements // 100)) > 200
+
+
+def test_rows_of_windows_are_nearly_full() -> None:
+    """Windows of 8,000 documents cost less than one percent of padding."""
+    lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 1.1, 80_000).astype(np.int64), 8, None)
+    sampler = PackingSampler(lengths, 2048, overflow="split", unit_sizes=[1000] * 80, window_units=8)
+    assert lengths.sum() >= 0.99 * 2048 * sampler.num_records
+
+
+def test_one_window_is_no_window() -> None:
+    """Units of which all fit into a window change no row and no word of the fingerprint."""
+    plain = PackingSampler([3, 5, 2, 7], 8, **ORDER)
+    for options in ({"unit_sizes": [2, 2]}, {"unit_sizes": [1, 3], "window_units": 2}):
+        sampler = PackingSampler([3, 5, 2, 7], 8, **ORDER, **options)
+        assert listed(sampler.segments(0, len(sampler))) == listed(plain.segments(0, len(plain)))
+        assert sampler.fingerprint() == plain.fingerprint()
 
 
 def test_partners_of_a_document_are_like_drawn() -> None:
@@ -181,7 +267,9 @@ def test_lengths_of_any_integer_dtype_and_words() -> None:
         PackingSampler(lengths, 255, overflow="drop", **ORDER),
         PackingSampler(lengths, 255, strategy="concat_then_split", **ORDER),
     ]
-    assert len({sampler.fingerprint() for sampler in (plain, *others)}) == 7
+    others += [PackingSampler(lengths, 255, **ORDER, unit_sizes=[2, 2], window_units=1)]
+    others += [PackingSampler(lengths, 255, **ORDER, unit_sizes=[1, 1, 2], window_units=size) for size in (1, 2)]
+    assert len({sampler.fingerprint() for sampler in (plain, *others)}) == 10
 
 
 @pytest.mark.parametrize(
@@ -197,6 +285,9 @@ def test_lengths_of_any_integer_dtype_and_words() -> None:
         ([1], {"strategy": "concat_then_split", "overflow": "drop"}, ValueError, "takes no overflow"),
         ([1], {"shuffle": True}, ValueError, "shuffle needs a seed"),
         ([9], {"overflow": "drop"}, ValueError, "No document is left"),
+        ([1, 2], {"unit_sizes": [1], "window_units": 1}, ValueError, "unit_sizes must have the sum 2, .* got 1"),
+        ([1], {"window_units": 1}, ValueError, "unit_sizes must be given with window_units"),
+        ([1], {"unit_sizes": [1], "window_units": 0}, ValueError, "window_units must be at least 1"),
         ([1], {"num_epoch": 1}, TypeError, "did you mean 'num_epochs'"),
     ],
 )

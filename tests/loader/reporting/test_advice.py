@@ -356,6 +356,8 @@ def test_slow_units_are_not_answered_with_workers(workers: int, *, is_global_shu
     assert not set(texts) & {"bottleneck", "read_further_ahead", "uneven"}
     assert ("window_units=7" in texts["units"]) == is_global_shuffle
     assert "worker_count" not in " ".join(texts.values())
+    packed = with_order(snapshot, kind="PackingSampler", is_global_shuffle=True)
+    assert "PackingSampler(..., unit_sizes=source.unit_sizes, window_units=7)" in str(advice_of(packed))
     assert "units" not in kinds(with_source(snapshot, window_units=None))
 
 
