@@ -41,7 +41,7 @@ def documents(count: int) -> list[np.ndarray[Any, Any]]:
 
 def plain_rows(sampler: PackingSampler, source: list[np.ndarray[Any, Any]], start: int, stop: int) -> Any:
     """Returns tokens, segment ids and positions of rows: the oracle."""
-    starts, keys, begins, ends = (column.tolist() for column in sampler.segments(start, stop))
+    starts, keys, begins, ends = (np.asarray(column).tolist() for column in sampler.segments(start, stop))
     rows = []
     for first, last in itertools.pairwise(starts):
         cells: list[tuple[int, int, int]] = []
