@@ -15,7 +15,7 @@ from millstream.sources.column_blocks import records_of_arrays
 from millstream.sources.column_names import paths_of_columns
 from millstream.sources.files.multi_file import Files
 from millstream.sources.hdf5_file import Hdf5File, content_of
-from millstream.sources.hdf5_layout import Layout, Segment, h5py_module, inspect_file
+from millstream.sources.hdf5_layout import DatasetLayout, FileSegment, h5py_module, inspect_file
 from millstream.sources.hdf5_paths import split_paths
 from millstream.sources.storage.byte_files import SpanReadError
 from millstream.sources.storage.urls import is_url
@@ -113,7 +113,7 @@ class Hdf5DataSource(Files[Hdf5File]):
         h5py_module()  # It raises ImportError here, and not after the search for files.
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         files, self._patterns = split_paths(paths_of_columns(datasets, "datasets", "train.h5/images"))
-        self._segments: dict[str, list[Segment]] = {}
+        self._segments: dict[str, list[FileSegment]] = {}
         super().__init__(files)
         self._index_segments()
         self.window_units: int | None = None
@@ -238,7 +238,7 @@ class Hdf5DataSource(Files[Hdf5File]):
         finally:
             self._open_files.release(path)
 
-    def _read(self, file: Hdf5File, layout: Layout, wanted: _Rows, column: NDArray[Any]) -> None:
+    def _read(self, file: Hdf5File, layout: DatasetLayout, wanted: _Rows, column: NDArray[Any]) -> None:
         """Reads rows that are in the file as they are."""
         is_whole = len(wanted.rows) == len(column)
         block = column if is_whole else np.empty((len(wanted.rows), *column.shape[1:]), column.dtype)
@@ -256,7 +256,7 @@ class Hdf5DataSource(Files[Hdf5File]):
             column[wanted.rows] = block
 
     def _decode(
-        self, file: Hdf5File, dataset: tuple[int, str], layout: Layout, wanted: _Rows, column: NDArray[Any]
+        self, file: Hdf5File, dataset: tuple[int, str], layout: DatasetLayout, wanted: _Rows, column: NDArray[Any]
     ) -> None:
         """Copies rows of decoded chunks."""
         groups = {
@@ -274,7 +274,7 @@ class Hdf5DataSource(Files[Hdf5File]):
         for (key, some), chunk in zip(groups.items(), chunks, strict=True):
             column[some.rows] = chunk.rows[some.within - key[-1] * layout.rows_per_chunk]
 
-    def _decoded(self, file: Hdf5File, layout: Layout, wanted: _Rows) -> Iterator[NDArray[Any]]:
+    def _decoded(self, file: Hdf5File, layout: DatasetLayout, wanted: _Rows) -> Iterator[NDArray[Any]]:
         """Yields the rows of the chunk of each record."""
         done = 0
         try:
@@ -298,6 +298,6 @@ def _grouped(numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]
         yield int(numbers[indices[0]]), indices
 
 
-def _is_cached(layout: Layout) -> bool:
+def _is_cached(layout: DatasetLayout) -> bool:
     """Returns True if decoded chunks are cached, because they have several rows."""
     return not layout.is_plain and layout.rows_per_chunk > 1

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.hdf5_layout import Layout, Segment, h5py_module
+from millstream.sources.hdf5_layout import DatasetLayout, FileSegment, h5py_module
 from millstream.sources.storage.byte_files import LocalFile, RemoteFile, SpanReadError, open_stored
 from millstream.sources.storage.paths import FileIdentity
 
@@ -37,7 +37,7 @@ class Hdf5File:
         OSError: it cannot be opened.
     """
 
-    def __init__(self, path: str, identity: FileIdentity, segments: Sequence[Segment]) -> None:
+    def __init__(self, path: str, identity: FileIdentity, segments: Sequence[FileSegment]) -> None:
         self.num_records = sum(segment.num_rows for segment in segments)
         self._stored = open_stored(path, identity)
         self._size = identity.size
@@ -50,7 +50,7 @@ class Hdf5File:
                 self._stored.close()
                 raise DataSourceError(f"h5py cannot open {path!r}: {str(error).rstrip('.')}.") from error
 
-    def read_into(self, layout: Layout, within: NDArray[np.int64], rows: NDArray[np.uint8]) -> int | None:
+    def read_into(self, layout: DatasetLayout, within: NDArray[np.int64], rows: NDArray[np.uint8]) -> int | None:
         """Reads rows of a dataset that are in the file as they are.
 
         Args:
@@ -67,7 +67,7 @@ class Hdf5File:
         lengths = self._stored.read_into(starts.tolist(), rows)
         return next((number for number, length in enumerate(lengths) if length != rows.shape[1]), None)
 
-    def decode(self, layout: Layout, chunks: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+    def decode(self, layout: DatasetLayout, chunks: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Yields the rows of each chunk of a dataset; the last chunk may have more rows than the dataset.
 
         Raises:
@@ -91,7 +91,7 @@ class Hdf5File:
         if self._file is not None:
             self._file.close()
 
-    def _decode_by_h5py(self, layout: Layout, chunk: int) -> NDArray[Any]:
+    def _decode_by_h5py(self, layout: DatasetLayout, chunk: int) -> NDArray[Any]:
         dataset = self._datasets.get(layout.name)
         if dataset is None:
             dataset = self._datasets[layout.name] = self._file[layout.name]  # type: ignore[index]  # It is open.
@@ -105,7 +105,7 @@ class Hdf5File:
         return np.asarray(rows)
 
 
-def _decompressed(layout: Layout, span: bytes) -> NDArray[Any]:
+def _decompressed(layout: DatasetLayout, span: bytes) -> NDArray[Any]:
     """Returns the rows of a chunk that gzip has compressed.
 
     Raises:

@@ -35,7 +35,7 @@ class RowType(NamedTuple):
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
-class Layout(NamedTuple):
+class DatasetLayout(NamedTuple):
     """The position of the rows of a dataset.
 
     Attributes:
@@ -60,7 +60,7 @@ class Layout(NamedTuple):
         return self.starts is not None and self.sizes is None
 
 
-class Segment(NamedTuple):
+class FileSegment(NamedTuple):
     """Datasets of one length, one for each column.
 
     Attributes:
@@ -69,7 +69,7 @@ class Segment(NamedTuple):
     """
 
     num_rows: int
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, DatasetLayout]
 
 
 def h5py_module() -> Any:
@@ -85,7 +85,7 @@ def h5py_module() -> Any:
     return h5py
 
 
-def inspect_file(path: str, content: str | io.RawIOBase, patterns: Mapping[str, str]) -> list[Segment]:
+def inspect_file(path: str, content: str | io.RawIOBase, patterns: Mapping[str, str]) -> list[FileSegment]:
     """Returns the segments of a file in their order.
 
     Args:
@@ -118,7 +118,7 @@ def _unsupported(path: str, reason: str) -> _UnsupportedError:
     return _UnsupportedError(f"Cannot read {path!r}: {reason}.")
 
 
-def _segments(h5py: Any, path: str, file: Any, patterns: Mapping[str, str]) -> list[Segment]:
+def _segments(h5py: Any, path: str, file: Any, patterns: Mapping[str, str]) -> list[FileSegment]:
     if file.mode != "r":
         raise _unsupported(
             path, "it is open for writing in this process, which may not have written everything yet. Close it there"
@@ -138,7 +138,7 @@ def _segments(h5py: Any, path: str, file: Any, patterns: Mapping[str, str]) -> l
                 f"it has {found[one][missing[0]]!r} for the column {one!r}, but nothing like {patterns[other]!r} with "
                 f"the same names for {other!r}",
             )
-    segments: list[Segment] = []
+    segments: list[FileSegment] = []
     for captured in sorted(found[first]):
         datasets = {name: file[matches[captured]] for name, matches in found.items()}
         layouts = {name: _layout(h5py, path, file, dataset) for name, dataset in datasets.items()}
@@ -146,7 +146,7 @@ def _segments(h5py: Any, path: str, file: Any, patterns: Mapping[str, str]) -> l
         if len(set(lengths.values())) > 1:
             listed = ", ".join(f"{name!r} has {length:,}" for name, length in lengths.items())
             raise _unsupported(path, f"columns must have one row per record, but {listed}")
-        segments.append(Segment(next(iter(lengths.values())), layouts))
+        segments.append(FileSegment(next(iter(lengths.values())), layouts))
     return segments
 
 
@@ -166,7 +166,7 @@ def _matches(
             yield capture, full
 
 
-def _layout(h5py: Any, path: str, file: Any, dataset: Any) -> Layout:
+def _layout(h5py: Any, path: str, file: Any, dataset: Any) -> DatasetLayout:
     """Returns the type and the position of the rows of a dataset."""
     name, dtype, properties = dataset.name.lstrip("/"), dataset.dtype, dataset.id.get_create_plist()
     if not dataset.shape:
@@ -194,9 +194,9 @@ def _layout(h5py: Any, path: str, file: Any, dataset: Any) -> Layout:
         # Rows that were never written are not stored, and h5py returns the fill value for them.
         is_stored = dataset.id.get_storage_size() == num_rows * row_type.num_bytes
         if is_readable and storage == h5py.h5d.CONTIGUOUS and is_stored:
-            return Layout(name, row_type, num_rows, np.array([dataset.id.get_offset()], np.int64))
-        return Layout(name, row_type, max(1, min(num_rows, _UNCHUNKED_BYTES // max(1, row_type.num_bytes))))
-    layout = Layout(name, row_type, chunk[0])
+            return DatasetLayout(name, row_type, num_rows, np.array([dataset.id.get_offset()], np.int64))
+        return DatasetLayout(name, row_type, max(1, min(num_rows, _UNCHUNKED_BYTES // max(1, row_type.num_bytes))))
+    layout = DatasetLayout(name, row_type, chunk[0])
     codes = [code for code, *_ in filters]
     if not is_readable or tuple(chunk[1:]) != shape or codes not in ([], [_GZIP], [_SHUFFLE, _GZIP]):
         return layout
