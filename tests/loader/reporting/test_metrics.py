@@ -118,8 +118,10 @@ def test_tokens_of_a_mixture_of_rows_are_counted() -> None:
     lengths = np.random.default_rng(0).integers(1, 32, 90)
     documents = [{"tokens": np.full(length, 1)} for length in lengths.tolist()]
     orders = {
-        "web": millstream.PackingSampler(lengths[:60], 32, seed=1, num_epochs=None),
-        "books": millstream.PackingSampler(lengths[60:], 32, strategy="concat_then_split", seed=2, num_epochs=1),
+        "web": millstream.PackingSampler(lengths[:60], 32, shuffle=True, seed=1, num_epochs=None),
+        "books": millstream.PackingSampler(
+            lengths[60:], 32, strategy="concat_then_split", shuffle=True, seed=2, num_epochs=1
+        ),
     }
     mixture = millstream.MixtureSampler(orders, [1, 2], stop="all_exhausted").reweighted(24, [3, 1])
     for sampler in (mixture, millstream.BalancedSampler(mixture, costs=lengths, global_batch_size=6, parts=3)):
