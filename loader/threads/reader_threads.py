@@ -11,7 +11,7 @@ Guarantees:
       `join()` waits for it for a limited time.
     * They end with their owner, without any Python code that a handler could interrupt (see `end_with`).
     * If the system has no thread left, jobs run in the thread that submits them.
-    * The interpreter's exit waits up to CLOSE_SECONDS for running jobs, because a thread that returns from C++ into an
+    * The interpreter's exit waits up to EXIT_SECONDS for running jobs, because a thread that returns from C++ into an
       interpreter that has ended aborts the process.
     * Threads receive closures through one queue. Other shared state is described at its definition.
 """
@@ -33,8 +33,11 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.threads.timed_queue import TimedQueue
 from millstream.signal_safe_lock import SignalSafeLock
 
-CLOSE_SECONDS = 2.0
-"""The time that the end of an executor, and of the interpreter, waits for threads inside user code."""
+CLOSE_SECONDS = 1.0
+"""The time that the end of an executor waits for threads inside user code, in seconds."""
+
+EXIT_SECONDS = 2.0
+"""The time that the end of the interpreter waits for them, in seconds."""
 
 SLICE_SECONDS = 0.02
 """The time that `join` waits for a thread's notification before it checks the threads, in seconds."""
@@ -255,6 +258,6 @@ def _end_readers() -> None:
     all_readers = list(_all_readers)
     for readers in all_readers:
         readers.stop()
-    deadline = time.monotonic() + CLOSE_SECONDS
+    deadline = time.monotonic() + EXIT_SECONDS
     for readers in all_readers:
         readers.join(deadline - time.monotonic())

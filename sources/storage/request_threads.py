@@ -1,19 +1,23 @@
 """Threads that make the blocking requests of this process to object stores."""
 
 import atexit
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
+from millstream.errors import DataSourceError
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.storage.object_clients import forked
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-_EXIT_SECONDS = 5.0
-"""Time that requests in flight have to end when the process exits."""
+_EXIT_SECONDS = 0.5
+"""Time that requests in flight have to end when the process exits, in seconds."""
+
+_EXITING = "Cannot read from a store: the process is exiting."
 
 
 @final
@@ -21,6 +25,7 @@ class RequestThreads:
     """Threads that make requests, started as needed.
 
     Unlike those of a `ThreadPoolExecutor`, they do not delay the exit of the process until all requests are answered.
+    At the exit, threads that wait for a response get an error immediately.
 
     Args:
         max_threads: the limit of the threads.
@@ -36,16 +41,22 @@ class RequestThreads:
         self._queue = queue.SimpleQueue()
         self._lock = SignalSafeLock(threading.RLock())
         self._threads: list[threading.Thread] = []
-        self._unfinished = 0
-        atexit.register(self._stop)
+        self._unfinished: set[Future[Any]] = set()
+        self._is_exiting = False
 
     def submit(self, request: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         """Makes a request in one of the threads, and returns the future of its response."""
         future = self._new_future()
-        self._queue.put((future, request, arguments))
+        if self._is_exiting:
+            _fail(future, DataSourceError(_EXITING))
+            return future
         with self._lock:
-            self._unfinished += 1
-            if self._unfinished > len(self._threads) < self._max_threads:
+            # Handlers run in reverse order: this one before those that wait for threads that wait for responses.
+            atexit.unregister(self._stop)
+            atexit.register(self._stop)
+            self._unfinished.add(future)
+            self._queue.put((future, request, arguments))
+            if len(self._unfinished) > len(self._threads) < self._max_threads:
                 thread = threading.Thread(target=self._run, name="object-stores", daemon=True)
                 thread.start()
                 self._threads.append(thread)
@@ -62,17 +73,20 @@ class RequestThreads:
             future, request, arguments = work
             if future.set_running_or_notify_cancel():
                 _make(future, request, arguments)
-            del work, future, request, arguments  # An idle thread must not keep the bytes of its last response.
             with self._lock:
-                self._unfinished -= 1
+                self._unfinished.discard(future)
+            del work, future, request, arguments  # An idle thread must not keep the bytes of its last response.
 
     def _stop(self) -> None:
-        """Waits for the requests in flight: a response after the end of the interpreter could crash it."""
+        """Fails all requests, and waits for those in flight: a response could crash an interpreter that has ended."""
         if forked.is_set():
             return
-        while not self._queue.empty():
-            if (work := self._queue.get()) is not None:
-                work[0].cancel()
+        self._is_exiting = True
+        with self._lock:
+            unfinished = list(self._unfinished)
+        for future in unfinished:
+            if not future.cancel():
+                _fail(future, DataSourceError(_EXITING))
         deadline = time.monotonic() + _EXIT_SECONDS
         for _ in self._threads:
             self._queue.put(None)
@@ -84,4 +98,12 @@ def _make(future: "Future[Any]", request: Callable[..., Any], arguments: tuple[A
     try:
         future.set_result(request(*arguments))
     except BaseException as error:  # noqa: BLE001  (raised by `result`)
+        _fail(future, error)
+
+
+def _fail(future: "Future[Any]", error: BaseException) -> None:
+    from concurrent.futures import InvalidStateError  # noqa: PLC0415  (lazy, as above)
+
+    # At the exit, a request may end while it is failed.
+    with contextlib.suppress(InvalidStateError):
         future.set_exception(error)

@@ -106,6 +106,11 @@ class ObjectServer:
             self.requests.clear()
             self.most_at_once = 0
 
+    def has_request(self) -> bool:
+        """Waits until a request has come since the last `forget`; False if none comes."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self.requests, WAIT_SECONDS) != []
+
     def etag(self, key: str) -> str | None:
         """The version of an object, as its header says it."""
         return self.etags.get(key, f'"{_digest(self.objects[key]).hex()}"')

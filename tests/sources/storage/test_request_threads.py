@@ -1,0 +1,63 @@
+"""Requests that a store never answers do not keep a process from ending."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support.files.record_files import tfrecord_bytes
+from support.processes.worker_pools import assert_quickest, environment
+from support.stores.object_server import ObjectServer
+
+TRAINER = """
+import sys
+import millstream
+
+source = millstream.TFRecordDataSource(sys.argv[1])
+print("opened", flush=True)
+sys.stdin.readline()
+options = millstream.ReadOptions(num_threads=int(sys.argv[2]))
+batches = iter(millstream.load(source, batch_size=4, read_options=options))
+if sys.argv[3] == "ends":
+    batches.start_prefetch()
+    sys.stdin.readline()
+else:
+    next(batches)
+"""
+
+
+@pytest.mark.parametrize(("threads", "how"), [(4, "ends"), (4, "is interrupted"), (0, "is interrupted")])
+def test_a_process_ends_while_the_store_does_not_answer(store: ObjectServer, threads: int, how: str) -> None:
+    """It ends within two seconds of the last line of its program, and of Ctrl-C, whoever waits for the response."""
+    store.objects["bucket/a"] = tfrecord_bytes([b"record"] * 100)
+    command = [sys.executable, "-c", TRAINER, f"{store.url}/bucket/a", str(threads), how]
+
+    def seconds_to_end() -> float:
+        store.failure = lambda _: None
+        with subprocess.Popen(
+            command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as trainer:
+            assert trainer.stdin is not None
+            assert trainer.stdout is not None
+            assert trainer.stderr is not None
+            assert trainer.stdout.readline() == "opened\n"
+            store.failure = lambda _: "hang"
+            store.forget()
+            trainer.stdin.write("\n")
+            trainer.stdin.flush()
+            assert store.has_request()
+            start = time.monotonic()
+            if how == "ends":
+                trainer.stdin.close()
+            else:
+                trainer.send_signal(signal.SIGINT)
+            printed = trainer.stderr.read()
+            trainer.wait()
+            seconds = time.monotonic() - start
+        assert ("KeyboardInterrupt" in printed) == (how == "is interrupted")
+        assert "Error" not in printed
+        return seconds
+
+    assert_quickest(2, seconds_to_end)
