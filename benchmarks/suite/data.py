@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from suite import array_files as arrays
 from suite import formats, tables
 from suite.steps import IMAGE_SIDE, TOKEN_BYTES
 from suite.work import SEED, Files, Mixture, Records
@@ -152,6 +153,26 @@ def table_files(count: int, form: str, *, is_wide: bool = False) -> Files:
             tables.write(path, part * size, size, np.random.default_rng((SEED, part)), is_wide=is_wide)
         bring_into_memory(path)
     return Files(tuple(map(str, paths)), size, form, tables.COLUMNS)
+
+
+def array_files(count: int, form: str, shape: tuple[int, ...]) -> Files:
+    """Returns a file or folder of random rows: of bytes if they have several axes, else of uint16 tokens.
+
+    Args:
+        count: how many rows.
+        form: one of `suite.array_files.ARRAY_FORMATS`.
+        shape: that of a row.
+    """
+    path = FOLDER / f"rows-{count}.{form}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        dtype = np.uint8 if len(shape) > 1 else np.uint16
+        rows = np.random.default_rng(SEED).integers(0, 50_000 if len(shape) == 1 else 256, (count, *shape), dtype)
+        arrays.write(path, form, rows)
+    for file in path.rglob("*") if path.is_dir() else [path]:
+        if file.is_file():
+            bring_into_memory(file)
+    return Files((str(path),), count, form)
 
 
 def documents(count: int) -> list[NDArray[np.uint16]]:

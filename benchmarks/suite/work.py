@@ -68,7 +68,8 @@ class Files:
     Attributes:
         paths: the files.
         records_per_file: how many records each holds.
-        format: "array_record", of group size 1, one of `suite.formats.FORMATS`, or "parquet" or "arrow": tables.
+        format: "array_record", of group size 1, one of `suite.formats.FORMATS` or `suite.array_files.ARRAY_FORMATS`, or
+            "parquet" or "arrow": tables.
         columns: of tables, which columns are read.
     """
 

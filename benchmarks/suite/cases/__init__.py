@@ -12,11 +12,26 @@ from suite.cases import (
     mixtures,
     packing,
     position,
+    stores,
     tiny,
     workers,
 )
 
-GROUPS = (tiny, arrays, files, formats, mixtures, packing, workers, far, far_requests, cluster, device, position)
+GROUPS = (
+    tiny,
+    arrays,
+    files,
+    formats,
+    stores,
+    mixtures,
+    packing,
+    workers,
+    far,
+    far_requests,
+    cluster,
+    device,
+    position,
+)
 
 CASES: dict[str, Case] = {case.name: case for group in GROUPS for case in group.CASES}
 """All cases by name, in the order of the report."""

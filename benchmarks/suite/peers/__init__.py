@@ -57,6 +57,10 @@ PEERS = {
     "trl": Peer("TRL", "suite.peers.trl_packer", ("trl",)),
     "mosaicml": Peer("MosaicML Streaming", "suite.peers.mosaicml_adapter", ("mosaicml-streaming",)),
     "ray_data": Peer("Ray Data", "suite.peers.ray_data_adapter", ("ray",)),
+    "h5py": Peer("h5py, row by row", "suite.peers.bare_loop", ("h5py",)),
+    "tensorstore": Peer("TensorStore, row by row", "suite.peers.bare_loop", ("tensorstore",)),
+    "pylance": Peer("Lance, `take` of each batch", "suite.peers.bare_loop", ("pylance",)),
+    "nanogpt": Peer("nanoGPT's `get_batch`", "suite.peers.bare_loop"),
     "bare": Peer("the bound", "suite.peers.bare_loop"),
 }
 """By key. The bare loop is not a loader: it shows what the machine gives to a program without one."""

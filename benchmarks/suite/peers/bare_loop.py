@@ -9,7 +9,8 @@
 * copy in turns: the same into two buffers: what is handed to another process cannot be written over at once.
 * read: only the read, by ArrayRecord's C++ reader: about a thousand records of each file in one call.
 * read singly: the same, one call per record.
-* pread: only the read, from a file of another format: one `os.pread` for each record, whose place is known.
+* pread: only the read, from a file of another format: one `os.pread` for each record, whose place is known; rows of
+  arrays are read into the batch.
 * open and pread: the same, and each record's file is opened and closed.
 * documents: only the lookup of documents that others pack.
 
@@ -27,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from suite import tables
+from suite.array_files import ARRAY_FORMATS, Rows
 from suite.case import Contender, UnsupportedError
 from suite.formats import FORMATS, pieces_of
 from suite.peers.base import Stream, no_sampler
@@ -197,9 +199,16 @@ def _reader(source: Source) -> tuple[Callable[[NDArray[np.int64]], list[Any]], i
             arrays = tables.whole(source.paths, columns)
             return lambda keys: _rows(arrays, keys), len(next(iter(arrays.values())))
         case Files():
-            read, count = _piece_reader(source)
-            decode = FORMATS[source.format].decode
-            return lambda keys: list(map(decode, read(keys))), count
+            return _parsing_reader(source)
+
+
+def _parsing_reader(files: Files) -> tuple[Callable[[NDArray[np.int64]], list[Any]], int]:
+    if files.format in ARRAY_FORMATS:
+        rows = Rows(files.paths[0], files.format, files.records_per_file)
+        return lambda keys: rows.__getitems__(keys.tolist()), len(rows)
+    read, count = _piece_reader(files)
+    decode = FORMATS[files.format].decode
+    return lambda keys: list(map(decode, read(keys))), count
 
 
 def _rows(arrays: dict[str, NDArray[Any]], keys: NDArray[np.int64]) -> list[Any]:
@@ -219,10 +228,26 @@ def _file_reader(paths: tuple[str, ...]) -> tuple[Callable[[NDArray[np.int64]], 
     return read, int(ends[-1])
 
 
-def _read_pieces(source: Source, chunks: Iterator[NDArray[np.int64]]) -> Iterator[list[bytes]]:
+def _read_pieces(source: Source, chunks: Iterator[NDArray[np.int64]]) -> Iterator[Any]:
+    if isinstance(source, Files) and source.format in ARRAY_FORMATS:
+        return _read_rows(source, chunks)
     if not isinstance(source, Files) or source.format not in FORMATS:
         raise UnsupportedError("only files whose records are pieces are read by pread")
     return map(_piece_reader(source)[0], chunks)
+
+
+def _read_rows(source: Files, chunks: Iterator[NDArray[np.int64]]) -> Iterator[NDArray[np.uint8]]:
+    first_byte = ARRAY_FORMATS[source.format].first_byte
+    if first_byte is None:
+        raise UnsupportedError("only rows that follow each other as they are")
+    first = first_byte(source.paths[0])
+    with open(source.paths[0], "rb", buffering=0) as file:  # noqa: PTH123  (the path is a string)
+        size = (os.fstat(file.fileno()).st_size - first) // source.records_per_file
+        for keys in chunks:
+            batch = np.empty((len(keys), size), np.uint8)
+            for row, key in zip(batch, keys.tolist(), strict=True):
+                os.preadv(file.fileno(), [row.data], first + key * size)
+            yield batch
 
 
 def _opening_reader(source: Source) -> tuple[Callable[[NDArray[np.int64]], list[bytes]], int]:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from suite.array_files import ARRAY_FORMATS
 from suite.case import Contender, UnsupportedError
 from suite.work import Columns, Files, Records, Work
 
@@ -75,6 +76,8 @@ def our_source(files: Files) -> Any:
         return millstream.ParquetDataSource(list(files.paths), columns=files.columns)
     if files.format == "arrow":
         return millstream.HuggingFaceDataSource(huggingface_dataset(files))
+    if files.format in ARRAY_FORMATS:
+        return ARRAY_FORMATS[files.format].ours(files.paths[0])
     sources = {
         "array_record": millstream.ArrayRecordDataSource,
         "tfrecord": millstream.TFRecordDataSource,

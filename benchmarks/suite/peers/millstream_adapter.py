@@ -87,12 +87,14 @@ def _workers(contender: Contender) -> dict[str, Any]:
 
 
 def _default(work: Work, contender: Contender) -> Any:
-    """Returns what `load(shuffle=True)` makes of Parquet files that are four times as large as the memory for them."""
+    """Returns what `load(shuffle=True)` makes of files, Parquet files four times as large as the memory for them."""
     if not isinstance(work.source, Files):
         raise UnsupportedError("only of files")
-    whole = our_source(work.source)
-    cache_bytes = len(whole) * len(whole[0]["tokens"].tobytes()) // 4
-    source = millstream.ParquetDataSource(list(work.source.paths), columns=work.source.columns, cache_bytes=cache_bytes)
+    source = our_source(work.source)
+    if work.source.format == "parquet":
+        cache_bytes = len(source) * len(source[0]["tokens"].tobytes()) // 4
+        paths = list(work.source.paths)
+        source = millstream.ParquetDataSource(paths, columns=work.source.columns, cache_bytes=cache_bytes)
     return millstream.load(
         source,
         shuffle=True,

@@ -48,6 +48,8 @@ ADAPTER = MosaicmlAdapter()
 
 def _shards_of(files: Files) -> str:
     """Returns the folder with the records of some files, which is either complete or not there."""
+    if files.format == "mds":
+        return files.paths[0]
     folder = Path(f"{files.paths[0]}.mds")
     if not folder.exists():
         records = our_source(files)

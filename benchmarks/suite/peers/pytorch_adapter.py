@@ -14,6 +14,7 @@ import torch
 import torch.utils.data
 from array_record.python.array_record_data_source import ArrayRecordDataSource
 
+from suite.array_files import ARRAY_FORMATS, Rows
 from suite.case import Contender, UnsupportedError
 from suite.peers.base import Stream, bagz_reader, huggingface_dataset
 from suite.peers.base import our_source as millstream_source
@@ -162,6 +163,8 @@ def _source(files: Files) -> Any:
         return bagz_reader(files)
     if files.format == "arrow":
         return huggingface_dataset(files).with_format("numpy")
+    if files.format in ARRAY_FORMATS:
+        return Rows(files.paths[0], files.format, files.records_per_file)
     if files.format != "array_record":
         raise UnsupportedError(f"there is no map-style dataset for {files.format} files")
     # With the numbers of records given, nothing is opened here: the reader's threads do not survive a fork.
