@@ -11,20 +11,20 @@ A window is found by arithmetic, so a file needs no index. Headers are skipped:
 import contextlib
 import io
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
-from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys
+from millstream.sources.column_blocks import records_of_arrays
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.span_files import SpanRequest, complete_spans
 from millstream.sources.megatron import token_dtype
-from millstream.sources.storage.byte_files import StoredFile, exists, open_stored
+from millstream.sources.storage.byte_files import MAX_PREAD_BYTES, LocalFile, StoredFile, exists, open_stored
 from millstream.sources.storage.file_cache import FileCache
 
 _NPY_MAGIC = b"\x93NUMPY"
@@ -50,7 +50,7 @@ class TokenLayout(NamedTuple):
 
 
 @final
-class TokenDataSource(FileRecords[bytes]):
+class TokenDataSource(FileRecords[NDArray[Any]]):
     """Windows of the tokens in flat files, in any order. No index is needed, whatever the number of tokens.
 
     A record is `{"tokens": array of shape (window,)}` of the files' dtype. Windows begin every `stride` tokens and stay
@@ -113,12 +113,14 @@ class TokenDataSource(FileRecords[bytes]):
         """The dtype of the tokens."""
         return self._layouts[self._paths[0]].dtype.newbyteorder("=")
 
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, NDArray[Any]]:  # type: ignore[override]  # bytes below
-        return _record(super().__getitem__(record_key), self.dtype)
+    def __getitem__(self, record_key: SupportsIndex) -> dict[str, NDArray[Any]]:  # type: ignore[override]  # arrays below
+        return {"tokens": super().__getitem__(record_key).astype(self.dtype, copy=False)}
 
-    def __getitems__(self, record_keys: RecordKeys) -> "TokenWindows":
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, NDArray[Any]]]:  # type: ignore[override]
         """Returns the records of the keys, in their order; keys may repeat. A Batch takes them as one array."""
-        return TokenWindows(list(super().__getitems__(record_keys)), self.dtype, self._window)
+        found = super().__getitems__(record_keys)
+        windows = np.concatenate(found) if isinstance(found, list) and found else np.asarray(found, self.dtype)
+        return records_of_arrays({"tokens": windows.reshape(-1, self._window)}, len(found))
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, window, stride, dtype, and a digest of names, sizes and ranges."""
@@ -138,51 +140,14 @@ class TokenDataSource(FileRecords[bytes]):
 
     def _open(self, path: str, location: str) -> "_TokenFile":
         layout = self._layouts[path]
-        itemsize = layout.dtype.itemsize
         return _TokenFile(
             path,
             self._open_stored(path, location),
-            start=layout.start,
-            stride_bytes=self._stride * itemsize,
-            window_bytes=self._window * itemsize,
+            layout,
+            stride_bytes=self._stride * layout.dtype.itemsize,
+            window_bytes=self._window * layout.dtype.itemsize,
             num_records=self._counts[path],
         )
-
-
-@final
-class TokenWindows(ColumnarRecords):
-    """Windows of one length, as records or as one batch.
-
-    Args:
-        spans: the bytes of each window.
-        dtype: the dtype of a token.
-        window: the number of tokens in each.
-    """
-
-    def __init__(self, spans: list[bytes], dtype: np.dtype[Any], window: int) -> None:
-        self._spans = spans
-        self._dtype = dtype
-        self._window = window
-
-    def __len__(self) -> int:
-        return len(self._spans)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return TokenWindows(self._spans[index], self._dtype, self._window)
-        return _record(self._spans[index], self._dtype)
-
-    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
-        return (_record(span, self._dtype) for span in self._spans)
-
-    def stack(self, allocate: Allocate) -> dict[str, NDArray[Any]]:
-        """Returns the batch: `{"tokens": array of shape (records, window)}`."""
-        batch = allocate((len(self), self._window), self._dtype)
-        dtype = self._dtype.newbyteorder("<")
-        # Row by row: joining the spans first takes twice as long, because it allocates memory for all of them.
-        for row, span in zip(batch, self._spans, strict=True):
-            row[:] = np.frombuffer(span, dtype)
-        return {"tokens": batch}
 
 
 @final
@@ -190,35 +155,47 @@ class _TokenFile:
     """An open file of windows."""
 
     def __init__(
-        self, path: str, file: StoredFile, *, start: int, stride_bytes: int, window_bytes: int, num_records: int
+        self,
+        path: str,
+        file: StoredFile,
+        layout: TokenLayout,
+        *,
+        stride_bytes: int,
+        window_bytes: int,
+        num_records: int,
     ) -> None:
         self._path = path
         self._file = file
-        self._start = start
+        self._layout = layout
         self._stride_bytes = stride_bytes
         self._window_bytes = window_bytes
         self.num_records = num_records
 
-    def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[bytes]:
-        """Returns the bytes of the windows at the positions; the keys are for errors."""
+    def read(self, positions: Sequence[int], keys: Sequence[int]) -> Any:
+        """Returns the windows at the positions, shape (n, window); the keys are for errors."""
         return self.begin(positions, keys)()
 
-    def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], list[bytes]]:
+    def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], Any]:
         """Requests the windows, and returns the function that waits for them."""
-        starts = [self._start + position * self._stride_bytes for position in positions]
+        starts = [self._layout.start + position * self._stride_bytes for position in positions]
         lengths = [self._window_bytes] * len(starts)
         request = SpanRequest(self._path, positions, keys, starts, self.num_records)
-        finish = self._file.begin(starts, lengths)
-        return lambda: complete_spans(finish, lengths, request)
+        file = self._file
+        if isinstance(file, LocalFile) and self._window_bytes < MAX_PREAD_BYTES:
+            block = np.empty((len(starts), self._window_bytes), np.uint8)
+
+            def read_rows() -> list[Any]:
+                return [row[:length] for row, length in zip(block, file.read_into(starts, block), strict=True)]
+
+            return lambda: (complete_spans(read_rows, lengths, request), block.view(self._layout.dtype))[1]
+        finish = file.begin(starts, lengths)
+        return lambda: np.frombuffer(
+            bytearray().join(complete_spans(finish, lengths, request)), self._layout.dtype
+        ).reshape(len(starts), -1)
 
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-def _record(span: bytes, dtype: np.dtype[Any]) -> dict[str, NDArray[Any]]:
-    """Returns a record in memory of its own: an operation may write to it."""
-    return {"tokens": np.frombuffer(span, dtype.newbyteorder("<")).astype(dtype)}
 
 
 def _integer_dtype(given: Any) -> np.dtype[Any]:

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import numpy as np
@@ -15,6 +15,7 @@ from millstream.sources.storage.offsets import DamagedIndexError, Offsets
 from millstream.sources.storage.urls import is_url
 
 RecordT = TypeVar("RecordT")
+SpanT = TypeVar("SpanT", bound=Sized)
 
 NEWLINE = b"\n"
 
@@ -162,7 +163,7 @@ class SpanFile(Generic[RecordT]):
         self._file.close()
 
 
-def complete_spans(finish: Callable[[], list[bytes]], lengths: list[int], request: SpanRequest) -> list[bytes]:
+def complete_spans(finish: Callable[[], list[SpanT]], lengths: list[int], request: SpanRequest) -> list[SpanT]:
     """Returns the spans, or raises the error of the first one that is incomplete."""
     try:
         spans = finish()
