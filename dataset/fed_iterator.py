@@ -58,7 +58,6 @@ class FedIterator(EngineIterator):
         stream: an iterator at its beginning.
         operations: the operations to apply.
         running: the execution of the operations, and the limits of filters.
-        epoch_length: the number of positions per epoch, if the stream's elements have positions.
 
     Attributes:
         block: the number of its elements per block.
@@ -70,10 +69,9 @@ class FedIterator(EngineIterator):
         stream: DatasetIterator[Any],
         operations: Sequence[Transformation],
         running: Running,
-        epoch_length: int | None = None,
     ) -> None:
         super().__init__(stream)
-        order = InOrder(None, epoch_length)
+        order = InOrder(None, None)
         if running.tolerance is not None:
             # No other record can be read instead: an element that fails is dropped.
             operations = (KeepAll(), *operations)

@@ -350,9 +350,9 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     ) -> "IterDataset[T_co]":
         """Returns the same elements, prefetched by worker processes, which run all operations before this one.
 
-        Operations after it run in the consumer's thread. Elements do not depend on the process that computes them, and
-        states do not depend on the number of workers. But a state belongs to a chain with `mp_prefetch` at the same
-        position.
+        Operations after it run in the consumer's thread, or in threads of a `prefetch` that follows them. Elements and
+        states do not depend on the process that computes them: a state of a chain fits the same operations with
+        `mp_prefetch` at any other position, with any number of workers.
 
         Args:
             options: the number of workers and of elements that each keeps ready, or only the number of workers; None

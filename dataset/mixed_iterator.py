@@ -15,6 +15,7 @@ from millstream.dataset.running import Shared
 from millstream.dataset.streams import move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_list, is_number, sealed, unsealed
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 
 LOOK_AHEAD = 1024
@@ -48,7 +49,26 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._position = 0
         self._ended = self._is_reading = False
         self._first = 0
+        self._leader: DataLoaderIterator | None = None
         self._due: NDArray[Any] = np.empty(0, np.int64)
+
+    def lead_with(self, leader: DataLoaderIterator) -> None:
+        """Lets an iterator without elements dispatch the calls of the streams to its workers."""
+        self._leader = leader
+
+    def start_prefetch(self) -> None:
+        """Starts prefetching in all streams, or starts the workers that they share."""
+        self._check_open()
+        if self._leader is None:
+            super().start_prefetch()
+        else:
+            self._leader.start_prefetch()
+
+    def close(self) -> None:
+        """Closes the streams, and ends the workers that only they have."""
+        super().close()
+        if self._leader is not None:
+            self._leader.close()
 
     def _draw(self) -> Any:
         if self._ended:
@@ -60,6 +80,9 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             element = next(self._parents[due])
         except StopIteration:
             self._ended = True
+            if self._leader is not None:
+                # Its workers stay for the next iterator.
+                self._leader.go(self._leader.position_in_plan(), 0)
             raise
         self._position += 1
         return element
@@ -101,7 +124,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
 
     def _begin(self) -> None:
         """Starts prefetching in all streams, before the first of them is waited for."""
-        if self._shared.shared_workers is None:
+        if self._shared.shared_workers is None or self._leader is not None:
             self.start_prefetch()
         self._is_reading = True
 
@@ -180,6 +203,9 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
                 f"The state is of a mixture of {len(states)} datasets, but there are {len(self._parents)} here. "
                 "Mixtures of a mapping can be resumed with others: name the datasets."
             )
+        if self._leader is not None:
+            # It may have been interrupted.
+            self._leader.interrupt()
         parents = list(self._parents)
         known = [number for number, own in enumerate(states) if own is not None]
         move_all([parents[number] for number in known], [states[number] for number in known])

@@ -48,12 +48,14 @@ class Shared:
 
     Attributes:
         threads: the threads of this process that prefetch.
+        reading: the threads for chains that have none; None for none.
         shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains;
             None without workers.
     """
 
     threads: SharedThreads = dataclasses.field(default_factory=SharedThreads)
     shared_workers: "SharedWorkers | None" = None
+    reading: ReadOptions | None = None
 
 
 @final
@@ -71,6 +73,8 @@ class Running:
             workers.
         name: the name of this execution among all that share them.
         threads: the threads of this process, if they are shared; None for its own.
+        num_local: the number of last operations that run in this process even if workers or threads run the others.
+        local_reading: the threads that run these in advance; None to run them in the consumer's thread.
     """
 
     workers: MultiprocessingOptions
@@ -81,6 +85,8 @@ class Running:
     name: "Hashable" = None
     threads: SharedThreads | None = None
     tolerance: Tolerance | None = None
+    num_local: int = 0
+    local_reading: ReadOptions | None = None
 
     @property
     def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
@@ -89,16 +95,23 @@ class Running:
 
     def execution(self, stage: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
         """Returns the execution of a pipeline, which is the same each time for one stage of a dataset."""
-        name = (self.name, stage)
+        name, reading, num_local = (self.name, stage), self.reading, self.num_local
+        if self.shared_workers is not None and not self.workers.num_workers:
+            # The workers of the consumer run all operations.
+            num_local = 0
+        elif not self.workers.num_workers and not reading.reads_ahead:
+            # All operations run in one place.
+            reading, num_local = self.local_reading or reading, 0
         execution = Execution(
-            pipeline,
+            dataclasses.replace(pipeline, num_local=num_local),
             self.workers,
-            self.reading,
+            reading,
             feed,
             front=front,
             shared_workers=self.shared_workers,
             name=name,
             threads=self.threads,
+            local_reading=self.local_reading,
         )
         return self.warm.lend(
             execution, stage, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs

@@ -10,14 +10,18 @@ from millstream.dataset.fed_iterator import FedIterator
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.mixed_iterator import MixedIterator
 from millstream.dataset.mixed_reading import MixtureIterator, straight_node
+from millstream.dataset.nodes.in_order import InOrder
 from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_nodes import Combined, ReadIterDataset
 from millstream.dataset.streams import as_stream
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.threads.front import FED_CHAIN
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.shared_threads import joint_threads
 from millstream.samplers.mixture_checks import named_parts
 from millstream.samplers.weights import checked_weights
+from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 
 
@@ -46,12 +50,14 @@ class MixedIterDataset(Combined):
 
     def _followed_by(
         self, operations: tuple[Transformation, ...], running: Running, *, chosen: bool
-    ) -> DatasetIterator[Any]:
+    ) -> DatasetIterator[Any] | None:
         has_workers = bool(running.workers.num_workers)
+        if running.tolerance is not None or not (operations or has_workers):
+            return None
         reading = running.reading if chosen else _joint_reading(self.parents)
         nodes = [straight_node(parent, has_workers=has_workers) for parent in self.parents]
         parts = tuple(node for node in nodes if node is not None)
-        if len(parts) == len(nodes) and running.shared_workers is None:
+        if operations and len(parts) == len(nodes) and running.shared_workers is None:
             stream, mixed = self._drawn(_shared_by(running)), Mixed(parts, self.weights, self.names)
             fed = FedIterator(stream, operations, running)
             return MixtureIterator(fed, stream, mixed, operations, dataclasses.replace(running, reading=reading))
@@ -59,7 +65,13 @@ class MixedIterDataset(Combined):
             from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
 
             running = dataclasses.replace(running, reading=reading, shared_workers=SharedWorkers())
-        return FedIterator(self._drawn(_shared_by(running)), operations, running)
+        stream = self._drawn(_shared_by(running))
+        if operations:
+            return FedIterator(stream, operations, running)
+        nothing = InOrder(0, None)
+        execution = running.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
+        stream.lead_with(execution.begin())
+        return stream
 
     def _line(self) -> str:
         return f"mix(weights={dict(zip(self.names, self.weights, strict=True))})"

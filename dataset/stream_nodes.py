@@ -138,7 +138,7 @@ class Combined(IterDataset[Any]):
         *,
         chosen: bool,  # noqa: ARG002
     ) -> DatasetIterator[Any] | None:
-        """Returns an iterator of operations after this dataset; None to feed them with the elements drawn from it.
+        """Returns an iterator of operations after this dataset; None to draw its elements with `_drawn`.
 
         Args:
             operations: the operations to apply, in order.

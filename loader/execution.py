@@ -45,6 +45,7 @@ class Execution:
         shared_workers: the workers that this pipeline shares with others, which it draws from or which draw from it.
         name: the name of this pipeline among those of the shared workers.
         threads: the threads of this process if they are shared with other pipelines; None for its own.
+        local_reading: the threads that run local operations in advance; None to run them on demand.
         whole: the execution that this one is an epoch of, whose worker processes it uses; None for its own.
 
     Attributes:
@@ -70,6 +71,7 @@ class Execution:
         shared_workers: "SharedWorkers | None" = None,
         name: Hashable = None,
         threads: "SharedThreads | None" = None,
+        local_reading: ReadOptions | None = None,
         whole: "Execution | None" = None,
     ) -> None:
         if config.py_debug_mode:
@@ -83,6 +85,7 @@ class Execution:
         self._feed = feed
         self._shared_workers = shared_workers
         self._threads = threads
+        self._local_reading = local_reading
         self._number = 0 if shared_workers is None else shared_workers.register(name, pipeline)
         # Modules are imported now: a trainer that changes its folder later must not import files from there.
         self.pools: WarmPools[Any] | None = None
@@ -93,7 +96,7 @@ class Execution:
         elif workers.num_workers:
             self.pools = self._pools_of(pipeline, reading)
         if self.pools is None:
-            _executor_here(reading, workers, threads)
+            _executor_here(reading, workers, threads, local_reading)
         self.profiler = profiler or Profiler(pipeline.labels)
         if pipeline.measures_costs:
             self.profiler.measure_costs()
@@ -191,6 +194,7 @@ class Execution:
                 feed=self._feed,
                 shared_workers=self._shared_workers,
                 pipeline=self._number,
+                local_reading=self._local_reading,
             )
         if self._shared_workers is not None:
             from millstream.loader.workers.shared_workers import SubstreamExecutor  # noqa: PLC0415  (lazy, as above)
@@ -203,17 +207,27 @@ class Execution:
                 pipeline=self._number,
                 feed=self._feed,
             )
-        return _executor_here(self._reading, self._workers, self._threads)(self.plan, position, feed=self._feed)
+        begin = _executor_here(self._reading, self._workers, self._threads, self._local_reading)
+        return begin(self.plan, position, feed=self._feed)
 
 
 def _executor_here(
-    reading: ReadOptions, workers: MultiprocessingOptions, threads: "SharedThreads | None"
+    reading: ReadOptions,
+    workers: MultiprocessingOptions,
+    threads: "SharedThreads | None",
+    local_reading: ReadOptions | None,
 ) -> Callable[..., Executor]:
     """Returns a function that creates the executor of a plan that runs in this process."""
     if reading.reads_ahead:
         from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (lazy: often not needed)
 
-        return functools.partial(ThreadExecutor, options=reading, stall_timeout=workers.stall_timeout, threads=threads)
+        return functools.partial(
+            ThreadExecutor,
+            options=reading,
+            stall_timeout=workers.stall_timeout,
+            threads=threads,
+            local_reading=local_reading,
+        )
     from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415
 
     return functools.partial(InlineExecutor, stall_timeout=workers.stall_timeout)

@@ -130,7 +130,7 @@ def _stages(
         StageSnapshot(KEYS, "record keys", Kind.KEYS, location, seconds[KEYS]),
         StageSnapshot(READ, "read", Kind.READ, location, seconds[READ], structure=structures.get(READ)),
     ]
-    numbers = itertools.count()
+    numbers, num_remote = itertools.count(), len(pipeline.operations) - pipeline.num_local
     for stage, group in zip(plan.stages, split_stages(pipeline.operations), strict=True):
         is_copied_here = location is Location.WORKERS and not stage.runs_user_code
         for operation in group:
@@ -143,10 +143,11 @@ def _stages(
                     label,
                     pipeline.names[number],
                     Kind.OPERATION,
-                    Location.TRAINER if is_copied_here else location,
+                    Location.TRAINER if is_copied_here or number >= num_remote else location,
                     seconds[label],
                     regroups=operation.regroups,
                     keeps_count=operation.keeps_count,
+                    is_local=number >= num_remote,
                     structure=structures.get(label),
                 )
             )

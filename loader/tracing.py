@@ -4,6 +4,7 @@ They are computed by a separate pass in the calling thread. Iterators of the loa
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
@@ -35,7 +36,7 @@ def first_outputs(pipeline: Pipeline, instrument: Instrument = lambda _, functio
     Raises:
         Exception: an error of the pipeline, with notes of where it occurred.
     """
-    plan = Plan(pipeline, instrument)
+    plan = Plan(dataclasses.replace(pipeline, num_local=0), instrument)
     with contextlib.closing(InlineExecutor(plan, plan.beginning)) as executor:
         while (outputs := executor.next_outputs()) is not None:
             yield from outputs.values[outputs.first :]

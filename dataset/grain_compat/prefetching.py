@@ -16,7 +16,7 @@ class ThreadPrefetchIterDataset(Ahead):
 
     A chain over a `MapDataset` prefetches by itself, as set by its `ReadOptions`, and is unchanged. After a stream
     (a mixture, or a user-defined dataset), the operations run in the thread, and the stream itself in the thread of the
-    consumer.
+    consumer. Directly after a combination, the thread serves those of its datasets that do not prefetch.
 
     Args:
         parent: the dataset.
@@ -91,6 +91,8 @@ def multithread_prefetch(
 def _works_ahead(dataset: IterDataset[Any]) -> bool:
     """True if a dataset prefetches by itself."""
     chain = Chain.of(dataset)
+    if chain.num_local:
+        return chain.local_reading is not None
     if chain.workers.num_workers or chain.reading:
         return True
     return isinstance(chain.leaf, ReadIterDataset) and chain.leaf.reading.reads_ahead

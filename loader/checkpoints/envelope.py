@@ -95,8 +95,8 @@ def wrong_kind(kind: str, state: Mapping[Any, Any]) -> CheckpointError:
     """Returns the error for the state of another kind of chain than the expected one."""
     got = f"{state['kind']!s:.80}" if "kind" in state else STRAIGHT if "places" in state else "something else"
     return CheckpointError(
-        f"The state must be one of {kind}, got one of {got}. Pass a result of get_state() of the same chain, with "
-        "mp_prefetch and prefetch at the same positions."
+        f"The state must be one of {kind}, got one of {got}. Pass a result of get_state() of the same chain. Earlier "
+        "releases saved another kind if mp_prefetch was between two operations, or directly after a combination."
     )
 
 

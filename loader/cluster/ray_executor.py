@@ -15,10 +15,11 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
 from millstream.loader.cluster.options import RayWorkers
-from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.transport.payload import unpack_failure, unpack_failures
@@ -85,7 +86,7 @@ class RayExecutor(WorkersExecutor[Actor]):
 
     def _take(self, actor: Actor, event: Event) -> None:
         if isinstance(event, Answer):
-            self._record_life(actor)
+            self._deaths_at_start.record_life(actor.number)
             self._take_answer(actor, event)
         elif isinstance(event, PipelineFailed):
             error = unpack_failure(event.failure, self._pool.classes)
@@ -102,7 +103,8 @@ class RayExecutor(WorkersExecutor[Actor]):
     def _take_answer(self, actor: Actor, answer: Answer) -> None:
         packed, failure, seconds, _, _, stages, _, failures = answer.result
         call = self._assignments.call(answer.call)
-        blocks = call.request if isinstance(call, BlockCall) else None
+        request = None if call is None else call.request
+        blocks = request if isinstance(request, Blocks) else None
         # Clocks of other machines differ, so assume that it has just ended. Process IDs may occur on several machines.
         begun, name = time.perf_counter() - seconds, f"Ray actor {actor.pid}"
         self._profiler.called(FIRST_TRACK + actor.number, begun, seconds, blocks, stages, actor=name)
@@ -133,7 +135,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         cause = " ".join(died.cause.split())[:MAX_CAUSE_LENGTH]
         self._profiler.died(f"Ray actor {actor.pid or 'that was starting'} died. {cause}")
         if actor.pid is None:
-            self._record_death_at_start(actor, f"Ray actors die while they start. The last one: {cause}")
+            self._deaths_at_start.record_death(actor.number, f"Ray actors die while they start. The last one: {cause}")
         self._assignments.lose(actor.calls[1:])
         if actor.calls:
             guilt = 1.0 if died.is_its_own else GUILT_OF_LOST

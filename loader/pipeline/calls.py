@@ -4,10 +4,11 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING
 
+from millstream.loader.pipeline.element_bytes import num_bytes
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import BlockOutputs, GroupOutputs, Outputs
-from millstream.loader.pipeline.requests import Blocks, Group, Request
+from millstream.loader.pipeline.requests import Blocks, Fed, Group, Request, Rest
 from millstream.loader.pipeline.stages import Stage
 
 if TYPE_CHECKING:
@@ -24,8 +25,11 @@ class Call(abc.ABC):
         num_records: the number of records to read, or of elements of the stage before.
         num_blocks: the number of blocks to read; 0 for later stages.
         outputs: the result; None before the call is complete.
+        local_input: the elements that its local operations have to process; None before they exist.
+        is_local: True once its local operations are requested.
+        num_bytes: the estimated size of its elements in memory; None before they exist.
         substream: the number of the substream if the workers have several, otherwise 0.
-        seconds_before: the seconds that drawing its elements took, before it was dispatched.
+        seconds_before: the seconds that drawing its elements took, and its operations before the local ones.
     """
 
     shard: int
@@ -33,17 +37,43 @@ class Call(abc.ABC):
     num_records: int
     num_blocks: int
     outputs: Outputs | None = dataclasses.field(default=None, init=False)
+    local_input: Elements | None = dataclasses.field(default=None, init=False)
+    is_local: bool = dataclasses.field(default=False, init=False)
+    num_bytes: int | None = dataclasses.field(default=None, init=False)
     substream: int = dataclasses.field(default=0, init=False)
     seconds_before: float = dataclasses.field(default=0.0, init=False)
 
     @property
-    @abc.abstractmethod
     def request(self) -> Request:
-        """The request to the plan."""
+        """The next request to the plan."""
+        if self.is_local and self.local_input is not None:
+            return Rest(self.stage, self.local_input)
+        return self._first_request
 
-    @abc.abstractmethod
+    def receive(self, elements: Elements) -> None:
+        """Stores the input of its local operations, which are not requested yet."""
+        self.local_input, self.num_bytes = elements, num_bytes(elements.values)
+
+    def begin_local(self) -> None:
+        """Requests the local operations."""
+        request = self._first_request
+        if self.local_input is None and isinstance(request, Fed | Group):
+            self.local_input = request.elements
+        self.is_local = True
+
     def complete(self, elements: Elements) -> None:
         """Stores the result."""
+        self.outputs = outputs = self._outputs_of(elements)
+        self.local_input, self.num_bytes = None, outputs.num_bytes
+
+    @property
+    @abc.abstractmethod
+    def _first_request(self) -> Request:
+        """The request for all operations but the local ones."""
+
+    @abc.abstractmethod
+    def _outputs_of(self, elements: Elements) -> Outputs:
+        """Returns the outputs, given their elements."""
 
 
 class BlockCall(Call):
@@ -59,13 +89,11 @@ class BlockCall(Call):
         self.skip = skip
 
     @property
-    def request(self) -> Blocks:
-        """The request to the plan."""
+    def _first_request(self) -> Blocks:
         return Blocks(self.start, self.stop, self.shard)
 
-    def complete(self, elements: Elements) -> None:
-        """Stores the result."""
-        self.outputs = BlockOutputs(elements, self.skip, self.num_records, self._of, self.stop)
+    def _outputs_of(self, elements: Elements) -> Outputs:
+        return BlockOutputs(elements, self.skip, self.num_records, self._of, self.stop)
 
     def split(self) -> "list[BlockCall]":
         """Returns calls of one block each, in order."""
@@ -96,10 +124,8 @@ class GroupCall(Call):
         self._stage = compiled
 
     @property
-    def request(self) -> Group:
-        """The request to the plan."""
+    def _first_request(self) -> Group:
         return Group(self.stage, self._elements)
 
-    def complete(self, elements: Elements) -> None:
-        """Stores the result."""
-        self.outputs = GroupOutputs(elements, self._skip, self.num_records, self._span, self._stage)
+    def _outputs_of(self, elements: Elements) -> Outputs:
+        return GroupOutputs(elements, self._skip, self.num_records, self._span, self._stage)

@@ -35,7 +35,8 @@ class Executor(abc.ABC):
         while (outputs := self._schedule.pop()) is None:
             if self._schedule.exhausted:
                 return None
-            self._advance()
+            if not self._run_local():
+                self._advance()
         self._end()
         return outputs
 
@@ -60,6 +61,10 @@ class Executor(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Stops all work. Idempotent and thread-safe."""
+
+    def _run_local(self) -> bool:
+        """Runs local operations of one call; returns False if none can run now. The default has no such operations."""
+        return False
 
     @abc.abstractmethod
     def _begin(self) -> None:

@@ -17,7 +17,10 @@ from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.requests import Fed
 
 KEPT_ELEMENTS = 1024
-"""The number of elements between two saved states. A stream that is resumed draws up to this many again."""
+"""The number of elements between two saved states. A stream that is resumed draws up to this many again.
+
+The positions are multiples of it, or of a block, so that a saved state does not depend on the sizes of draws.
+"""
 
 
 class Drawable(Protocol):
@@ -57,8 +60,7 @@ class FedCall(BlockCall):
         self._elements = drawn if drawn.error is None else Elements(drawn.values, drawn.origins, FeedFailed())
 
     @property
-    def request(self) -> Fed:  # type: ignore[override]  # a request of another kind
-        """The request to the plan."""
+    def _first_request(self) -> Fed:  # type: ignore[override]  # a request of another kind
         return Fed(self._elements)
 
     def complete(self, elements: Elements) -> None:
@@ -91,6 +93,7 @@ class Feed:
     def __init__(self, drawn: Drawable, block: int) -> None:
         self._drawn = drawn
         self._block = block
+        self._interval = max(1, KEPT_ELEMENTS // block)
         self._kept: deque[tuple[int, Any]] = deque([(0, drawn.get_state())])
         # The block that the iterator is at; None if that is unknown.
         self._at: int | None = 0
@@ -117,19 +120,20 @@ class Feed:
         return 0 if self._has_ended else limit
 
     def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> FedCall | None:
-        """Draws the next call, with fewer blocks if the iterator ends. Returns None if it has just ended."""
+        """Draws the next call, of fewer blocks if the iterator ends, or is saved then. Returns None if it has ended."""
         start, self._next = self._next, None
         if start is None:
             raise AssertionError("an interrupted feed must be moved to a block before it is drawn from")
         if self._at != start:
             self._move(start)
         self._at = None
-        call = None if self._has_ended else self._draw(shard, start, max_blocks, skip)
-        self._at = self._next = start + max_blocks
+        blocks = min(max_blocks, self._interval - start % self._interval)
+        call = None if self._has_ended else self._draw(shard, start, blocks, skip)
+        self._at = self._next = start + blocks
         return call
 
     def _draw(self, shard: LogicalShard, start: int, blocks: int, skip: int) -> FedCall | None:
-        if (start - self._kept[-1][0]) * self._block >= KEPT_ELEMENTS:
+        if start % self._interval == 0 and start > self._kept[-1][0]:
             self._kept.append((start, self._drawn.get_state()))
         drawn = self._drawn.draw(blocks * self._block, start * self._block)
         count = len(drawn.values)
@@ -142,13 +146,13 @@ class Feed:
         return FedCall(shard, start, stop, skip, Elements(drawn.values, Origins(table), drawn.error))
 
     def kept_before(self, block: int) -> tuple[int, Any]:
-        """Returns the last state saved at or before a block, and its block."""
-        first, state = next(kept for kept in reversed(self._kept) if kept[0] <= block)
+        """Returns the last state saved before a block, and its block. One saved at the block may not be known yet."""
+        first, state = next((kept for kept in reversed(self._kept) if kept[0] < block), self._kept[0])
         return first, state
 
     def delivered(self, outputs: Outputs) -> None:
         """Drops the states that only positions before these outputs need, because all earlier ones are consumed."""
-        while len(self._kept) > 1 and self._kept[1][0] <= self._delivered:
+        while len(self._kept) > 1 and self._kept[1][0] < self._delivered:
             self._kept.popleft()
         if outputs.values:
             self._delivered = outputs.after(len(outputs.values) - 1).block
@@ -161,7 +165,7 @@ class Feed:
 
     def _move(self, stop: int) -> None:
         """Moves the iterator to the beginning of a block, or to its end if that comes first."""
-        block, state = self.kept_before(stop)
+        block, state = next(kept for kept in reversed(self._kept) if kept[0] <= stop)
         self._drawn.set_state(state)
         while block < stop:
             blocks = max(1, min(stop - block, KEPT_ELEMENTS // self._block))

@@ -50,6 +50,8 @@ class Pipeline:
         measures_costs: True if the costs of each node are measured, wherever it runs.
         epoch: the number of the epoch that `of_epoch` returned; None for the complete order.
         worker_init_fn: called once in each worker process with its index and their number; None for nothing.
+        num_local: the number of last operations that run in the consumer's process, in its thread or threads of their
+            own, even if workers or threads run the operations before them.
     """
 
     source: DataSource[Any]
@@ -62,6 +64,7 @@ class Pipeline:
     measures_costs: bool = False
     epoch: int | None = None
     worker_init_fn: Callable[[int, int], object] | None = None
+    num_local: int = 0
 
     @classmethod
     def of(

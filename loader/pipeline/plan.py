@@ -31,7 +31,7 @@ from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import seed_of
 from millstream.loader.pipeline.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
-from millstream.loader.pipeline.requests import Fed, Group, Request
+from millstream.loader.pipeline.requests import Blocks, Fed, Group, Request, Rest
 from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
 from millstream.loader.pipeline.steps import Step, annotated, run_steps
 from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
@@ -54,6 +54,7 @@ class Plan:
 
     Attributes:
         pipeline: the pipeline that the plan was compiled from.
+        num_remote_stages: the number of stages before the first that has local operations.
         shards: the logical shards of this shard, each with its blocks. A 1:1 pipeline has one, and so have most others.
         stages: the compiled operations.
         one_to_one: True if step k is block k: no operation drops, splits or regroups elements.
@@ -89,10 +90,15 @@ class Plan:
         self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))
         self._read: Callable[[Origins], Elements] = instrument(READ, reader_of(source))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, instrument=instrument)
-        stage = self.stages[0]
-        self._record_steps = stage.steps[: stage.num_record_steps]
-        self._block_steps = stage.steps[stage.num_record_steps :]
-        self._has_places = self.one_to_one or bool(self._block_steps)
+        local = [stage.has_local_steps for stage in self.stages]
+        self.num_remote_stages = local.index(True) if any(local) else len(local)
+        first = self.stages[0]
+        remote, rest = first.steps[: first.num_remote_steps], first.num_remote_steps
+        self._record_steps, self._block_steps = remote[: first.num_record_steps], remote[first.num_record_steps :]
+        self._rest_record_steps = first.steps[rest : first.num_record_steps]
+        self._rest_block_steps = first.steps[max(rest, first.num_record_steps) :]
+        self._gathers_first = first.num_record_steps < len(first.steps)
+        self._has_places = self.one_to_one or self._gathers_first
         self._are_first_outputs_checked = False
 
     @property
@@ -148,13 +154,15 @@ class Plan:
         """
         if isinstance(request, Group):
             return self.run_stage(request.stage, request.elements, allocate)
+        if isinstance(request, Rest):
+            return self._run_rest(request.stage, request.elements, allocate)
         if isinstance(request, Fed):
-            return self.finish_blocks(isolated(self._run_record_steps, request.elements), allocate)
+            return self.finish_blocks(isolated(self._run_record_steps, request.elements, self._record_steps), allocate)
         return self.finish_blocks((prepare_blocks or self.prepare_blocks)(*request), allocate)
 
     def describe(self, request: Request) -> str:
         """Returns a description of a request's records, for logs and errors."""
-        if isinstance(request, Group | Fed):
+        if not isinstance(request, Blocks):
             return describe_records(request.elements.origins.named(self.pipeline.components))
         try:
             return describe_records(self.locate(*request))
@@ -199,15 +207,31 @@ class Plan:
 
     def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
         """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""
-        failures = run.failures
-        run = isolated(run_steps, self._block_steps, run, allocate)
-        run.failures = failures
-        if not self._are_first_outputs_checked and run.values:
+        run = self._run_block_steps(self._block_steps, run, allocate)
+        if not self.stages[0].has_local_steps:
             self._check_first_outputs(run)
+        return run
+
+    def _run_rest(self, stage: int, run: Elements, allocate: Allocate) -> Elements:
+        """Runs the local operations of a stage."""
+        compiled = self.stages[stage]
+        if stage:
+            return self._run_group_steps(compiled.steps[compiled.num_remote_steps :], run, allocate)
+        run = isolated(self._run_record_steps, run, self._rest_record_steps)
+        run = self._run_block_steps(self._rest_block_steps, run, allocate)
+        self._check_first_outputs(run)
+        return run
+
+    def _run_block_steps(self, steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
+        failures = run.failures
+        run = isolated(run_steps, steps, run, allocate)
+        run.failures = failures
         return run
 
     def _check_first_outputs(self, run: Elements) -> None:
         """Warns if the first outputs are None, because an operation lacks a `return`."""
+        if self._are_first_outputs_checked or not run.values:
+            return
         self._are_first_outputs_checked = True
         num_steps = len(self.stages[0].steps)
         if num_steps and all(value is None for value in run.values):
@@ -217,7 +241,7 @@ class Plan:
     def record_failures(self, outputs: Outputs) -> None:
         """Records the failures in outputs of stage 0, and truncates the outputs if there are too many."""
         if self.errors is not None:
-            self.errors.check(outputs, are_blocks=bool(self._block_steps))
+            self.errors.check(outputs, are_blocks=self._gathers_first)
 
     def warn_once(self, topic: str, text: str) -> None:
         """Logs a warning, unless one on the same topic has been logged."""
@@ -228,10 +252,13 @@ class Plan:
             logging.getLogger("millstream").warning("millstream: %s", text)
 
     def run_stage(self, stage: int, group: Elements, allocate: Allocate) -> Elements:
-        """Runs a later stage on the elements of one group."""
+        """Runs a later stage, without its local operations, on the elements of one group."""
+        compiled = self.stages[stage]
+        return self._run_group_steps(compiled.steps[: compiled.num_remote_steps], group, allocate)
+
+    def _run_group_steps(self, steps: Sequence[Step], group: Elements, allocate: Allocate) -> Elements:
         origins = group.origins.named(self.pipeline.components)
-        group = Elements(group.values, origins, group.error)
-        return isolated(run_steps, self.stages[stage].steps, group, allocate)
+        return isolated(run_steps, steps, Elements(group.values, origins, group.error), allocate)
 
     def _prepare(self, origins: Origins) -> Elements:
         return self._complete(self._read_records(origins))
@@ -247,11 +274,14 @@ class Plan:
 
     def _complete(self, run: Elements) -> Elements:
         """Runs the record steps, and replaces records that failed if each has its position."""
-        run = self._run_record_steps(run)
+        run = self._run_record_steps(run, self._record_steps)
         if run.failures and self._has_places:
             names = self.pipeline.components
             run = with_substitutes(
-                run, names, lambda origins: self._run_record_steps(self._read_records(origins)), self._key_cycle
+                run,
+                names,
+                lambda origins: self._run_record_steps(self._read_records(origins), self._record_steps),
+                self._key_cycle,
             )
         return run
 
@@ -261,11 +291,11 @@ class Plan:
         order = self.pipeline.order if is_mixed(self.pipeline.order) else self.pipeline.sampler
         return KeyCycle(order, len(self.pipeline.source))
 
-    def _run_record_steps(self, run: Elements) -> Elements:
+    def _run_record_steps(self, run: Elements, steps: Sequence[Step]) -> Elements:
         if self.errors is None:
-            return run_steps(self._record_steps, run, np.empty)
+            return run_steps(steps, run, np.empty)
         failed = list(run.failures)
-        for step in self._record_steps:
+        for step in steps:
             run = without_failures(functools.partial(_run_step, step), run, failed)
         run.failures = tuple(sorted(failed, key=lambda failure: failure.position))
         return run

@@ -26,4 +26,11 @@ class Fed(NamedTuple):
     elements: Elements
 
 
-Request: TypeAlias = Blocks | Group | Fed
+class Rest(NamedTuple):
+    """Requests the local operations of a stage, given the results of the operations before them."""
+
+    stage: int
+    elements: Elements
+
+
+Request: TypeAlias = Blocks | Group | Fed | Rest

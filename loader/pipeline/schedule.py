@@ -33,12 +33,21 @@ class Schedule:
         plan: the plan of the calls.
         position: the position of the first output.
         feed: the leaf if elements are drawn from an iterator; None if records are read.
+
+    Attributes:
+        num_stages: the number of stages with operations that are not local. `take` takes their calls.
     """
 
     def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
         self._plan = plan
         self._feed = feed
         self._last_stage = len(plan.stages) - 1
+        # The first stage with local operations. It is shared if others of its operations are not local.
+        self._first_local = first_local = plan.num_remote_stages
+        self._is_shared = first_local <= self._last_stage and (
+            plan.stages[first_local].num_remote_steps > 0 or (first_local == 0 and feed is None)
+        )
+        self.num_stages = first_local + self._is_shared
         self._branches = [Branch(plan, shard, cursor, feed) for shard, cursor in enumerate(position)]
         first, *others = self._branches
         self._last = first.queues[-1]
@@ -76,7 +85,7 @@ class Schedule:
     @property
     def ready(self) -> int:
         """The number of these calls that are complete. Thread-safe."""
-        made = sum(call.outputs is not None for queue in self._queues for call in queue.pending.copy())
+        made = sum(call.num_bytes is not None for queue in self._queues for call in queue.pending.copy())
         return made + len(self._outputs)
 
     @property
@@ -90,8 +99,8 @@ class Schedule:
         held = float(sum(outputs.num_bytes for outputs in self._outputs))
         for queue in self._queues:
             for call in queue.pending:
-                if call.outputs is not None:
-                    held += call.outputs.num_bytes
+                if call.num_bytes is not None:
+                    held += call.num_bytes
                 elif call.stage == 0:
                     held += block_bytes * call.num_blocks
                 else:
@@ -107,11 +116,11 @@ class Schedule:
 
     @property
     def next_stage(self) -> int | None:
-        """The latest stage with a call that may run now, or None."""
-        for stage in reversed(range(len(self._untaken))):
+        """The latest stage with a call that may run now, or None. Local operations do not count."""
+        for stage in reversed(range(self.num_stages)):
             if self._untaken[stage]:
                 return stage
-        return 0 if self.next_blocks(1) else None
+        return 0 if self.num_stages and self.next_blocks(1) else None
 
     def take(self, stage: int, max_blocks: int = 1) -> Call | None:
         """Takes the next call of a stage. Returns None if none may run now, or if the leaf has just ended.
@@ -137,6 +146,29 @@ class Schedule:
         branch.begun += call.num_records
         return call
 
+    def take_local(self, max_blocks: int = 1) -> Call | None:
+        """Takes the next call of local operations, whose input is known. Returns None if none may run now.
+
+        Args:
+            max_blocks: the maximum number of blocks of a call of stage 0.
+        """
+        for stage in reversed(range(self._first_local, self._last_stage + 1)):
+            is_shared = stage == self._first_local and self._is_shared
+            call = self._next_received(stage) if is_shared else self.take(stage, max_blocks)
+            if call is not None:
+                call.begin_local()
+                return call
+        return None
+
+    def _next_received(self, stage: int) -> Call | None:
+        # Local operations belong to chains, which have one logical shard.
+        for call in self._branches[0].queues[stage].pending:
+            if call.num_bytes is None:
+                return None
+            if not call.is_local and call.outputs is None:
+                return call
+        return None
+
     def wants(self, call: Call) -> bool:
         """Returns True if the outputs of a call are still waited for. After an error, no later ones are."""
         return call in self._branches[call.shard].queues[call.stage].pending
@@ -160,7 +192,10 @@ class Schedule:
         return calls
 
     def complete(self, call: Call, elements: Elements) -> None:
-        """Stores the result of a call."""
+        """Stores the result of a call, or of its operations before the local ones."""
+        if call.stage == self._first_local and self._is_shared and not call.is_local:
+            call.receive(elements)
+            return
         call.complete(elements)
         branch = self._branches[call.shard]
         if call.stage < self._last_stage:

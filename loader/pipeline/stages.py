@@ -32,6 +32,7 @@ class Stage(NamedTuple):
         unit: the size of one output of the grouping; None if outputs are counted.
         divides_units: True if an output of the grouping may become no output of the stage, or several. A position then
             has two numbers for this stage: the consumed size of the group, and the outputs of the next unit.
+        num_remote_steps: the number of steps before the first local operation (see `Pipeline.num_local`).
         runs_user_code: True if the stage does more than copy elements. Otherwise the consumer runs it, because sending
             the elements to a worker would take longer.
     """
@@ -42,7 +43,13 @@ class Stage(NamedTuple):
     filters: tuple[str, ...]
     unit: int | None
     divides_units: bool
+    num_remote_steps: int
     runs_user_code: bool
+
+    @property
+    def has_local_steps(self) -> bool:
+        """True if the last steps, or all of them, are local."""
+        return self.num_remote_steps < len(self.steps)
 
     @property
     def num_cursor_numbers(self) -> int:
@@ -81,7 +88,9 @@ def compile_stages(
     streams = functools.partial(streams_of, pipeline.order)
     labels, number, random_number, shuffle_number = pipeline.labels, 0, 0, 0
     producer: str | None = None
+    num_remote = len(labels) - pipeline.num_local
     for stage, group in enumerate(groups):
+        first = number
         steps: list[Step] = []
         filters: list[str] = []
         own_filters: list[str] = []
@@ -125,6 +134,8 @@ def compile_stages(
                 steps=tuple(steps),
                 grouping=grouping,
                 num_record_steps=gathering[0] if gathering else len(steps),
+                # Each operation is a step. The preparation for a grouping belongs to the operation that groups.
+                num_remote_steps=min(len(steps), max(0, num_remote - first)),
                 # If user operations drop elements, the others need not be named.
                 filters=tuple(own_filters or filters),
                 unit=unit,

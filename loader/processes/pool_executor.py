@@ -5,17 +5,18 @@ import logging
 from typing import TYPE_CHECKING, final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
-from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.processes.crash_log import clear_stacks, read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
 from millstream.loader.processes.pool import ForkServerDied, Pool
 from millstream.loader.processes.process_report import describe_exit, describe_process
 from millstream.loader.processes.worker_handle import Event, Worker
-from millstream.loader.threads.options import MultiprocessingOptions
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
 from millstream.loader.workers.shared_workers import SharedWorkers
@@ -49,6 +50,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
         feed: "Feed | None" = None,
         shared_workers: SharedWorkers | None = None,
         pipeline: int = 0,
+        local_reading: ReadOptions | None = None,
     ) -> None:
         super().__init__(
             plan,
@@ -59,6 +61,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
             feed=feed,
             shared_workers=shared_workers,
             pipeline=pipeline,
+            local_reading=local_reading,
         )
         self._unpack = profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
@@ -116,7 +119,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
     def _take(self, worker: Worker, event: Event) -> None:
         if isinstance(event, Result):
             self._deaths_of_fork_server = 0
-            self._record_life(worker)
+            self._deaths_at_start.record_life(worker.number)
             self._take_result(worker, event)
         elif isinstance(event, PipelineFailed):
             error = unpack_failure(event.failure, self._pool.classes)
@@ -129,12 +132,11 @@ class PoolExecutor(WorkersExecutor[Worker]):
     def _take_result(self, worker: Worker, result: Result) -> None:
         call = self._assignments.call(result.call)
         substream = None if call is None else self.substreams.find(call)
-        if substream is not None:
-            blocks = call.request if isinstance(call, BlockCall) else None
-            substream.profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
         if call is None or substream is None:
             release(result.payload, worker.arena)
             return
+        blocks = request if isinstance(request := call.request, Blocks) else None
+        substream.profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
 
         def outputs() -> Elements:
             values, origins = self._unpack(result.payload, worker.arena, self._pool.classes)
@@ -156,8 +158,8 @@ class PoolExecutor(WorkersExecutor[Worker]):
         cause = describe_exit(exited, read_stacks(worker.crash_log))
         self._profiler.died(f"Worker process {worker.pid} {cause}")
         if begun is None and (lost or not worker.is_ready):
-            self._record_death_at_start(
-                worker, f"Worker processes die while they start. The last one {cause}{describe_limits()}"
+            self._deaths_at_start.record_death(
+                worker.number, f"Worker processes die while they start. The last one {cause}{describe_limits()}"
             )
         self._assignments.lose(lost[len(suspects) :])
         for suspect in reversed(suspects):

@@ -8,7 +8,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from millstream.loader.reporting.quantities import bytes_text, count_text, seconds_text, share_text
+from millstream.loader.reporting.phrases import size_text
+from millstream.loader.reporting.quantities import count_text, seconds_text, share_text
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Location, StageSnapshot
 
 MIN_SECONDS = 0.05
@@ -105,10 +106,11 @@ def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:
             f"The pipeline's stages took {share} of the time, so the trainer waited for something else, for instance "
             "because other programs use the cores.",
         )
-    if slowest.kind is Kind.HAND_OVER or _is_copied_by_trainer(snapshot, slowest):
+    if slowest.kind is Kind.HAND_OVER or _is_copied(snapshot, slowest):
         # Other rules have the remedy.
         return None
-    if snapshot.num_workers and snapshot.busy_share < LOW_UTILIZATION:
+    is_local = slowest.is_local and snapshot.num_workers > 0
+    if snapshot.num_workers and snapshot.busy_share < LOW_UTILIZATION and not is_local:
         buffers = snapshot.front.buffers.format(workers=snapshot.num_workers, buffer=2 * snapshot.worker_buffer)
         return Advice(
             "uneven",
@@ -118,7 +120,8 @@ def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:
     if slowest.kind is Kind.READ:
         return _slow_reads(snapshot)
     subject = "Finding record keys" if slowest.kind is Kind.KEYS else f"{slowest.label},"
-    return Advice("bottleneck", f"{_finding(snapshot, subject)}. {_capitalized(_workers_remedy(snapshot))}")
+    remedy = "Move .mp_prefetch after it, so that workers run it." if is_local else _workers_remedy(snapshot)
+    return Advice("bottleneck", f"{_finding(snapshot, subject)}. {_capitalized(remedy)}")
 
 
 def _slow_units(snapshot: LoaderSnapshot) -> Advice:
@@ -246,7 +249,7 @@ def pickled_batches(snapshot: LoaderSnapshot) -> Advice | None:
         return None
     return Advice(
         "hand_over",
-        f"The transfer of batches{_size_text(snapshot)} to the trainer takes {share_text(snapshot.share(hand_over))} "
+        f"The transfer of batches{size_text(snapshot)} to the trainer takes {share_text(snapshot.share(hand_over))} "
         "of the workers' time. Numeric arrays arrive without a copy; strings, bytes, lists and other objects are "
         "pickled. Turn them into arrays in an operation, and keep small dtypes such as uint8 until the batch is on the "
         "device.",
@@ -255,12 +258,12 @@ def pickled_batches(snapshot: LoaderSnapshot) -> Advice | None:
 
 def copied_batches(snapshot: LoaderSnapshot) -> Advice | None:
     """Recommends pipelines whose batches are built by the workers instead of the trainer's thread."""
-    copying = [stage for stage in snapshot.stages if _is_copied_by_trainer(snapshot, stage)]
+    copying = [stage for stage in snapshot.stages if _is_copied(snapshot, stage)]
     seconds = sum(stage.seconds for stage in copying)
     if not copying or seconds < NEGLIGIBLE_SHARE * snapshot.measured.seconds:
         return None
     finding = (
-        f"The trainer's thread copies the batches{_size_text(snapshot)}: {copying[0].label}, takes "
+        f"The trainer's thread copies the batches{size_text(snapshot)}: {copying[0].label}, takes "
         f"{share_text(seconds / snapshot.measured.seconds)} of its time, because a batch depends on the elements that "
         "were dropped before it."
     )
@@ -312,10 +315,6 @@ def _is_large(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
     return snapshot.share(stage) >= LARGE_SHARE and stage.seconds >= NEGLIGIBLE_SHARE * snapshot.measured.seconds
 
 
-def _is_copied_by_trainer(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
-    return bool(snapshot.num_workers) and stage.kind is Kind.OPERATION and stage.location is Location.TRAINER
-
-
-def _size_text(snapshot: LoaderSnapshot) -> str:
-    size = snapshot.measured.batch_bytes
-    return "" if size is None else f" ({bytes_text(size)} each)"
+def _is_copied(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
+    is_here = stage.kind is Kind.OPERATION and stage.location is Location.TRAINER and not stage.is_local
+    return is_here and snapshot.num_workers > 0

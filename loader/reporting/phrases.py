@@ -69,6 +69,12 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join([*texts[:COMPONENTS_SHOWN], *([f"{more} more"] if more > 0 else [])])
 
 
+def size_text(snapshot: LoaderSnapshot) -> str:
+    """Returns the size of a batch in parentheses, after a space; "" if it is not known."""
+    size = snapshot.measured.batch_bytes
+    return "" if size is None else f" ({bytes_text(size)} each)"
+
+
 def stages_by_location(snapshot: LoaderSnapshot) -> Iterator[tuple[str, list[StageSnapshot]]]:
     """Yields runs of consecutive stages that run in the same threads or processes, each with a name for these."""
     shown = [stage for stage in snapshot.stages if stage.kind is not Kind.HAND_OVER]

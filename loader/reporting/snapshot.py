@@ -47,6 +47,7 @@ class StageSnapshot:
         seconds: the seconds that it has taken, summed over these.
         regroups: True if its elements are built from those of several blocks.
         keeps_count: True if it builds one element from each.
+        is_local: True if it runs in this process because it follows an `mp_prefetch`.
         structure: path, shape and dtype of each leaf of its results; None if they were not traced.
     """
 
@@ -57,6 +58,7 @@ class StageSnapshot:
     seconds: float
     regroups: bool = False
     keeps_count: bool = True
+    is_local: bool = False
     structure: tuple[str, ...] | None = None
 
 

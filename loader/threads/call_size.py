@@ -36,12 +36,18 @@ _WEIGHT = 0.25
 """The weight of the latest call in the running estimates."""
 
 
-def taken_call(schedule: Schedule, stage: int, max_blocks: int) -> Call | None:
-    """Takes the next call of a stage, if any, and records the seconds that drawing its elements took."""
+def taken_call(schedule: Schedule, stage: int | None, max_blocks: int) -> Call | None:
+    """Takes the next call of a stage, if any, and records the seconds that drawing its elements took.
+
+    Args:
+        schedule: the calls.
+        stage: the stage; None for local operations.
+        max_blocks: the maximum number of blocks of a call of stage 0.
+    """
     begin = time.perf_counter()
-    call = schedule.take(stage, max_blocks)
+    call = schedule.take_local(max_blocks) if stage is None else schedule.take(stage, max_blocks)
     if call is not None:
-        call.seconds_before = time.perf_counter() - begin
+        call.seconds_before += time.perf_counter() - begin
     return call
 
 
@@ -77,13 +83,16 @@ class CallSize:
         self._calls_to_retry = 0
 
     def record(self, call: Call, seconds: float) -> None:
-        """Records the duration of a complete call.
+        """Records the duration of a call, or of its operations before the local ones.
 
         The time for drawing its elements counts as well, because a consumer that has asked for one waits for all.
         """
         size = call.num_blocks
         seconds += call.seconds_before
-        if not size or call.outputs is None:
+        if call.outputs is None:
+            call.seconds_before = seconds
+            return
+        if not size:
             return
         block_bytes = call.outputs.num_bytes / size
         # Weighted towards the largest blocks, because memory has to hold them as well.

@@ -19,7 +19,7 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.threads.call_size import RECORDS_PER_CALL, CallSize, taken_call
-from millstream.loader.threads.inline_executor import run_here
+from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.shared_threads import MIN_AHEAD, SharedThreads
 from millstream.loader.threads.thread_settings import ThreadSettings
@@ -50,6 +50,7 @@ class ThreadExecutor(Executor):
         feed: the source of the elements of stage 0; None if they are read.
         stall_timeout: the number of seconds that the consumer waits while no call finishes.
         threads: the threads if they are shared with other executors; None for its own.
+        local_reading: other threads that run local operations in advance; None to run them on demand.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ThreadExecutor(Executor):
         *,
         stall_timeout: float = math.inf,
         threads: SharedThreads | None = None,
+        local_reading: ReadOptions | None = None,
     ) -> None:
         super().__init__(plan, position, feed)
         self._memory = RecycledMemory()
@@ -69,6 +71,9 @@ class ThreadExecutor(Executor):
         max_records = min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // MIN_AHEAD))
         self._size = CallSize(plan, max_records, self._shared.max_bytes)
         self._threads = ThreadedCalls(plan, readers, self._memory.allocate, self, stall_timeout)
+        self._local = LocalCalls(
+            plan, self._schedule, self._memory.allocate, self, reading=local_reading, stall_timeout=stall_timeout
+        )
         self._settings = ThreadSettings()
         self._may_work_here = True
         kind = type(plan.pipeline.source), len(plan.stages)
@@ -103,9 +108,23 @@ class ThreadExecutor(Executor):
         """Drops the calls. The last executor of the threads stops them (see `SharedThreads.leave`)."""
         self._threads.close()
         self._shared.leave(self)
+        self._local.close()
+
+    def _run_local(self) -> bool:
+        ran = self._local.run_next(self._take_local)
+        if ran is None:
+            return False
+        self._size.record(*ran)
+        self._receive_finished()
+        self._dispatch()
+        return True
+
+    def _take_local(self) -> Call | None:
+        return taken_call(self._schedule, None, self._size.blocks)
 
     def _begin(self) -> None:
         self._threads.check_process()
+        self._local.begin()
         self._may_work_here = self._settings.are_neutral()
         self._waited, self._num_completed = 0.0, 0
         self._receive_finished()
@@ -132,11 +151,12 @@ class ThreadExecutor(Executor):
         if self._calls_ahead == self._max_calls and not self._plan.source_is_stream:
             self._shared.delivered(time.perf_counter(), self._waited, self._num_completed)
         self._dispatch()
+        self._local.submit(self._take_local)
 
     def _dispatch(self) -> None:
         # A later stage may have a cheap call, which the consumer runs when it is needed. The reads for the calls after
         # it do not wait for that.
-        for stage in reversed(range(len(self._plan.stages))):
+        for stage in reversed(range(self._schedule.num_stages)):
             while not self._is_cheap(stage) and self._may_begin(stage):
                 if (call := taken_call(self._schedule, stage, self._max_blocks)) is None:
                     break

@@ -110,4 +110,4 @@ class SubstreamExecutor(Executor):
         self._shared_workers.leader.work_for(self._substream)
 
     def _end(self) -> None:
-        """Does nothing: the leader dispatches the next calls."""
+        self._shared_workers.leader.work_ahead()

@@ -72,17 +72,15 @@ class Substream:
         """The number of records per call of stage 0."""
         return self.size.blocks * self.plan.partition.block
 
-    def take(self, stage: int) -> Call | None:
-        """Takes the next call of a stage, or None if there is none."""
-        if stage > 0 or not self.is_fed:
+    def take(self, stage: int | None) -> Call | None:
+        """Takes the next call of a stage, or of local operations. Returns None if there is none."""
+        # Drawing may dispatch calls of later stages.
+        was_drawing, self.is_drawing = self.is_drawing, self.is_drawing or (self.is_fed and not stage)
+        try:
             call = taken_call(self.schedule, stage, self.size.blocks)
-        else:
-            self.is_drawing = True
-            try:
-                call = taken_call(self.schedule, stage, self.size.blocks)
-            finally:
-                self.is_drawing = False
-        if call is not None:
+        finally:
+            self.is_drawing = was_drawing
+        if call is not None and stage is not None:
             call.substream = self.number
             self.in_flight += 1
         return call
@@ -149,7 +147,8 @@ class Substreams:
         if substream.is_fed:
             return not substream.is_drawing and backlog == 0 and substream in self._waited_for
         share = (substream.drawn + 1) / self._drawn
-        return backlog == 0 or substream.schedule.records_ahead < share * max_calls * self._own.records_per_call
+        drawing = substream if self._own.schedule.exhausted else self._own
+        return backlog == 0 or substream.schedule.records_ahead < share * max_calls * drawing.records_per_call
 
     @property
     def _can_be_drawn(self) -> bool:
@@ -162,6 +161,16 @@ class Substreams:
         if self._substreams.get(substream.number) is substream:
             self._drawn += count
             self.wake(substream)
+
+    def blocks_text(self, call: Call) -> str:
+        """Returns the blocks of a call as text. Finding the keys of their records would call the user's sampler."""
+        if not isinstance(call, BlockCall):
+            return "a group"
+        first, last, substream = call.start, call.stop - 1, self.find(call)
+        noun = "batch" if substream is not None and substream.plan.blocks_are_batches else "block"
+        if first == last:
+            return f"{noun} {first:,}"
+        return f"{'batches' if noun == 'batch' else 'blocks'} {first:,} to {last:,}"
 
     def find(self, call: Call) -> Substream | None:
         """Returns the substream of a call, or None if it was removed."""

@@ -2,8 +2,8 @@
 
 Guarantees:
     * Calls belong to one pipeline, or to several of which one is fed by the others (see `shared_workers`).
-    * User code runs in workers only. The consumer's thread only copies elements into regrouped batches, if a stage does
-      no more than that.
+    * User code runs in workers only, except for local operations (see `Pipeline.num_local`). The consumer's thread also
+      copies elements into regrouped batches, if a stage does no more than that.
     * Each worker has as many calls as its buffer allows: the calls being read (see `reads_in_flight`), and finished
       ones.
     * The calls of a worker that dies are dispatched again. A call that kills its worker twice becomes an error that
@@ -20,7 +20,6 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-from millstream.errors import WorkerDiedError
 from millstream.loader.pipeline.assignments import Assignments
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
@@ -29,10 +28,11 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.pipeline.requests import Blocks
-from millstream.loader.threads.inline_executor import run_here
-from millstream.loader.threads.options import MultiprocessingOptions
+from millstream.loader.threads.local_calls import LocalCalls, run_here
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.transport.carried_elements import dump_request
+from millstream.loader.workers.deaths_at_start import DeathsAtStart
 from millstream.loader.workers.reads_in_flight import ReadsInFlight
 from millstream.loader.workers.shared_workers import SharedWorkers
 from millstream.loader.workers.substreams import Substream, Substreams
@@ -50,9 +50,6 @@ STALL_WARNING_SECONDS = 30.0
 SLICE_SECONDS = 1.0
 """The longest single wait. If one takes longer, the whole machine was suspended, which is not a stall."""
 
-MAX_DEATHS_AT_START = 8
-"""Limit for consecutive deaths of new workers before a call, in addition to the number of workers."""
-
 logger = logging.getLogger("millstream")
 
 
@@ -68,6 +65,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         feed: the source of the elements of stage 0; None if they are read.
         shared_workers: the pipelines of the workers if they have several. This executor becomes their leader.
         pipeline: the number of this plan's pipeline among them.
+        local_reading: the threads of this process that run local operations in advance; None to run them on demand.
 
     Attributes:
         substreams: the substreams that the workers work for.
@@ -87,10 +85,19 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         feed: "Feed | None" = None,
         shared_workers: SharedWorkers | None = None,
         pipeline: int = 0,
+        local_reading: ReadOptions | None = None,
     ) -> None:
         super().__init__(plan, position, feed)
         self._profiler = profiler
         self._memory = RecycledMemory()
+        self._local = LocalCalls(
+            plan,
+            self._schedule,
+            self._memory.allocate,
+            self,
+            reading=local_reading,
+            stall_timeout=options.stall_timeout,
+        )
         self._pool: WorkersPool[WorkerT] = pools.take()
         # `break` in a loop drops its iterator. The next one finds the workers warm.
         self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool))
@@ -104,8 +111,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self.substreams = Substreams(self._own, self._pool.max_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
         self._reads = ReadsInFlight(self._pool.max_reads)
-        self._deaths_at_start = 0
-        self._last_dead_at_start = -1
+        self._deaths_at_start = DeathsAtStart(options.num_workers)
         if shared_workers is not None:
             shared_workers.lead(self)
 
@@ -116,6 +122,12 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             if substream.in_flight or self._free_worker() is None:
                 self._receive(self._seconds_to_next_check())
                 self._check_stalls()
+
+    def work_ahead(self) -> None:
+        """Dispatches the next calls of other substreams, if no outputs of its own will be requested."""
+        if self._schedule.exhausted:
+            self._receive(0.0)
+            self._dispatch()
 
     def load(self) -> "Load":
         """Returns a snapshot of the work in progress, for each worker.
@@ -130,7 +142,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         for worker in list(self._pool.workers):
             calls, begun = worker.calls.copy(), self._current_call(worker)
             finished += calls.index(begun) if begun in calls else 0
-            text = self._blocks_text(begun) if begun in calls else None
+            call = self._assignments.call(begun) if begun is not None and begun in calls else None
+            text = None if call is None else self.substreams.blocks_text(call)
             workers.append(WorkerLoad(worker.number, worker.pid, self._are_local, len(calls), text, worker.waited))
         return dataclasses.replace(made, ready=made.ready + finished, workers=tuple(workers))
 
@@ -143,11 +156,13 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
         self._returning.detach()
         self._release()
+        self._local.close()
 
     def close(self) -> None:
         """Stops the workers."""
         self._returning.detach()
         self._pool.stop()
+        self._local.close()
 
     @abc.abstractmethod
     def _submit(self, worker: WorkerT, number: int, call: Call) -> None:
@@ -169,6 +184,19 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._check_process()
         self._receive(0.0)
         self._dispatch()
+        self._local.begin()
+
+    def _run_local(self) -> bool:
+        ran = self._local.run_next(self._take_local)
+        if ran is None:
+            return False
+        self._own.size.record(*ran)
+        self._receive(0.0)
+        self._dispatch()
+        return True
+
+    def _take_local(self) -> Call | None:
+        return self._own.take(None)
 
     def _advance(self) -> None:
         start = time.perf_counter()
@@ -180,24 +208,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
     def _end(self) -> None:
         self._reads.delivered(time.perf_counter())
         self._dispatch()
+        self._local.submit(self._take_local)
 
     def _current_call(self, worker: WorkerT) -> int | None:  # noqa: ARG002  (some workers can tell)
         """Returns the number of the call that a worker is computing, or None if that is unknown. Thread-safe."""
         return None
-
-    def _blocks_text(self, number: int | None) -> str | None:
-        """Returns the blocks of a call as text. Finding the keys of their records would call the user's sampler."""
-        call = None if number is None else self._assignments.call(number)
-        if call is None:
-            return None
-        if not isinstance(call.request, Blocks):
-            return "a group"
-        first, last = call.request.start, call.request.stop - 1
-        substream = self.substreams.find(call)
-        noun = "batch" if substream is not None and substream.plan.blocks_are_batches else "block"
-        if first == last:
-            return f"{noun} {first:,}"
-        return f"{'batches' if noun == 'batch' else 'blocks'} {first:,} to {last:,}"
 
     def _check_process(self) -> None:
         if not self._pool.is_ours:
@@ -261,7 +276,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         if isinstance(request, Blocks):
             return request.start, request.stop, request.shard
         try:
-            return dump_request(request, self._pool.classes)
+            return dump_request(request, self._pool.classes)  # type: ignore[arg-type]  # Local operations run here.
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
@@ -288,22 +303,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._assignments.complete(number, outputs)
         if (substream := self.substreams.find(call)) is not None:
             substream.size.record(call, seconds)
-
-    def _record_life(self, worker: WorkerT) -> None:
-        """Records that workers can start, because this one has produced a result."""
-        if worker.number > self._last_dead_at_start:
-            self._deaths_at_start = 0
-
-    def _record_death_at_start(self, worker: WorkerT, text: str) -> None:
-        """Records that a worker has died before its first call. Deaths of idle workers do not count.
-
-        Raises:
-            WorkerDiedError: too many workers have died.
-        """
-        self._deaths_at_start += 1
-        self._last_dead_at_start = worker.number
-        if self._deaths_at_start >= MAX_DEATHS_AT_START + self._options.num_workers:
-            raise WorkerDiedError(text)
 
     def _seconds_to_next_check(self) -> float:
         """Returns the seconds until a worker may have to be reported or given up, at most SLICE_SECONDS."""

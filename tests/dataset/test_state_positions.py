@@ -1,25 +1,31 @@
-"""States of chains with mp_prefetch and prefetch at every position: each fits exactly, or is refused."""
+"""States of chains with mp_prefetch and prefetch at every position: they are those of the chain without."""
 
 import itertools
-from collections.abc import Callable
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
-from millstream import CheckpointError, IterDataset, MapDataset, MultiprocessingOptions, ReadOptions
+from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions
 from millstream.experimental import (
+    DatasetOptions,
     InterleaveIterDataset,
     LimitIterDataset,
     RepeatIterDataset,
     ThreadPrefetchIterDataset,
     WindowShuffleIterDataset,
+    WithOptionsIterDataset,
     ZipIterDataset,
 )
 
 Step = Callable[[Any], Any]
 
-BEFORE = 5
-"""The number of elements before a state."""
+STEPS = 8
+"""The number of elements of each chain that are compared, besides those at its end."""
 
 
 class Chain(NamedTuple):
@@ -27,25 +33,42 @@ class Chain(NamedTuple):
 
     Attributes:
         begin: returns the dataset before the operations.
-        steps: the operations. Position 0 is before the first one, position None is no prefetching at all.
-        groups: the positions of mp_prefetch whose states fit each other. All positions of threads do if operations
-            follow.
+        steps: the operations. Position 0 is before the first one.
     """
 
     begin: Callable[[], Any]
     steps: list[Step]
-    groups: list[set[int | None]]
 
 
 def read(start: int = 0) -> IterDataset[Any]:
-    """Returns 200 shuffled numbers."""
-    numbers = MapDataset.range(start, start + 200).shuffle(seed=1)
+    """Returns 60 shuffled numbers."""
+    numbers = MapDataset.range(start, start + 60).shuffle(seed=1)
     return numbers.to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
 
 
 def is_odd(number: int) -> bool:
     """True for half of the numbers."""
     return number % 2 > 0
+
+
+def without_fifths(number: int) -> int | None:
+    """Drops some numbers."""
+    return number if number % 5 else None
+
+
+def pair(number: int) -> list[int]:
+    """Returns two children."""
+    return [number, number + 1]
+
+
+def drawn(number: int, rng: np.random.Generator) -> tuple[int, int]:
+    """Returns a number with a draw."""
+    return number, int(rng.integers(1000))
+
+
+def with_index(index: int, element: Any) -> tuple[int, Any]:
+    """Returns an element with its index."""
+    return index, element
 
 
 def as_float(dataset: Any) -> Any:
@@ -63,77 +86,207 @@ def pairs(dataset: Any) -> Any:
     return dataset.batch(2)
 
 
+def triples(dataset: Any) -> Any:
+    """Adds batches that are lists."""
+    return dataset.batch(3, batch_fn=list)
+
+
+def random(dataset: Any) -> Any:
+    """Adds random draws."""
+    return dataset.random_map(drawn, seed=0)
+
+
 def mix() -> IterDataset[Any]:
     """Returns a mixture, of which one part is filtered."""
     return IterDataset.mix([read(), read(1000).filter(is_odd)])
 
 
+def straight_mix() -> IterDataset[Any]:
+    """Returns a mixture that is read with random access."""
+    return IterDataset.mix([read(), read(1000)])
+
+
+class Numbers(IterDataset[int]):
+    """A user's stream."""
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # wrapped by the class
+        return iter(range(40))
+
+
 CHAINS = {
-    "map, map": Chain(read, [as_float, as_float], [{None, 2}, {0}, {1}]),
-    "filter, batch": Chain(read, [odd, pairs], [{None, 2}, {0}, {1}]),
-    "window shuffle": Chain(read, [lambda data: WindowShuffleIterDataset(data, window_size=4, seed=1)], [{None, 1}]),
-    "mixture": Chain(mix, [], [{None}, {0}]),
-    "mixture, filter, batch": Chain(mix, [odd, pairs], [{None, 2}, {0}, {1}]),
-    "interleave, map": Chain(
-        lambda: InterleaveIterDataset([read(), read(1000)], cycle_length=2), [as_float], [{None, 1}, {0}]
+    "map, map": Chain(read, [as_float, as_float]),
+    "filter, batch": Chain(read, [odd, pairs]),
+    "missing, map, batch": Chain(lambda: MapDataset.range(60).map(without_fifths).to_iter_dataset(), [as_float, pairs]),
+    "draws, indices, batch, draws": Chain(
+        read, [random, lambda data: data.map_with_index(with_index), triples, random]
     ),
-    "zip, map": Chain(lambda: ZipIterDataset([read(), read(1000)]), [lambda data: data.map(sum)], [{None, 1}, {0}]),
-    "limit, map": Chain(read, [lambda data: LimitIterDataset(data, 90), as_float], [{None, 0, 2}, {1}]),
-    "repeat": Chain(read, [RepeatIterDataset], [{None, 0}, {1}]),
+    "split, batch, split": Chain(
+        read, [lambda data: data.flat_map(pair, 2), triples, lambda data: data.flat_map(list, 3), as_float]
+    ),
+    "window shuffle": Chain(read, [lambda data: WindowShuffleIterDataset(data, window_size=4, seed=1), as_float]),
+    "mixture": Chain(mix, []),
+    "straight mixture": Chain(straight_mix, []),
+    "mixture, filter, batch": Chain(mix, [odd, pairs]),
+    "straight mixture, map, batch": Chain(straight_mix, [as_float, pairs]),
+    "interleave, map": Chain(lambda: InterleaveIterDataset([read(), read(1000)], cycle_length=2), [as_float]),
+    "zip, map": Chain(lambda: ZipIterDataset([read(), read(1000)]), [lambda data: data.map(sum)]),
+    "limit, map": Chain(read, [lambda data: LimitIterDataset(data, 20), as_float]),
+    "map, repeat, batch": Chain(read, [as_float, lambda data: RepeatIterDataset(data, num_epochs=2), triples]),
+    "stream, map, batch": Chain(Numbers, [as_float, pairs]),
+}
+
+PREFETCHES: dict[str, Step] = {
+    "no process": lambda data: data.mp_prefetch(0),
+    "two processes": lambda data: data.mp_prefetch(2),
+    "threads": lambda data: data.prefetch(ReadOptions(num_threads=2, prefetch_buffer_size=8)),
+    "Grain's thread": lambda data: ThreadPrefetchIterDataset(data, prefetch_buffer_size=4),
 }
 
 
-def by_process(dataset: Any) -> Any:
-    """Adds a worker process."""
-    return dataset.mp_prefetch(MultiprocessingOptions(num_workers=1))
-
-
-def by_threads(dataset: Any) -> Any:
-    """Adds threads that prefetch."""
-    return ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=4)
-
-
 def with_prefetch(chain: Chain, position: int | None, prefetch: Step) -> Any:
-    """Returns the dataset with prefetching at a position."""
+    """Returns the dataset with prefetching at a position; None for none at all."""
     dataset: Any = chain.begin()
-    steps: list[Step] = [*chain.steps, lambda data: data]
-    for number, step in enumerate(steps):
+    for number, step in enumerate(chain.steps):
         dataset = step(prefetch(dataset) if number == position else dataset)
-    return dataset
+    return prefetch(dataset) if position == len(chain.steps) else dataset
 
 
-@pytest.mark.parametrize("prefetch", [by_threads, by_process])
+def read_through(iterator: Any) -> tuple[list[Any], list[str]]:
+    """Returns the states before each element and after the last, and the elements as text."""
+    states, elements = [iterator.get_state()], []
+    for element in iterator:
+        elements.append(repr(element))
+        states.append(iterator.get_state())
+    return states, elements
+
+
+@pytest.mark.parametrize("prefetch", PREFETCHES)
 @pytest.mark.parametrize("name", CHAINS)
-def test_a_state_fits_if_the_chain_is_divided_alike(name: str, prefetch: Step) -> None:
-    """A state resumes exactly, or is refused by an iterator that stays where it was, as the table says."""
+def test_a_state_does_not_depend_on_prefetching(name: str, prefetch: str) -> None:
+    """All states equal those of the chain without prefetching, and resume it: at every position, with any number."""
     chain = CHAINS[name]
-    if prefetch is by_threads and name not in {"mixture", "repeat"}:
-        chain = chain._replace(groups=[set().union(*chain.groups)])
-    positions = sorted(set().union(*chain.groups), key=lambda position: -1 if position is None else position)
-    states, following = {}, []
-    for position in positions:
-        with iter(with_prefetch(chain, position, prefetch)) as iterator:
-            list(itertools.islice(iterator, BEFORE))
-            states[position] = iterator.get_state()
-            following.append(str(list(itertools.islice(iterator, 4))))
-    assert following == following[:1] * len(positions)
-    for here in positions:
-        with iter(with_prefetch(chain, here, prefetch)) as iterator:
-            beginning = iterator.get_state()
-            for saved in positions:
-                if any({saved, here} <= group for group in chain.groups):
-                    iterator.set_state(states[saved])
-                    assert iterator.get_state() == states[here]
-                    assert str(list(itertools.islice(iterator, 4))) == following[0]
-                    iterator.set_state(beginning)
-                else:
-                    with pytest.raises(CheckpointError):
-                        iterator.set_state(states[saved])
-                    assert iterator.get_state() == beginning
+    with iter(with_prefetch(chain, None, PREFETCHES[prefetch])) as iterator:
+        states, elements = read_through(iterator)
+    assert len(elements) >= STEPS
+    for position in range(len(chain.steps) + 1):
+        with iter(with_prefetch(chain, position, PREFETCHES[prefetch])) as iterator:
+            assert read_through(iterator) == (states, elements)
+            for step in (STEPS, 1, len(elements)):
+                iterator.set_state(json.loads(json.dumps(states[step])))
+                assert iterator.get_state() == states[step]
+                assert list(map(repr, itertools.islice(iterator, STEPS))) == elements[step : step + STEPS]
 
 
-def test_the_error_names_prefetching() -> None:
-    """A state of a chain that is divided elsewhere says so, in each direction."""
-    for saved, here in itertools.permutations([mix(), by_threads(mix()), read(), LimitIterDataset(read(), 9)], 2):
-        with iter(saved) as one, iter(here) as other, pytest.raises(CheckpointError, match="mp_prefetch and prefetch"):
-            other.set_state(one.get_state())
+@pytest.mark.parametrize("prefetch", PREFETCHES)
+def test_states_after_a_stream_do_not_depend_on_the_sizes_of_draws(prefetch: str) -> None:
+    """The state of a long stream is saved at the same positions, however much is drawn in advance."""
+    numbers = MapDataset.range(3000).to_iter_dataset(ReadOptions(0, 0)).filter(is_odd)
+    dataset = IterDataset.mix([numbers, numbers]).map(float)
+    with iter(dataset) as alone, iter(PREFETCHES[prefetch](dataset)) as ahead:
+        for number in range(2100):
+            assert next(alone) == next(ahead)
+            if number in {0, 999, 1022, 1023, 1024, 2047, 2048}:
+                assert alone.get_state() == ahead.get_state()
+
+
+def process(element: Any) -> tuple[int, Any]:
+    """Returns an element with the process that computes it."""
+    return os.getpid(), element
+
+
+@pytest.mark.parametrize("begin", [read, mix, straight_mix])
+@pytest.mark.parametrize("following", [None, ReadOptions(num_threads=2, prefetch_buffer_size=8)])
+def test_operations_after_mp_prefetch_run_here(begin: Callable[[], Any], following: ReadOptions | None) -> None:
+    """Those before it run in a worker, and those after it in this process, also the ones that batch or regroup."""
+    dataset = begin().map(process).mp_prefetch(1).map(process).filter(bool).batch(4, batch_fn=process)
+    for here, elements in dataset if following is None else dataset.prefetch(following):
+        pids = {(last, first) for last, (first, _) in elements}
+        assert here == os.getpid()
+        assert {last for last, _ in pids} == {os.getpid()}
+        assert os.getpid() not in {first for _, first in pids}
+
+
+class FailsAt:
+    """Fails at one element."""
+
+    def __init__(self, element: int) -> None:
+        self.element = element
+
+    def __call__(self, element: float) -> float:
+        """Returns the element as a float."""
+        if element == self.element:
+            raise ValueError("a bad element")
+        return float(element)
+
+
+@pytest.mark.parametrize("position", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_names_the_operation_of_the_whole_chain(position: int, workers: int) -> None:
+    """An operation after mp_prefetch has its number in the chain; the elements before it come first, and it recurs."""
+    chain = Chain(read, [as_float, lambda data: data.map(FailsAt(7)), pairs])
+    expected = list(itertools.takewhile(lambda number: number != 7, read()))
+    with iter(with_prefetch(chain, position, lambda data: data.mp_prefetch(workers))) as iterator:
+        found = [next(iterator).tolist() for _ in range(len(expected) // 2)]
+        assert list(itertools.chain.from_iterable(found)) == expected[: len(found) * 2]
+        for _ in range(2):
+            with pytest.raises(ValueError, match="a bad element") as failure:
+                next(iterator)
+            assert any(
+                "operation 1, Map(FailsAt" in note and "record key 7" in note for note in failure.value.__notes__
+            )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_that_are_skipped_count_on_both_sides(workers: int) -> None:
+    """Elements that fail before and after mp_prefetch are dropped, and counted together."""
+    dataset = read().map(FailsAt(7)).mp_prefetch(workers).map(FailsAt(9))
+    for max_errors in (2, 1):
+        options = DatasetOptions(on_error="skip", max_errors=max_errors)
+        with iter(WithOptionsIterDataset(dataset, options)) as iterator:
+            if max_errors == 2:
+                assert sorted(iterator) == [float(number) for number in range(60) if number not in {7, 9}]
+                assert iterator.metrics()["loader/errors"] == 2.0
+            else:
+                with pytest.raises(ValueError, match="a bad element"):
+                    list(iterator)
+
+
+def test_an_interrupt_in_a_local_operation_loses_nothing() -> None:
+    """An exception of a signal handler leaves the iterator before the element, wherever it comes."""
+    with iter(read().map(float).mp_prefetch(1).map(FailsAt(-1)).batch(4)) as alone:
+        expected = [batch.tolist() for batch in alone]
+    for calls in (1, 2, 5, 11, 30):
+        interrupting = Interrupting(calls)
+        with iter(read().map(float).mp_prefetch(1).map(interrupting).batch(4)) as iterator:
+            found: list[Any] = []
+            while len(found) < len(expected):
+                try:
+                    found.append(next(iterator).tolist())
+                except KeyboardInterrupt:
+                    assert interrupting.calls == calls
+            assert found == expected
+            assert interrupting.calls > calls
+
+
+class Interrupting:
+    """A function that is interrupted by a signal once."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.calls = 0
+
+    def __call__(self, element: float) -> float:
+        """Returns the element."""
+        self.calls += 1
+        if self.calls == self.at:
+            signal.raise_signal(signal.SIGINT)
+        return element
+
+
+def test_states_of_divided_chains_are_refused() -> None:
+    """Earlier releases saved the two halves of a chain apart; such a state is refused, and the iterator stays."""
+    with iter(mix().map(float)) as fed, iter(read().map(float)) as iterator:
+        before = iterator.get_state()
+        with pytest.raises(CheckpointError, match="Earlier releases saved another kind"):
+            iterator.set_state(fed.get_state())
+        assert iterator.get_state() == before

@@ -90,7 +90,7 @@ class KilledWorkers(Fault):
             worker
             for worker in pool_of(iterator).workers
             if worker.handle is not None
-            and (worker.is_ready or executor._deaths_at_start < 3)
+            and (worker.is_ready or executor._deaths_at_start.count < 3)
             and not any(assigned[call].deaths for call in worker.calls if call in assigned)
         ]
         if candidates and send(self.chance.choice(candidates), signal.SIGKILL):

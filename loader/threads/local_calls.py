@@ -1,0 +1,116 @@
+"""Calls that run in the consumer's process: one at a time when their outputs are needed, or in threads in advance.
+
+Guarantees:
+    * User code never sees settings that only the consumer's thread has. If it has any, a thread of the library runs the
+      calls (see `thread_settings`).
+    * An exception of a signal handler in the consumer's thread leaves `run` immediately and unchanged.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, final
+
+from millstream.columnar import Allocate
+from millstream.loader.pipeline.calls import Call
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.threads.options import ReadOptions
+from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
+from millstream.loader.threads.thread_settings import ThreadSettings
+from millstream.loader.threads.threaded_calls import ThreadedCalls
+from millstream.signal_exceptions import is_from_signal_handler
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.assignments import Wanting
+
+
+def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) -> float:
+    """Runs a call in this thread, completes it and returns the seconds it took.
+
+    Raises:
+        Exception: an exception of a signal handler. It concerns this moment, whereas a record's error is delivered in
+            order.
+    """
+    start = time.perf_counter()
+    elements = plan.make(call.request, allocate)
+    seconds = time.perf_counter() - start
+    if elements.error is not None and is_from_signal_handler(elements.error):
+        raise elements.error
+    schedule.complete(call, elements)
+    return seconds
+
+
+@final
+class LocalCalls:
+    """Runs calls of one executor.
+
+    Args:
+        plan: the plan of the calls.
+        schedule: gets the results.
+        allocate: allocates batches.
+        owner: the executor.
+        reading: the threads that run calls in advance, if any.
+        stall_timeout: the number of seconds that the consumer waits for a call that a thread runs.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        schedule: "Wanting",
+        allocate: Allocate,
+        owner: Any,
+        *,
+        reading: ReadOptions | None = None,
+        stall_timeout: float = math.inf,
+    ) -> None:
+        self._plan = plan
+        self._schedule = schedule
+        self._allocate = allocate
+        self._settings = ThreadSettings()
+        self._may_work_here = True
+        is_ahead = reading is not None and reading.reads_ahead
+        self._max_ahead = reading.prefetch_buffer_size if reading is not None and is_ahead else 0
+        self._readers = ReaderThreads(reading.num_threads if reading is not None and is_ahead else 1)
+        self._readers.end_with(owner)
+        self._threads = ThreadedCalls(plan, self._readers, allocate, owner, stall_timeout)
+
+    def begin(self) -> None:
+        """Checks the settings of the consumer's thread, once per request of the consumer."""
+        self._may_work_here = self._settings.are_neutral()
+        if not self._may_work_here or self._max_ahead:
+            self._threads.check_process()
+
+    def run(self, call: Call) -> float:
+        """Runs a call, completes it and returns the seconds it took."""
+        if self._may_work_here:
+            return run_here(self._plan, self._schedule, call, self._allocate)
+        self._threads.submit(call)
+        return self._receive()[1]
+
+    def run_next(self, take: Callable[[], Call | None]) -> tuple[Call, float] | None:
+        """Completes a call. Returns it with the seconds it took, or None if there is none.
+
+        Args:
+            take: returns the next call to run, or None.
+        """
+        self.submit(take)
+        if self._threads.in_flight:
+            return self._receive()
+        call = take()
+        return None if call is None else (call, self.run(call))
+
+    def submit(self, take: Callable[[], Call | None]) -> None:
+        """Submits calls to the threads, if any run calls in advance."""
+        while self._threads.in_flight < self._max_ahead and (call := take()) is not None:
+            self._threads.submit(call)
+
+    def close(self) -> None:
+        """Stops the threads. Waits at most CLOSE_SECONDS for one that is inside user code."""
+        self._readers.stop()
+        self._threads.close()
+        self._readers.join(CLOSE_SECONDS)
+
+    def _receive(self) -> tuple[Call, float]:
+        call, elements, seconds = self._threads.receive()
+        self._schedule.complete(call, elements)
+        return call, seconds
