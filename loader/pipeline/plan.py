@@ -63,7 +63,7 @@ class Plan:
         source_is_stream: True if the source may be a stream that ignores the keys. It is then read by exactly the
             requested number of threads, and no record is read twice.
         blocks_are_batches: True if a block is a batch; otherwise it is one or more records.
-        max_blocks_per_call: the number of blocks above which a call gains nothing; None if blocks are not batches.
+        max_blocks_per_call: the number of blocks above which a call gains nothing; None if it returns no batches.
         errors: the records that failed in all passes of this process; None if the first error is raised.
 
     Args:
@@ -83,7 +83,6 @@ class Plan:
             LogicalShard.of(number, pipeline, groups, functools.partial(instrument, KEYS))
             for number in range(len(pipeline.logical_shards))
         )
-        self.max_blocks_per_call = max_batches(groups[0], self.partition.block) if self.blocks_are_batches else None
         self.source_is_stream = self.source_may_depend_on_thread and len(source) >= MAX_HELD_RECORDS
         self._warned: set[str] = set()
         tolerance = pipeline.tolerance
@@ -99,6 +98,9 @@ class Plan:
         self._rest_block_steps = first.steps[max(rest, first.num_record_steps) :]
         self._gathers_first = first.num_record_steps < len(first.steps)
         self._has_places = self.one_to_one or self._gathers_first
+        # Records that are batched here come in calls of several batches.
+        sends_batches = self.blocks_are_batches and first.num_remote_steps > first.num_record_steps
+        self.max_blocks_per_call = max_batches(groups[0], self.partition.block) if sends_batches else None
         self._are_first_outputs_checked = False
 
     @property

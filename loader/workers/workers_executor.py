@@ -108,9 +108,12 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             self._returning.detach()
         self._options = options
         self._own = Substream(plan, self._schedule, profiler, pipeline, feed is not None, self._pool.max_bytes)
+        self._take_local = functools.partial(self._own.take, None)
         self.substreams = Substreams(self._own, self._pool.max_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
         self._reads = ReadsInFlight(self._pool.max_reads)
+        # True if the consumer's thread has run local operations since the request for outputs.
+        self._has_run_local = False
         self._deaths_at_start = DeathsAtStart(options.num_workers)
         if shared_workers is not None:
             shared_workers.lead(self)
@@ -185,18 +188,18 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._receive(0.0)
         self._dispatch()
         self._local.begin()
+        self._has_run_local = False
 
     def _run_local(self) -> bool:
         ran = self._local.run_next(self._take_local)
         if ran is None:
             return False
         self._own.size.record(*ran)
-        self._receive(0.0)
-        self._dispatch()
+        if self._has_run_local:
+            self._receive(0.0)
+            self._dispatch()
+        self._has_run_local = True
         return True
-
-    def _take_local(self) -> Call | None:
-        return self._own.take(None)
 
     def _advance(self) -> None:
         start = time.perf_counter()

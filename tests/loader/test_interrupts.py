@@ -24,7 +24,7 @@ import pytest
 import millstream
 from millstream.loader.monitoring import server
 from millstream.loader.monitoring.client import query
-from millstream.loader.threads import inline_executor, shared_threads
+from millstream.loader.threads import local_calls, shared_threads
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
@@ -151,7 +151,7 @@ def test_a_first_next_that_is_interrupted_loses_nothing(
 
     Threads that have ended are not waited for: such a wait, which is as long as the bound, would fail `rest_of`.
     """
-    for module in (inline_executor, shared_threads):
+    for module in (local_calls, shared_threads):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 2 * WAIT_SECONDS)
     loader = loader_of(**options)
     expected = batches_of(loader)
