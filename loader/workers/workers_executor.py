@@ -112,7 +112,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self.substreams = Substreams(self._own, self._pool.max_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
         self._reads = ReadsInFlight(self._pool.max_reads)
-        # True if the consumer's thread has run local operations since the request for outputs.
         self._has_run_local = False
         self._deaths_at_start = DeathsAtStart(options.num_workers)
         if shared_workers is not None:
