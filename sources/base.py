@@ -1,9 +1,10 @@
 """The protocol of sources of records, and the rules for record keys."""
 
+import abc
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +69,23 @@ class DataSource(Protocol[T_co]):
     def __getitem__(self, record_key: int, /) -> T_co:
         """Returns the record of one key, 0 … len(self) - 1."""
         ...
+
+
+class ReadsBatches(abc.ABC):
+    """A source that reads batches: its `__getitem__` reads a batch of one record."""
+
+    takes_key_arrays: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Returns the number of records."""
+
+    @abc.abstractmethod
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
+        """Returns the records of the keys, in their order; keys may repeat."""
+
+    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
+        return self.__getitems__([checked_record_key(record_key, len(self))])[0]
 
 
 def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:

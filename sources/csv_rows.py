@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from millstream.errors import DataSourceError
 from millstream.signal_safe_lock import SignalSafeLock
 from millstream.sources.column_names import check_file_columns, checked_columns
+from millstream.sources.digests import digest_of
 from millstream.sources.files.scan import Scan, refuse_compressed
 from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
@@ -81,9 +82,7 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, columns, delimiter, and a digest of names, sizes, counts, ranges."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
-        names = hashlib.blake2b(repr(self._columns).encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        names = digest_of(self._columns, 4)
         return f"{super().fingerprint()} columns={len(self._columns)}:{names} delimiter={self._delimiter!r}"
 
     def _count(self, path: str) -> int:

@@ -3,16 +3,17 @@
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
+from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_blocks import records_of_arrays
 from millstream.sources.column_names import paths_of_columns
+from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import Files
 from millstream.sources.hdf5_file import Hdf5File, content_of
 from millstream.sources.hdf5_layout import DatasetLayout, FileSegment, h5py_module, inspect_file
@@ -61,7 +62,7 @@ class _Chunk(NamedTuple):
 
 
 @final
-class Hdf5DataSource(Files[Hdf5File]):
+class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     """The rows of HDF5 datasets, as dicts by column. A row is an index of the first axis. It needs h5py.
 
     Rows of datasets without filters are read one by one, in any order, without h5py and its lock. So are chunks that
@@ -120,10 +121,6 @@ class Hdf5DataSource(Files[Hdf5File]):
         self._unit_sizes = self._index_units()
         self._begin()
 
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, self._num_records)])[0]
-        return record
-
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
         keys = checked_record_keys(record_keys, self._num_records)
@@ -168,10 +165,8 @@ class Hdf5DataSource(Files[Hdf5File]):
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the columns, and a digest of names, sizes and counts."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
         described = [(name, self._patterns[name], repr(kind.dtype), kind.shape) for name, kind in self._types.items()]
-        digest = hashlib.blake2b(repr(described).encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
+        digest = digest_of(described, 4)
         return f"{super().fingerprint()} columns={len(self._types)}:{digest}"
 
     def _count(self, path: str) -> int:

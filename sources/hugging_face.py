@@ -3,13 +3,13 @@
 import dataclasses
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.record_crc import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.tables.arrow_memory import Column, Rows
 from millstream.sources.tables.arrow_structures import Decoded, dicts, records_of
@@ -17,7 +17,7 @@ from millstream.sources.tables.arrow_tables import ArrowTable
 
 
 @final
-class HuggingFaceDataSource(Pictured):
+class HuggingFaceDataSource(Pictured, ReadsBatches):
     """The records of a `datasets.Dataset`, as dicts, read from its Arrow tables.
 
     A dataset is also a source as it is: its records are then those of `dataset[key]`, in its format. Here they are the
@@ -54,8 +54,6 @@ class HuggingFaceDataSource(Pictured):
 
     _picture_kind = "source"
 
-    takes_key_arrays: ClassVar[bool] = True
-
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._names = _checked_columns(dataset)
@@ -64,10 +62,6 @@ class HuggingFaceDataSource(Pictured):
 
     def __len__(self) -> int:
         return self._num_records
-
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, self._num_records)])[0]
-        return record
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         """Returns the records of the keys, in their order; keys may repeat."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar, SupportsIndex, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_names import check_file_columns, checked_columns
+from millstream.sources.digests import digest_of
 from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.storage.paths import absolute_path
 from millstream.sources.tables.arrow_structures import records_of
@@ -19,7 +20,7 @@ from millstream.sources.tables.arrow_tables import ArrowTable, columns_of, norma
 
 
 @final
-class LanceDataSource(Pictured):
+class LanceDataSource(Pictured, ReadsBatches):
     """The rows of one version of a Lance dataset, as dicts, in any order. It needs pylance.
 
     A batch is one `take` of the library. Values are those of `ParquetDataSource`: NumPy scalars, `str`, `bytes`, arrays
@@ -60,8 +61,6 @@ class LanceDataSource(Pictured):
 
     _picture_kind = "source"
 
-    takes_key_arrays: ClassVar[bool] = True
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -91,10 +90,6 @@ class LanceDataSource(Pictured):
     def __len__(self) -> int:
         return self._num_records
 
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, self._num_records)])[0]
-        return record
-
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
         keys = checked_record_keys(record_keys, self._num_records)
@@ -109,10 +104,8 @@ class LanceDataSource(Pictured):
 
     def fingerprint(self) -> str:
         """Returns the version, the number of records, and a digest of the columns and the filter."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
         described = [(name, column.type_name) for name, column in self._columns.items()], self._filter
-        digest = hashlib.blake2b(repr(described).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        digest = digest_of(described, 8)
         return f"Lance version={self.version} records={self._num_records} columns={len(self._names)} digest={digest}"
 
     def _open(self) -> Any:

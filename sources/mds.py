@@ -20,6 +20,7 @@ import numpy as np
 
 from millstream.checks import as_flag
 from millstream.errors import DataSourceError
+from millstream.sources.digests import digest_of
 from millstream.sources.files.scan import Scan
 from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
@@ -118,11 +119,9 @@ class MdsDataSource(SpanRecords[dict[str, Any]]):
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, and digests of the columns and of names, sizes and counts."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
         columns = sorted(set(self._columns.values()))
-        digest = hashlib.blake2b(repr([list(map(tuple, each)) for each in columns]).encode(), digest_size=4)
-        return f"{super().fingerprint()} columns={len(columns[0])}:{digest.hexdigest()}"
+        digest = digest_of([list(map(tuple, each)) for each in columns], 4)
+        return f"{super().fingerprint()} columns={len(columns[0])}:{digest}"
 
     def _count(self, path: str) -> int:
         # A compressed shard is not unpacked before it is read. Its index is compared with this number then.

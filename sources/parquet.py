@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_names import check_file_columns, checked_columns
+from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import Files, reading_error
 from millstream.sources.storage.byte_files import SpanReadError
 from millstream.sources.storage.file_cache import FileCache
@@ -37,7 +38,7 @@ _DECODED_TOGETHER = 8
 """The maximum number of row groups of files that are decoded concurrently: a new window needs many."""
 
 
-class ParquetDataSource(Files[ParquetFile]):
+class ParquetDataSource(Files[ParquetFile], ReadsBatches):
     """The rows of Parquet files, as dicts, read a row group at a time. It needs pyarrow.
 
     Reading any row decodes all of its row group. If a batch needs several, threads that end with the read decode them
@@ -134,10 +135,6 @@ class ParquetDataSource(Files[ParquetFile]):
         self._index_units()
         self._begin()
 
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, self._num_records)])[0]
-        return record
-
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         """Returns the records of the keys, in their order; keys may repeat. Each row group is decoded once."""
         keys = checked_record_keys(record_keys, self._num_records)
@@ -180,10 +177,7 @@ class ParquetDataSource(Files[ParquetFile]):
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
-        schema = repr([(name, column.type_name) for name, column in self._columns.items()])
-        digest = hashlib.blake2b(schema.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+        digest = digest_of([(name, column.type_name) for name, column in self._columns.items()], 4)
         return f"{super().fingerprint()} columns={len(self._columns)}:{digest}"
 
     def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002

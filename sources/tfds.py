@@ -4,7 +4,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, SupportsIndex, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,7 @@ from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
 from millstream.sources.array_record import ArrayRecordDataSource
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.storage.paths import absolute_path
 from millstream.sources.tfds_features import leaves_of
 from millstream.sources.tfds_splits import instructions_of, splits_of
@@ -26,7 +26,7 @@ _SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataS
 
 
 @final
-class TfdsDataSource(Pictured, Closing):
+class TfdsDataSource(Pictured, Closing, ReadsBatches):
     """Random access to a dataset that TensorFlow Datasets has prepared, as dicts. TensorFlow is not needed.
 
     It reads the dataset's ArrayRecord or TFRecord files, and decodes all Examples of a batch together. The return value
@@ -66,8 +66,6 @@ class TfdsDataSource(Pictured, Closing):
 
     _picture_kind = "source"
 
-    takes_key_arrays: ClassVar[bool] = True
-
     def __init__(self, dataset: Any, split: str) -> None:
         if not isinstance(split, str):
             raise TypeError(f"split must be a str, such as 'train' or 'train[:80%]', got {type(split).__name__}.")
@@ -86,10 +84,6 @@ class TfdsDataSource(Pictured, Closing):
 
     def __len__(self) -> int:
         return len(self._source)
-
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, len(self))])[0]
-        return record
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         """Returns the records of the keys, in their order; keys may repeat."""

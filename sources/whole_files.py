@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.digests import digest_of
 from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.files.multi_file import INSPECTION_THREADS
 from millstream.sources.storage.open_files import descriptor_share
@@ -25,7 +26,7 @@ _SLOW_READ_SECONDS = 100e-6
 """A file in the page cache is opened and read in 10 µs; from a disk or over a network it takes 100 µs and more."""
 
 
-class FileDataSource(Pictured):
+class FileDataSource(Pictured, ReadsBatches):
     """Files that are a record each: `{"path": str, "bytes": bytes}`.
 
     The names take some 50 bytes of memory per file. A file is opened when it is read, by one read, and closed: none
@@ -54,7 +55,6 @@ class FileDataSource(Pictured):
 
     _picture_kind = "source"
 
-    takes_key_arrays: ClassVar[bool] = True
     allows_empty_files: ClassVar[bool] = True
 
     def __init__(self, paths: Any) -> None:
@@ -84,9 +84,6 @@ class FileDataSource(Pictured):
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        return self.__getitems__([checked_record_key(record_key, len(self))])[0]
-
     def __getitems__(self, record_keys: RecordKeys) -> list[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat."""
         paths, contents = self._read(checked_record_keys(record_keys, len(self)))
@@ -97,11 +94,8 @@ class FileDataSource(Pictured):
 
     def fingerprint(self) -> str:
         """Returns the number of files and a digest of their names within the folder that holds all of them."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
         names = names_within_common_folder([self._path(key) for key in range(len(self))])
-        digest = hashlib.blake2b(repr(names).encode("utf-8", "surrogateescape"), digest_size=8)
-        return f"Files records={len(self)} digest={digest.hexdigest()}"
+        return f"Files records={len(self)} digest={digest_of(names, 8)}"
 
     def locate(self, record_key: SupportsIndex) -> tuple[str, int]:
         """Returns the file of a record, and 0, because a file is one record.

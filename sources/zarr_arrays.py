@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, SupportsIndex, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +10,16 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_blocks import records_of_arrays
 from millstream.sources.column_names import paths_of_columns
+from millstream.sources.digests import digest_of
 from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.storage.urls import is_url
 
 
 @final
-class ZarrDataSource(Pictured):
+class ZarrDataSource(Pictured, ReadsBatches):
     """The rows of Zarr arrays (versions 2 and 3) and N5 arrays, as dicts by column. It needs TensorStore.
 
     A row is an index of the first axis. All rows of a batch are requested together; each chunk is decoded as a whole,
@@ -63,8 +64,6 @@ class ZarrDataSource(Pictured):
 
     _picture_kind = "source"
 
-    takes_key_arrays: ClassVar[bool] = True
-
     def __init__(self, arrays: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
         self._urls = paths_of_columns(arrays, "arrays", "train.zarr/x")
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
@@ -90,10 +89,6 @@ class ZarrDataSource(Pictured):
     def __len__(self) -> int:
         return self._num_records
 
-    def __getitem__(self, record_key: SupportsIndex) -> dict[str, Any]:
-        record: dict[str, Any] = self.__getitems__([checked_record_key(record_key, self._num_records)])[0]
-        return record
-
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
         keys = checked_record_keys(record_keys, self._num_records)
@@ -107,9 +102,7 @@ class ZarrDataSource(Pictured):
 
     def fingerprint(self) -> str:
         """Returns the number of records, and a digest of the columns' names and of the arrays' metadata."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
-        digest = hashlib.blake2b(repr(list(self._metadata.items())).encode(), digest_size=8).hexdigest()
+        digest = digest_of(list(self._metadata.items()), 8)
         return f"Zarr records={self._num_records} columns={len(self._urls)} digest={digest}"
 
     def _open(self) -> dict[str, Any]:
