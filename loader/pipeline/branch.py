@@ -25,15 +25,17 @@ class CallQueue:
         shard: the number of the logical shard in its calls.
         branches: the branches that it gets elements from.
         skip: the number of consumed outputs in the next call.
+        is_checked: True if the outputs may contain failures, or lack records that were dropped.
         pending: the calls.
         element_bytes: the size of an element in the latest outputs of the stage before.
         has_ended: True if no call follows.
     """
 
-    def __init__(self, shard: int, skip: int) -> None:
+    def __init__(self, shard: int, skip: int, *, is_checked: bool) -> None:
         self.shard = shard
         self.branches = slice(shard, shard + 1)
         self.skip = skip
+        self.is_checked = is_checked
         self.pending: deque[Call] = deque()
         self.element_bytes = 0.0
         self.has_ended = False
@@ -68,7 +70,8 @@ class Branch:
             stop = first + stage.num_cursor_numbers
             # If the stage has a unit, its first number is the consumed size of the group, which the lane skips.
             counts_outputs = stage.unit is None or stage.divides_units
-            self.queues.append(CallQueue(shard, cursor.skip[stop - 1] if counts_outputs else 0))
+            skip = cursor.skip[stop - 1] if counts_outputs else 0
+            self.queues.append(CallQueue(shard, skip, is_checked=not self.queues or bool(stage.filters)))
             if stage.grouping is not None:
                 self._add_lane(stage, cursor, first)
             first = stop
@@ -100,9 +103,8 @@ class Branch:
         """Records failures and dropped records, in the order of the stream. May truncate the outputs."""
         if outputs.failures:
             self._plan.record_failures(outputs)
-        counter = self._empty_epochs if call.num_blocks or self._plan.stages[call.stage].filters else None
         # Outputs that end with an error do not count as empty, unless the source has ended.
-        if counter is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
-            counter.record(call.stage, call.num_blocks, len(outputs.values))
+        if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
+            self._empty_epochs.record(call.stage, call.num_blocks, len(outputs.values))
         if self._windows is not None and isinstance(call, BlockCall):
             self._windows.check(outputs, call.stop)

@@ -217,7 +217,9 @@ class Schedule:
         for stage in range(first, self._last_stage + 1):
             queue = branch.queues[stage]
             while queue.pending and (outputs := queue.pending[0].outputs) is not None:
-                branch.check(queue.pending.popleft(), outputs)
+                call = queue.pending.popleft()
+                if queue.is_checked:
+                    branch.check(call, outputs)
                 self._forward(branch, stage, outputs)
             if not queue.has_ended:
                 if queue.pending or (branch.may_read if stage == 0 else not branch.inputs[stage - 1].has_ended):
