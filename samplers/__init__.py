@@ -6,27 +6,6 @@ orders of several sources. `PackingSampler` makes rows of several documents. `Ba
 global batch of another order so that its parts cost alike. An order of your own is a class with
 `__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
 (`VectorisedSampler`).
-
-    base.py             the protocols of samplers, and the adapter for custom ones
-    index.py            all records of one source: positions, epochs, offsets
-    permutation.py      the permutation of a shuffled epoch
-    rounds.py           the rounds of the permutation
-    hierarchical.py     a shuffle of units, and of the records in a few of them
-    balanced.py         global batches dealt to parts of equal cost
-    equal_parts.py      the rows of each part
-    epochs.py           the base class of samplers with epochs
-    packing.py          rows made of several documents
-    packing_plan.py     the assignment of documents to rows
-    mixture.py          several orders as one
-    occurrences.py      the inverse: positions of records
-    protocols.py          the protocols of mixtures and rows
-    mixture_checks.py       checks of the arguments of a mixture
-    mixture_lookup.py  lookups in the components of a mixture
-    joint_index_samplers.py      many orders of all records, computed together
-    mixture_fingerprint.py    the fingerprint of a mixture
-    weights.py          weights as integers
-    proportions.py      the component at each position
-    mixing_schedule.py  changes of weights, and the end of a mixture
 """
 
 from typing import TYPE_CHECKING
