@@ -114,3 +114,23 @@ def test_nothing_is_begun_after_an_error() -> None:
     assert isinstance(run.error, TypeError)
     assert schedule.exhausted
     assert take(schedule) is None
+
+
+def test_a_position_after_a_batch_without_a_share_depends_on_the_end() -> None:
+    """A batch that lacks the share of a logical shard that has ended would be another one in a longer order."""
+    loader = millstream.DataLoader(
+        data_source=range(8),
+        sampler=millstream.SequentialSampler(8),
+        operations=[Filter(lambda number: number % 2 == 1 or number < 4), Batch(2)],
+        shard_options=millstream.ShardOptions(0, 1, logical_shards=2),
+    )
+    plan = loader._plan
+    schedule, finals = Schedule(plan, plan.beginning), []
+    while not schedule.exhausted:
+        if (run := schedule.pop()) is not None:
+            finals.append((run.values[0].tolist(), [cursor.is_final for cursor in run.position_after(0)]))
+        elif (call := take(schedule)) is not None:
+            schedule.complete(call, work_of(plan)(call))
+
+    kept = [([0, 1], [False, False]), ([2, 3], [False, False])]
+    assert finals == [*kept, ([5], [True, False]), ([7], [True, False])]
