@@ -3,11 +3,12 @@
 An executor takes calls, runs them anywhere and in any order, and returns the results. The schedule puts the results in
 order, regroups them for the next stage, and delivers the outputs in the order of the stream. One thread uses it.
 
-    branch 0   leaf -> stage 0 -> join -> stage 1 ─┐
-    branch 1   leaf -> stage 0 -> join -> stage 1 ─┴─▶ join -> the last stage
+    branch 0   leaf -> stage 0 -> lane -> stage 1 -> lane ─┐
+    branch 1   leaf -> stage 0 -> lane -> stage 1 -> lane ─┴─▶ join -> the last stage
 
-There is one branch per logical shard. Blocks are read for the branch with the fewest elements ready. Each is therefore
-at most one call ahead of the others, however different their numbers of elements are.
+There is one branch per logical shard. Without others, the lane itself is the input of the last stage. Blocks are read
+for the branch with the fewest elements ready. Each is therefore at most one call ahead of the others, however different
+their numbers of elements are.
 """
 
 import math
