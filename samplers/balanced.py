@@ -1,5 +1,6 @@
 """An order whose global batches are dealt to parts of equal cost."""
 
+import copy
 import operator
 import zlib
 from collections.abc import Sequence
@@ -134,6 +135,16 @@ class BalancedSampler(Pictured):
     def shard_options(self) -> ShardOptions | None:
         """The shard that the order is given, or None."""
         return getattr(self.order, "shard_options", None)
+
+    def of_epoch(self, number: int) -> Self:
+        """Returns one epoch of the order alone, from 0 on. Raises TypeError if the order has no `of_epoch`."""
+        own: Any = self.order.sampler if isinstance(self.order, AdaptedSampler) else self.order
+        if not callable(getattr(own, "of_epoch", None)):
+            kind = type(own).__name__
+            raise TypeError(f"epochs(n) needs an order with of_epoch(number) in the BalancedSampler, got {kind}.")
+        epoch = copy.copy(self)
+        epoch.order = vectorised(own.of_epoch(number))
+        return epoch
 
     def __getitem__(self, position: int) -> RecordMetadata:
         """Returns the record key at a position, and its generator (None without a seed).

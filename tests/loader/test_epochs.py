@@ -10,7 +10,7 @@ import pytest
 
 import millstream
 from millstream import ConcatenatedDataSource, RecordMetadata
-from millstream.samplers import HierarchicalSampler, MixtureSampler, PackingSampler
+from millstream.samplers import BalancedSampler, HierarchicalSampler, MixtureSampler, PackingSampler
 from millstream.transforms import Batch, Pack, RandomMap
 from support.processes.worker_pools import pids_of, still_there
 
@@ -167,6 +167,27 @@ class Endless(Backwards):
 def mixture_of(parts: dict[str, Any]) -> MixtureSampler:
     """Returns a mixture in equal shares."""
     return MixtureSampler(parts, dict.fromkeys(parts, 1))
+
+
+def balanced(order: Any) -> BalancedSampler:
+    """Returns an order of records in global batches of four, dealt to two parts."""
+    return BalancedSampler(order, costs=range(1, 9), global_batch_size=4, parts=2)
+
+
+def balanced_loader(order: Any) -> millstream.DataLoader:
+    """Returns a loader of records in a balanced order."""
+    return millstream.DataLoader(data_source=range(8), sampler=balanced(order), operations=[Batch(4)])
+
+
+def test_epochs_of_a_balanced_order_are_those_of_its_order() -> None:
+    """Each epoch has the global batches of the order's own epoch, dealt to parts of equal cost."""
+    shuffled = millstream.IndexSampler(8, shuffle=True, seed=0)
+    for order in (shuffled, Backwards(8)):
+        epochs = [rows_of(batches) for _, batches in balanced_loader(order).epochs(4)]
+        assert epochs == [[*balanced(order.of_epoch(number)).record_keys(0, 8)] for number in range(4)]
+        assert len(set(map(tuple, epochs))) > 1
+    with pytest.raises(TypeError, match="in the BalancedSampler, got Plain"):
+        balanced_loader(Plain()).epochs(2)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
