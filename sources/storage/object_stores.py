@@ -11,6 +11,7 @@ Guarantees:
 
 import errno
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
 
@@ -33,6 +34,9 @@ SLOWEST_BYTES_PER_SECOND = 1 << 20
 
 FIRST_BYTES = 4 << 20
 """Bytes of the first request for an object of unknown size. If it is larger, a second request reads the remainder."""
+
+_SLICE_SECONDS = 0.5
+"""Waits are divided: Python handles a signal that comes just before a wait begins only when that wait has ended."""
 
 _MAX_BROKEN_RESPONSES = 2
 """Number of responses that may break off before a request fails. obstore resumes each of them several times."""
@@ -254,7 +258,7 @@ def _wait_for(future: "Future[T]", url: str, num_bytes: int) -> T:
     # obstore's own limits end every request earlier, unless something is broken in this process.
     seconds = 2 * object_clients.REQUEST_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
     try:
-        return future.result(seconds)
+        return _result_within(future, seconds)
     except TimeoutError:
         future.cancel()
         raise DataSourceError(
@@ -264,6 +268,18 @@ def _wait_for(future: "Future[T]", url: str, num_bytes: int) -> T:
     except (FileNotFoundError, exceptions().PermissionDeniedError, exceptions().UnauthenticatedError) as error:
         # `from None`, because the error of obstore shows the query.
         raise _error_for(url, error) from None
+
+
+def _result_within(future: "Future[T]", seconds: float) -> T:
+    """Returns the result of a future. Raises TimeoutError if there is none in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return future.result(max(0.0, min(left, _SLICE_SECONDS)))
+        except TimeoutError:
+            if left <= 0 or future.done():
+                raise
 
 
 def _error_for(url: str, error: Exception) -> OSError:

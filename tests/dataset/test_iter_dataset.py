@@ -153,7 +153,7 @@ def test_the_repr_of_an_iterator_says_what_runs() -> None:
         next(mixed)
         assert repr(read).startswith("<ReadIterator at step 1, running, 2 workers: ")
         assert repr(mixed) == (
-            "<MixtureIterator at step 1, running, up to 16 threads, reads a mixture of 2: Map(float), Map(abs)>"
+            "<MixtureIterator at step 1, running, up to 32 threads, reads a mixture of 2: Map(float), Map(abs)>"
         )
         assert repr(drawn) == "<MixedIterator, open, draws from 2 iterators>"
     assert repr(read).startswith("<ReadIterator at step 1, closed, ")

@@ -116,27 +116,27 @@ def test_steps_are_those_whose_batches_have_the_record(
     operations = [
         millstream.Batch(size, drop_remainder=ending == "drop", pad_remainder=ending == "pad") for size in batches
     ]
-    loaders = [
-        millstream.DataLoader(
-            data_source=list(range(num_records)),
-            sampler=sampler,
-            operations=operations,
-            shard_options=ShardOptions(index, shards, drop_remainder=ending == "trim"),
-        )
-        for index in range(shards)
-    ]
-    stop = 12
-    expected: list[set[int]] = [set() for _ in range(num_records)]
     with pytest.MonkeyPatch.context() as patch:
         # Orders of a few records have thousands of epochs in the usual look-ahead, each of which takes a millisecond.
         patch.setattr(locator, "CHUNK_KEYS", 64)
-        for loader, step in itertools.product(loaders, range(start, stop)):
-            try:
-                keys = loader.record_keys(step).tolist()
-            except IndexError:
-                continue
-            for key in keys:
-                expected[key].add(step)
+        loaders = [
+            millstream.DataLoader(
+                data_source=list(range(num_records)),
+                sampler=sampler,
+                operations=operations,
+                shard_options=ShardOptions(index, shards, drop_remainder=ending == "trim"),
+            )
+            for index in range(shards)
+        ]
+    stop = 12
+    expected: list[set[int]] = [set() for _ in range(num_records)]
+    for loader, step in itertools.product(loaders, range(start, stop)):
+        try:
+            keys = loader.record_keys(step).tolist()
+        except IndexError:
+            continue
+        for key in keys:
+            expected[key].add(step)
     found = [
         [step for step in row if step >= 0] for row in loaders[0].steps_of(range(num_records), start, stop).tolist()
     ]
