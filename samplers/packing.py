@@ -41,7 +41,7 @@ class PackingSampler(EpochSampler):
     Args:
         lengths: the number of tokens of each document of the source: integers from 0 on, by record key, as
             `millstream.lengths_of` finds them. Documents without tokens are in no row.
-        row_length: the number of tokens per row, at least 1.
+        row_length: the number of tokens per row, 1 … 2**24. The plan has an entry for each.
         shuffle: True for other rows in another order in each epoch: documents trade places with others of their length,
             and the rows, and the documents in each, are permuted. It needs a seed. With "concat_then_split", rows begin
             at other documents, and are permuted; documents that are neighbours in the source are so in the rows, too.
@@ -100,7 +100,7 @@ class PackingSampler(EpochSampler):
         self.shuffle = as_flag(shuffle, "shuffle")
         super().__init__(num_epochs, seed, shard_options, shuffle=self.shuffle)
         self.lengths = whole_numbers(lengths, "lengths", minimum=0)
-        self.row_length = as_integer(row_length, "row_length", minimum=1)
+        self.row_length = as_integer(row_length, "row_length", minimum=1, maximum=1 << 24)
         self.overflow = as_overflow(overflow)
         if strategy not in {BEST_FIT, CONCAT_THEN_SPLIT}:
             raise ValueError(f"strategy must be {BEST_FIT!r} or {CONCAT_THEN_SPLIT!r}, got {strategy!r}.")

@@ -280,6 +280,7 @@ def test_lengths_of_any_integer_dtype_and_words() -> None:
         ([-1], {}, ValueError, "between 0 and"),
         ([1.5], {}, TypeError, "must be integers"),
         ([1], {"row_length": 0}, ValueError, "row_length must be at least 1"),
+        ([1], {"row_length": 2**40}, ValueError, "row_length must be at most 16,777,216"),
         ([1], {"overflow": "cut"}, ValueError, "overflow must be one of 'error', 'truncate', 'split', 'drop'"),
         ([1], {"strategy": "worst"}, ValueError, "strategy must be"),
         ([1], {"strategy": "concat_then_split", "overflow": "drop"}, ValueError, "takes no overflow"),
