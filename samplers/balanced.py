@@ -137,7 +137,11 @@ class BalancedSampler(Pictured):
         return getattr(self.order, "shard_options", None)
 
     def of_epoch(self, number: int) -> Self:
-        """Returns one epoch of the order alone, from 0 on. Raises TypeError if the order has no `of_epoch`."""
+        """Returns one epoch of the order alone. Raises TypeError if the order has no `of_epoch`.
+
+        Args:
+            number: the number of the epoch, from 0 on.
+        """
         own: Any = self.order.sampler if isinstance(self.order, AdaptedSampler) else self.order
         if not callable(getattr(own, "of_epoch", None)):
             kind = type(own).__name__
@@ -212,8 +216,6 @@ class BalancedSampler(Pictured):
         is_before = positions < stop
         return Occurrences(found.rows[is_before], positions[is_before])
 
-    # Rows made of documents, if the order has such.
-
     @property
     def row_length(self) -> int | None:
         """The number of tokens per row; None if the order has no rows of documents."""
@@ -239,8 +241,6 @@ class BalancedSampler(Pictured):
             record_keys: the documents, shape (m,).
         """
         return self._rows.lengths_at(record_keys)
-
-    # Components, if the order is a mixture.
 
     @property
     def names(self) -> tuple[Any, ...]:
