@@ -17,12 +17,10 @@ from millstream.dataset import (
     ZipIterDataset,
 )
 from millstream.loader.threads import thread_executor
+from support.stores.waiting_storage import Storage
 
 NUM_STREAMS = 4
 LENGTH = 1000
-
-LATENCY = 0.02
-"""The seconds that a read takes until as many as allowed are in flight."""
 
 MAX_OUTPUTS = 1000
 """The number of outputs after which as many reads as allowed must have been in flight."""
@@ -127,36 +125,17 @@ def test_streams_below_a_join_are_read_at_the_same_time_before_workers(join: str
     assert gate.is_passed
 
 
-class Counted:
-    """A source whose records are the largest number of reads that were in flight so far, in all streams.
-
-    A read ends when `limit` are in flight, or after LATENCY.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._in_flight = self._peak = 0
-        self._changed = threading.Condition()
-
-    def __len__(self) -> int:
-        return 100_000
-
-    def __getitem__(self, number: int) -> int:
-        with self._changed:
-            self._in_flight += 1
-            self._peak = max(self._peak, self._in_flight)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._peak >= self._limit, LATENCY)
-            self._in_flight -= 1
-            return self._peak
+def peak_of(document: dict[str, Any]) -> int:
+    """Returns the number of reads that were in flight so far, which a document of a Storage holds."""
+    return int(document["tokens"][0])
 
 
 @pytest.mark.parametrize("join", ["interleave", "zip", "mix", "mix of filtered", "limit of interleave", "mix of zips"])
 def test_the_threads_of_all_streams_below_a_join_add_up(join: str) -> None:
     """Each stream may have two reads in flight, so all of them together have twice as many as there are streams."""
     limit = 2 * NUM_STREAMS
-    source = Counted(limit)
-    streams = [MapDataset.source(source).to_iter_dataset(ReadOptions(2, 64)) for _ in range(NUM_STREAMS)]
+    source = MapDataset.source(Storage(limit)).map(peak_of)
+    streams = [source.to_iter_dataset(ReadOptions(2, 64)) for _ in range(NUM_STREAMS)]
     with iter(JOINS[join](streams)) as iterator:
         peaks = [np.max(peak) for peak in itertools.islice(iterator, 100 if "limit" in join else MAX_OUTPUTS)]
     assert max(peaks) == limit

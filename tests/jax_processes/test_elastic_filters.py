@@ -53,7 +53,7 @@ def test_each_group_resumes_from_all_states_of_the_one_before(tmp_path: Path) ->
 
 @pytest.fixture(scope="module", params=[2, LOGICAL_SHARDS])
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """What each process of a group has taken of finite streams, to their ends."""
+    """The batches of finite streams that each process of a group has taken, to their ends."""
     return run_group("end", request.param, tmp_path_factory.mktemp("ended") / "log")
 
 

@@ -5,60 +5,22 @@ import itertools
 import os
 import resource
 import signal
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import millstream
 from millstream.loader.workers.call_runner import _idle_seconds
 from millstream.transforms import Batch, Filter, FirstFitPack, FlatMap, Map, Transformation
+from support.stores.waiting_storage import Storage
 
 NUM_THREADS = 4
 """The number of reads that may be in flight in each process."""
 
-LATENCY = 0.02
-"""The seconds that a read takes until as many as allowed are in flight."""
-
 MAX_OUTPUTS = 3000
 """The number of outputs after which as many reads as allowed must have been in flight."""
-
-
-class Storage:
-    """Documents that hold the largest number of reads that were in flight so far, in the process that reads.
-
-    A read ends when `limit` are in flight, or after LATENCY.
-    """
-
-    def __init__(self, limit: int = NUM_THREADS) -> None:
-        self._limit = limit
-        self._reset()
-
-    def _reset(self) -> None:
-        self._changed = threading.Condition()
-        self._in_flight = self._peak = 0
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._limit,)
-
-    def __len__(self) -> int:
-        return 1_000_000
-
-    def __getitem__(self, key: int) -> dict[str, Any]:
-        return self.read([key])[0]
-
-    def read(self, keys: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns the documents at some keys."""
-        with self._changed:
-            self._in_flight += 1
-            self._peak = max(self._peak, self._in_flight)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._peak >= self._limit, LATENCY)
-            self._in_flight -= 1
-            return [{"tokens": np.full(3, self._peak, np.int32)} for _ in keys]
 
 
 class BatchedStorage(Storage):
@@ -108,7 +70,7 @@ def reads_in_flight(outputs: Iterable[Any], limit: int = NUM_THREADS) -> int:
 def test_as_many_reads_are_in_flight_as_threads_allow(kind: type[Storage], shape: str, worker_count: int) -> None:
     """Exactly num_threads slow reads are in flight, in this process and in each worker."""
     reading = millstream.ReadOptions(num_threads=NUM_THREADS)
-    with iter(loader_of(kind(), shape, worker_count=worker_count, read_options=reading)) as iterator:
+    with iter(loader_of(kind(NUM_THREADS), shape, worker_count=worker_count, read_options=reading)) as iterator:
         assert reads_in_flight(iterator) == NUM_THREADS
 
 
@@ -124,7 +86,7 @@ def test_sixteen_reads_are_in_flight_by_default(worker_count: int) -> None:
 def test_without_threads_one_read_is_in_flight(kind: type[Storage], worker_count: int) -> None:
     """Each process reads one call after another with num_threads=0."""
     reading = millstream.ReadOptions(num_threads=0)
-    with iter(loader_of(kind(), "Batch", worker_count=worker_count, read_options=reading)) as iterator:
+    with iter(loader_of(kind(NUM_THREADS), "Batch", worker_count=worker_count, read_options=reading)) as iterator:
         peaks = [int(next(iterator)["tokens"].max()) for _ in range(12)]
     assert set(peaks) == {1}
 
@@ -133,7 +95,7 @@ class Deadly(BatchedStorage):
     """The same; a process that reads one of the documents dies, every time or only if a file can be created."""
 
     def __init__(self, key: int, once: str = "") -> None:
-        super().__init__()
+        super().__init__(NUM_THREADS)
         self._key = key
         self._once = once
 
