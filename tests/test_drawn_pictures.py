@@ -21,7 +21,7 @@ DRAWN = [
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """What draws them."""
+    """The script that draws the pictures."""
     monkeypatch.syspath_prepend(ROOT / "docs/programs")
     spec = importlib.util.spec_from_file_location("draw_pictures", ROOT / "docs/programs/draw_pictures.py")
     assert spec is not None

@@ -19,7 +19,7 @@ from support.streams import equal_streams
 pytestmark = pytest.mark.third_party
 
 LIVES = [2, 4, 1]
-"""How many processes each group has; it resumes where the one before has saved."""
+"""The number of processes of each group. A group resumes where the previous one has saved."""
 
 STEPS = 3
 

@@ -1,4 +1,4 @@
-"""Defaults of samplers: unshuffled, endless, without randomness; a shuffle needs a seed."""
+"""Defaults of samplers: unshuffled, endless and without a seed, except where an order cannot be otherwise."""
 
 import inspect
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def test_nothing_is_shuffled_ended_or_seeded_by_default(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_orders_are_the_sources_and_endless_by_default(name: str) -> None:
+def test_an_order_without_options(name: str) -> None:
     """The defaults are what happens: another epoch follows, in the source's order; one class is one epoch."""
     sampler = SAMPLERS[name]()
 

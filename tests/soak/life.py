@@ -34,7 +34,7 @@ from soak.faults import FAULTS, Fault, FewDescriptors, FullDisk
 from support.faults.user_faults import hang
 
 _LEFT_SECONDS = 10.0
-"""How long what belongs to a leg may take to be gone: seconds, on a busy machine."""
+"""The seconds within which processes and files of a leg must be gone, on a busy machine."""
 
 _GROWTH_BYTES = 96 << 20
 """How much more memory a life may have after its last leg than after its second."""

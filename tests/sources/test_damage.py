@@ -213,7 +213,7 @@ def files_of(form: Format, path: Path) -> list[Path]:
 def copies(form: Format, path: Path, contents: Iterable[tuple[Path, bytes]]) -> list[Path]:
     """Returns where copies of the files are, in each of which one file has other content.
 
-    All are written before one is read, because a file that has just changed is not indexed for 20 ms.
+    All are written before one is read, because a file that has just changed is not indexed immediately.
     """
     paths = []
     for number, (changed, content) in enumerate(contents):

@@ -93,8 +93,11 @@ def assert_shards_agree(
             with iter(make(index, count)) as part:
                 part.set_state(state)
                 assert part.step == step
-                state = part.get_state()
                 streams.append(list(itertools.islice(part, num_steps)))
+                part.seek(max(0, step - 1))
+                if step:
+                    next(part)
+                state = part.get_state()
         together = [
             end_to_end([one for one in batches if one is not None]) for batches in itertools.zip_longest(*streams)
         ]
