@@ -182,7 +182,7 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
 
     @property
     def _is_far(self) -> bool:
-        return any(map(is_url, self._paths))
+        return is_url(self._paths[0])
 
     def _index_segments(self) -> None:
         """Builds the tables that map a record key to a segment and a row in it."""

@@ -17,6 +17,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.hdf5_layout import DatasetLayout, FileSegment, h5py_module
 from millstream.sources.storage.byte_files import LocalFile, RemoteFile, SpanReadError, open_stored
 from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.urls import is_url
 
 _BLOCK_BYTES = 256 << 10
 """Bytes per request for the metadata of an object."""
@@ -123,8 +124,7 @@ def _decompressed(layout: DatasetLayout, span: bytes) -> NDArray[Any]:
 
 def content_of(path: str, identity: FileIdentity) -> str | io.RawIOBase:
     """Returns the file as h5py opens it: its path, or an object of a store."""
-    stored = open_stored(path, identity)
-    return _ObjectBytes(stored, identity.size) if isinstance(stored, RemoteFile) else path
+    return _ObjectBytes(RemoteFile(path, identity), identity.size) if is_url(path) else path
 
 
 @final

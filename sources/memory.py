@@ -96,7 +96,8 @@ class InMemoryDataSource(Pictured):
         records: the columns or the sequence. It is not copied.
         elements: another name of `records`, which Grain uses.
         name: a name of shared memory on this machine, into which the records are copied, or without records, from
-            which they are. It exists until `unlink()`. Records are then numbers, text, bytes and None.
+            which they are. It exists until `unlink()`, or the end of a process that has it and is not a child of its
+            creator. Records are then numbers, text, bytes and None.
 
     Raises:
         FileExistsError, FileNotFoundError: there is shared memory of this name already, or none to read.
@@ -119,6 +120,8 @@ class InMemoryDataSource(Pictured):
         if name is not None:
             from millstream.sources.shared_list import shared_list  # noqa: PLC0415  (lazy: slow to import, rarely used)
 
+            if records is not None and _is_columns(records):
+                raise TypeError(f"InMemoryDataSource(records, name={name!r}) takes a list of records, got columns.")
             records, self._memory = shared_list(records, name)
         elif records is None:
             raise ValueError("InMemoryDataSource must have records, or a name of shared memory that has them.")

@@ -13,14 +13,14 @@ def shared_list(records: Sequence[Any] | None, name: str) -> tuple[list[Any], Sh
         name: the name of the memory.
 
     Returns:
-        The records, and the memory, which exists until its `unlink`.
+        The records, and the memory, to unlink it.
 
     Raises:
         FileExistsError: there is memory of this name already.
         FileNotFoundError: there is none to read.
         TypeError: a record cannot be stored without a change.
     """
-    for key, record in enumerate(records or ()):
+    for key, record in enumerate(() if records is None else records):
         if not _is_storable(record):
             raise TypeError(
                 f"Records of InMemoryDataSource(records, name={name!r}) must be 64-bit integers, floats, bools, None, "

@@ -278,7 +278,10 @@ def _result_within(future: "Future[T]", seconds: float) -> T:
         try:
             return future.result(max(0.0, min(left, _SLICE_SECONDS)))
         except TimeoutError:
-            if left <= 0 or future.done():
+            if future.done():
+                # It ended just after the slice, or failed with a TimeoutError of its own.
+                return future.result()
+            if left <= 0:
                 raise
 
 

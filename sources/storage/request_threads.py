@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 _EXIT_SECONDS = 0.5
 """Time that requests in flight have to end when the process exits, in seconds."""
 
+_FIRST_REQUESTS = 64
+"""Limit of the first requests, during which the threads that wait for them are likely to start."""
+
 _EXITING = "Cannot read from a store: the process is exiting."
 
 
@@ -43,17 +46,17 @@ class RequestThreads:
         self._threads: list[threading.Thread] = []
         self._unfinished: set[Future[Any]] = set()
         self._is_exiting = False
+        self._num_requests = 0
+        self._registered_at = 0.0
 
     def submit(self, request: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         """Makes a request in one of the threads, and returns the future of its response."""
         future = self._new_future()
-        if self._is_exiting:
-            _fail(future, DataSourceError(_EXITING))
-            return future
         with self._lock:
-            # Handlers run in reverse order: this one before those that wait for threads that wait for responses.
-            atexit.unregister(self._stop)
-            atexit.register(self._stop)
+            if self._is_exiting:
+                _fail(future, DataSourceError(_EXITING))
+                return future
+            self._register()
             self._unfinished.add(future)
             self._queue.put((future, request, arguments))
             if len(self._unfinished) > len(self._threads) < self._max_threads:
@@ -61,6 +64,19 @@ class RequestThreads:
                 thread.start()
                 self._threads.append(thread)
         return future
+
+    def _register(self) -> None:
+        """Registers the handler of the exit after those that wait for threads that wait for responses.
+
+        Handlers run in reverse order. Each registration leaves an empty entry, so it is repeated for the first requests
+        only, and then once per second.
+        """
+        self._num_requests += 1
+        now = time.monotonic()
+        if self._num_requests <= _FIRST_REQUESTS or now - self._registered_at > 1.0:
+            self._registered_at = now
+            atexit.unregister(self._stop)
+            atexit.register(self._stop)
 
     def run(self, request: Callable[..., Any], *arguments: Any) -> "Future[Any]":
         """Makes a request in the calling thread, and returns the future of its response."""
@@ -81,8 +97,8 @@ class RequestThreads:
         """Fails all requests, and waits for those in flight: a response could crash an interpreter that has ended."""
         if forked.is_set():
             return
-        self._is_exiting = True
         with self._lock:
+            self._is_exiting = True
             unfinished = list(self._unfinished)
         for future in unfinished:
             if not future.cancel():
@@ -104,6 +120,6 @@ def _make(future: "Future[Any]", request: Callable[..., Any], arguments: tuple[A
 def _fail(future: "Future[Any]", error: BaseException) -> None:
     from concurrent.futures import InvalidStateError  # noqa: PLC0415  (lazy, as above)
 
-    # At the exit, a request may end while it is failed.
+    # At the exit, a request may end while `_stop` fails it.
     with contextlib.suppress(InvalidStateError):
         future.set_exception(error)

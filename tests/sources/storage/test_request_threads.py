@@ -1,5 +1,6 @@
 """Requests that a store never answers do not keep a process from ending."""
 
+import atexit
 import signal
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import time
 
 import pytest
 
+from millstream.sources.storage.request_threads import RequestThreads
+from support.faults.user_faults import WAIT_SECONDS
 from support.files.record_files import tfrecord_bytes
 from support.processes.worker_pools import assert_quickest, environment
 from support.stores.object_server import ObjectServer
@@ -61,3 +64,11 @@ def test_a_process_ends_while_the_store_does_not_answer(store: ObjectServer, thr
         return seconds
 
     assert_quickest(2, seconds_to_end)
+
+
+def test_many_requests_register_few_handlers_of_the_exit() -> None:
+    """The first requests, and one per second after them, leave an entry each."""
+    threads, before = RequestThreads(4), atexit._ncallbacks()
+    for number in range(1000):
+        assert threads.submit(abs, -number).result(WAIT_SECONDS) == number
+    assert atexit._ncallbacks() - before < 200
