@@ -48,7 +48,7 @@ class Shared:
 
     Attributes:
         threads: the threads of this process that prefetch.
-        reading: the threads for chains that have none; None for none.
+        reading: the threads for chains without threads of their own; None to start none.
         shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains;
             None without workers.
     """
@@ -99,6 +99,9 @@ class Running:
         if self.shared_workers is not None and not self.workers.num_workers:
             # The workers of the consumer run all operations.
             num_local = 0
+        elif feed is not None and num_local == len(pipeline.operations):
+            # Nothing is left for workers or other threads.
+            reading, num_local = self.local_reading or ReadOptions(0, 0), 0
         elif not self.workers.num_workers and not reading.reads_ahead:
             # All operations run in one place.
             reading, num_local = self.local_reading or reading, 0

@@ -164,9 +164,9 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._at_end: Callable[[], object] | None = None
         # The time since which the consumer waits inside `next`; None while it does not.
         self.asked_at: float | None = None
-        beginning.register(self)
         if state is not None:
             self.set_state(state)
+        beginning.register(self)
 
     @property
     def step(self) -> int:

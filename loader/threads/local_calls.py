@@ -51,6 +51,9 @@ class LocalCalls:
         owner: the executor.
         reading: the threads that run calls in advance, if any.
         stall_timeout: the number of seconds that the consumer waits for a call that a thread runs.
+
+    Attributes:
+        may_work_here: True if the consumer's thread may run user code, because it has no settings of its own.
     """
 
     def __init__(
@@ -67,22 +70,21 @@ class LocalCalls:
         self._schedule = schedule
         self._allocate = allocate
         self._settings = ThreadSettings()
-        self._may_work_here = True
-        is_ahead = reading is not None and reading.reads_ahead
-        self._max_ahead = reading.prefetch_buffer_size if reading is not None and is_ahead else 0
-        self._readers = ReaderThreads(reading.num_threads if reading is not None and is_ahead else 1)
+        self.may_work_here = True
+        options = reading if reading is not None and reading.reads_ahead else ReadOptions(1, 0)
+        self._max_ahead, self._readers = options.prefetch_buffer_size, ReaderThreads(options.num_threads)
         self._readers.end_with(owner)
         self._threads = ThreadedCalls(plan, self._readers, allocate, owner, stall_timeout)
 
     def begin(self) -> None:
         """Checks the settings of the consumer's thread, once per request of the consumer."""
-        self._may_work_here = self._settings.are_neutral()
-        if not self._may_work_here or self._max_ahead:
+        self.may_work_here = self._settings.are_neutral()
+        if not self.may_work_here or self._max_ahead:
             self._threads.check_process()
 
     def run(self, call: Call) -> float:
         """Runs a call, completes it and returns the seconds it took."""
-        if self._may_work_here:
+        if self.may_work_here:
             return run_here(self._plan, self._schedule, call, self._allocate)
         self._threads.submit(call)
         return self._receive()[1]

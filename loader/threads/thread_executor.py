@@ -22,7 +22,6 @@ from millstream.loader.threads.call_size import RECORDS_PER_CALL, CallSize, take
 from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.shared_threads import MIN_AHEAD, SharedThreads
-from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
 if TYPE_CHECKING:
@@ -74,8 +73,6 @@ class ThreadExecutor(Executor):
         self._local = LocalCalls(
             plan, self._schedule, self._memory.allocate, self, reading=local_reading, stall_timeout=stall_timeout
         )
-        self._settings = ThreadSettings()
-        self._may_work_here = True
         kind = type(plan.pipeline.source), len(plan.stages)
         self._kinds = [(kind, stage) for stage in range(len(plan.stages))]
         # Other executors have measured calls of this kind.
@@ -125,7 +122,6 @@ class ThreadExecutor(Executor):
     def _begin(self) -> None:
         self._threads.check_process()
         self._local.begin()
-        self._may_work_here = self._settings.are_neutral()
         self._waited, self._num_completed = 0.0, 0
         self._receive_finished()
 
@@ -164,7 +160,7 @@ class ThreadExecutor(Executor):
 
     def _is_cheap(self, stage: int) -> bool:
         """Returns True if the next call of a stage is too short for a transfer, and runs in the consumer's thread."""
-        if not self._may_work_here or (stage == 0 and self._plan.source_may_depend_on_thread):
+        if not self._local.may_work_here or (stage == 0 and self._plan.source_may_depend_on_thread):
             return False
         size = self._schedule.next_blocks(self._size.blocks) if stage == 0 else 1
         seconds = self._seconds[stage]

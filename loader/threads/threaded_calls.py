@@ -89,11 +89,12 @@ class ThreadedCalls:
         """Submits a call to the threads. If the source reads record by record, several threads share its reads."""
         reading = SlicedReading(self._plan, self._readers)
         prepare_blocks = None if self._plan.batched_source else reading.prepare_blocks
+        request = call.request  # Now: a call that stalls is completed, and has another one then.
 
         def job() -> None:
             if self._is_closed or self._owner() is None:
                 return
-            make = functools.partial(self._plan.make, call.request, self._allocate, prepare_blocks)
+            make = functools.partial(self._plan.make, request, self._allocate, prepare_blocks)
             elements, seconds = self._readers.timed(make)
             self._finished.put(Finished(call, elements, seconds + reading.seconds_of_others))
 

@@ -156,9 +156,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def pause(self) -> None:
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
+        self._local.close()  # First: after an interruption, nothing else would end its threads.
         self._returning.detach()
         self._release()
-        self._local.close()
 
     def close(self) -> None:
         """Stops the workers."""

@@ -171,3 +171,24 @@ def test_a_stream_that_comes_later_is_read_as_far_ahead_as_those_before(monkeypa
     streams = [MapDataset.source(source)[:4].to_iter_dataset() for source in sources]
     assert len(list(InterleaveIterDataset(streams, cycle_length=1))) == 4 * len(streams)
     assert gate.is_passed
+
+
+def test_operations_after_a_slow_one_are_not_run_far_ahead() -> None:
+    """While one element is slow, threads run a local operation for no more elements than their buffer has room for."""
+    begun: list[int] = []
+    changed = threading.Condition()
+
+    def slow(number: int) -> int:
+        with changed:
+            begun.append(number)
+            changed.notify_all()
+            if number == 5:
+                # In vain, unless threads run ahead without a limit.
+                changed.wait_for(lambda: len(begun) > 100, 0.5)
+        return number
+
+    few = ReadOptions(2, 4)
+    limited = LimitIterDataset(MapDataset.range(LENGTH).to_iter_dataset(), LENGTH)
+    with iter(limited.prefetch(few).mp_prefetch(1).map(slow).prefetch(few)) as iterator:
+        assert list(itertools.islice(iterator, 6)) == list(range(6))
+        assert len(begun) < 30
