@@ -431,7 +431,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         if not isinstance(rows, slice):
             if not isinstance(rows, Iterable):
                 raise TypeError(f"slice takes a slice, such as slice(0, 10), or a list of positions, got {rows!r}.")
-            pairs = [(0, as_integer(position, "A position", 0, len(self) - 1)) for position in rows]
+            last = len(self) - 1
+            pairs = [(0, as_integer(position, "A position", 0, last)) for position in rows]
             return MapDataset.select_from_datasets([self], pairs)
         node = node_of(self)
         picked = range(node.length)[rows]

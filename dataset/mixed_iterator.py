@@ -79,13 +79,16 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         try:
             element = next(self._parents[due])
         except StopIteration:
-            self._ended = True
-            if self._leader is not None:
-                # Its workers stay for the next iterator.
-                self._leader.go(self._leader.position_in_plan(), 0)
+            self._end()
             raise
         self._position += 1
         return element
+
+    def _end(self) -> None:
+        self._ended = True
+        if self._leader is not None:
+            # Its workers stay for the next iterator.
+            self._leader.go(self._leader.position_in_plan(), 0)
 
     def draw(self, count: int) -> Drawn:
         """Returns the next elements, drawn from each stream in one call.
@@ -118,7 +121,8 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
                 end, failure = own[len(drawn.values)], drawn.error
         self._position, self._num_since = self._position + end, self._num_since + end
-        self._ended = end < count and failure is None
+        if end < count and failure is None:
+            self._end()
         self._is_torn = end < count
         return Drawn(values[:end], failure)
 

@@ -110,7 +110,7 @@ class Execution:
         return DataLoaderIterator(self.beginning(stream, passes))
 
     def beginning(self, stream: Stream | None = None, passes: RepeatedPasses | None = None) -> Beginning:
-        """Returns the argument of new iterators."""
+        """Returns the beginning of the stream, from which iterators are built."""
         return Beginning(
             self.plan,
             # Before any user operation has run, because an operation may change itself, for instance by counting calls.

@@ -53,7 +53,7 @@ class Inspectable:
         `loader/worker_deaths`, `loader/worker_stalls`, and the seconds of each stage: `loader/seconds/keys`,
         `loader/seconds/read`, `loader/seconds/operation_0`, …, `loader/seconds/hand_over`.
 
-        Since the previous call of `metrics()`, as far as batches were fetched and used up since then:
+        Of the batches fetched and used up since the previous call of `metrics()`:
         `loader/wait_share` (0 … 1), `loader/batches_per_second` and, of 1:1 pipelines,
         `loader/records_per_second`. Of the last 1,000 waits:
         `loader/wait_seconds_p50` and `loader/wait_seconds_p99`. Of the newest iterator: `loader/step`, `loader/epoch`

@@ -91,7 +91,7 @@ def proportions(parts: Sequence[tuple[str, float]], caption: str = "") -> str:
 
 
 def table(head: Sequence[str], *rows: Sequence[str]) -> str:
-    """Returns a table of cells in HTML, of which the first row is the head."""
+    """Returns an HTML table, given its header and its rows as cells of HTML."""
     lines = [("th", head), *(("td", row) for row in rows)]
     cells = ("".join(f"<{tag}>{cell}</{tag}>" for cell in row) for tag, row in lines)
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"

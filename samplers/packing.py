@@ -41,7 +41,7 @@ class PackingSampler(EpochSampler):
     Args:
         lengths: the number of tokens of each document of the source: integers from 0 on, by record key, as
             `millstream.lengths_of` finds them. Documents without tokens are in no row.
-        row_length: the number of tokens per row, 1 … 2**24. The plan has an entry for each.
+        row_length: the number of tokens per row, 1 … 2**24. The plan has an entry for each length.
         shuffle: True for other rows in another order in each epoch: documents trade places with others of their length,
             and the rows, and the documents in each, are permuted. It needs a seed. With "concat_then_split", rows begin
             at other documents, and are permuted; documents that are neighbours in the source are so in the rows, too.
@@ -66,7 +66,7 @@ class PackingSampler(EpochSampler):
         num_records: the number of rows per epoch.
         lengths: as given, an array of shape (documents,).
         row_length, shuffle, seed, num_epochs, overflow, strategy, window_units, shard_options: as given.
-        unit_sizes: an array of shape (units,); one unit if None was given.
+        unit_sizes: an array of shape (units,); None if None was given.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range; a document is too long, or none has any

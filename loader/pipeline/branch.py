@@ -1,4 +1,4 @@
-"""The calls of one logical shard: those of its leaf, and of the stages after it."""
+"""A branch: the leaf and the stages of one logical shard, with their calls."""
 
 from collections import deque
 from typing import TYPE_CHECKING, final

@@ -120,7 +120,7 @@ class Feed:
         return 0 if self._has_ended else limit
 
     def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> FedCall | None:
-        """Draws the next call, of fewer blocks if the iterator ends, or is saved then. Returns None if it has ended."""
+        """Draws the next call, up to the end of the iterator or its next saved state. Returns None if it has ended."""
         start, self._next = self._next, None
         if start is None:
             raise AssertionError("an interrupted feed must be moved to a block before it is drawn from")

@@ -65,7 +65,7 @@ class Schedule:
             self._settle(branch, 0)
 
     def _join(self) -> None:
-        """Makes the last stage one of all branches."""
+        """Joins the branches: they share one last stage."""
         from millstream.loader.pipeline.join import Join  # noqa: PLC0415  (lazy: rare)
 
         self._last.branches = slice(None)
@@ -85,9 +85,9 @@ class Schedule:
 
     @property
     def ready(self) -> int:
-        """The number of these calls that are complete. Thread-safe."""
-        made = sum(call.num_bytes is not None for queue in self._queues for call in queue.pending.copy())
-        return made + len(self._outputs)
+        """The number of these calls whose elements exist, before or after local operations. Thread-safe."""
+        finished = sum(call.num_bytes is not None for queue in self._queues for call in queue.pending.copy())
+        return finished + len(self._outputs)
 
     @property
     def records_ahead(self) -> int:

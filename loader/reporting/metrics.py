@@ -62,7 +62,7 @@ def compared_hosts(metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns the metrics of the process whose trainer waits most, and sums over all processes. All must call it.
 
     Args:
-        metrics: those of this process.
+        metrics: the metrics of this process.
     """
     names = ("wait_share", "batches_per_second", "errors", "worker_deaths")
     gathered = gathered_by_jax([metrics[PREFIX + name] for name in names])
@@ -97,7 +97,7 @@ class _Metric:
     """A measurement of a loader.
 
     Attributes:
-        family: its name; several have one name, and differ in their labels.
+        family: the name of its family. Metrics of one family differ in their labels.
         value: its value.
         text: its description, for Prometheus.
         is_counter: True if it never decreases.

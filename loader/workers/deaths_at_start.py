@@ -25,7 +25,7 @@ class DeathsAtStart:
         self._last_number = -1
 
     def record_life(self, number: int) -> None:
-        """Records that workers can start, because the worker with this number has produced a result."""
+        """Resets the count, because a worker has produced a result. One older than the last dead one proves nothing."""
         if number > self._last_number:
             self.count = 0
 
