@@ -126,7 +126,12 @@ class ReadIterator(ReadViews, EngineIterator):
         leaf: the dataset to read.
         operations: the operations to apply.
         running: the execution of the operations, and the limits of filters.
+
+    Attributes:
+        raises_absent: True to raise AbsentElement for a missing element instead of skipping it.
     """
+
+    raises_absent = False
 
     def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
         super().__init__()
@@ -289,6 +294,8 @@ class ReadIterator(ReadViews, EngineIterator):
 
     def _change_plan(self, missing: AbsentElement) -> None:
         """Continues with the sparse plan at the current position."""
+        if self.raises_absent:
+            raise missing
         if self._was_sought:
             raise ValueError(
                 f"{missing} So seek has moved to a position with fewer elements before it than requested. Drop "

@@ -47,10 +47,17 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._weights = weights
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
         self._position = 0
-        self._ended = self._is_reading = False
+        self._ended = self._is_reading = self._is_dense = False
         self._first = 0
         self._leader: DataLoaderIterator | None = None
         self._due: NDArray[Any] = np.empty(0, np.int64)
+
+    def set_dense(self, *, is_dense: bool) -> None:
+        """Lets a missing element of a stream be an AbsentElement, or be skipped."""
+        self._is_dense = is_dense
+        for parent in self._parents:
+            if isinstance(parent, ReadIterator):
+                parent.raises_absent = is_dense
 
     def lead_with(self, leader: DataLoaderIterator) -> None:
         """Lets an iterator without elements dispatch the calls of the streams to its workers."""
@@ -217,5 +224,6 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             parents[number].close()
             parents[number] = opened_below(self._streams[number], self._shared)
         self._parents = tuple(parents)
+        self.set_dense(is_dense=self._is_dense)
         self._position, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
         self._is_reading = False

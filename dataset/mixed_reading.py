@@ -41,13 +41,8 @@ if TYPE_CHECKING:
     from millstream.loader.pipeline.outputs import Position
 
 
-def straight_node(dataset: IterDataset[Any], *, has_workers: bool) -> Node | None:
-    """Returns the node that reads a stream with random access; None if that is impossible.
-
-    Args:
-        dataset: the stream.
-        has_workers: True if worker processes read it, so that the workers that it requests are not needed.
-    """
+def straight_node(dataset: IterDataset[Any]) -> Node | None:
+    """Returns the node that reads a stream with random access; None if that is impossible."""
     if iterates_itself(dataset):
         return None
     chain = Chain.of(dataset)
@@ -55,7 +50,7 @@ def straight_node(dataset: IterDataset[Any], *, has_workers: bool) -> Node | Non
     if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf) or leaf.allow_nones:
         return None
     node = node_of(leaf.map_dataset)
-    if node.is_sparse or (chain.workers.num_workers and not has_workers):
+    if node.is_sparse:
         return None
     for operation in chain.operations:
         following = _following(node, operation)
@@ -159,6 +154,8 @@ class MixtureIterator(EngineIterator):
         mixed: the chains with random access, from the beginning.
         operations: the operations to apply.
         running: the execution of the operations.
+        parts_have_workers: True if the chains have worker processes of their own. They are then drawn from, and only
+            the states are those of random access.
     """
 
     def __init__(
@@ -168,6 +165,8 @@ class MixtureIterator(EngineIterator):
         mixed: Mixed,
         operations: Sequence[Transformation],
         running: Running,
+        *,
+        parts_have_workers: bool,
     ) -> None:
         super().__init__(fed)
         self._fed = fed
@@ -176,6 +175,9 @@ class MixtureIterator(EngineIterator):
         self._mixed = Mixed(parts, mixed.weights, mixed.names)
         self._operations = (*checked_maps(maps), *operations)
         self._running, self._options = running, running.options
+        self._parts_have_workers = parts_have_workers
+        stream.set_dense(is_dense=parts_have_workers)
+        # False once an element was missing: states are then those of the drawn stream.
         self._is_random = True
         # The last restored position and state: at that position, the state is returned unchanged.
         self._restored: tuple[Position, int, Any] | None = None
@@ -213,7 +215,11 @@ class MixtureIterator(EngineIterator):
             return
         lead = tuple(saved - here for saved, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
         if lead != self._lead or (any(lead) and begin < self._begin):
-            self._inner.close()
+            if self._running.shared_workers is not None:
+                # They have the pipelines of the beginning only.
+                self._draw()
+                return
+            self._close_reading()
             self._read(begin, lead)
         if begin != self._first_of(cursor.block):
             self._draw()
@@ -223,14 +229,18 @@ class MixtureIterator(EngineIterator):
 
     def start_prefetch(self) -> None:
         """Starts prefetching."""
-        if self._is_random:
+        if self._reads:
             super().start_prefetch()
         else:
             self._fed.start_prefetch()
 
+    @property
+    def _reads(self) -> bool:
+        """True if a plan of its own reads the chains, False if they are drawn from."""
+        return self._is_random and not self._parts_have_workers
+
     def _drawn_from(self) -> str:
-        count = len(self._mixed.above)
-        return f", {'reads' if self._is_random else 'draws from'} a mixture of {count}"
+        return f", {'reads' if self._reads else 'draws from'} a mixture of {len(self._mixed.above)}"
 
     def _first_of(self, block: int) -> int:
         """Returns the position in the mixture at which a block begins, or would begin."""
@@ -243,6 +253,9 @@ class MixtureIterator(EngineIterator):
         if any(lead):
             mixed = _MixedFrom(mixed.above, mixed.weights, mixed.names, begin, lead)
         self._mixed_from = mixed
+        if self._parts_have_workers:
+            self._execution, self._inner = self._fed.engine
+            return
         order = InOrder(None if mixed.length == ENDLESS else mixed.length, None)
         pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
         # A lead over the proportions occurs once, so workers for it are useless to other iterators.
@@ -253,9 +266,14 @@ class MixtureIterator(EngineIterator):
 
     def _draw(self) -> None:
         """Draws from the stream from now on."""
-        self._inner.close()
+        self._close_reading()
         self._is_random = False
+        self._stream.set_dense(is_dense=False)
         self._execution, self._inner = self._fed.engine
+
+    def _close_reading(self) -> None:
+        if self._reads:
+            self._inner.close()
 
     def _change_plan(self, missing: AbsentElement) -> None:
         if not self._is_random:

@@ -55,12 +55,20 @@ class MixedIterDataset(Combined):
         if running.tolerance is not None or not (operations or has_workers):
             return None
         reading = running.reading if chosen else _joint_reading(self.parents)
-        nodes = [straight_node(parent, has_workers=has_workers) for parent in self.parents]
+        nodes = [straight_node(parent) for parent in self.parents]
         parts = tuple(node for node in nodes if node is not None)
-        if operations and len(parts) == len(nodes) and running.shared_workers is None:
+        if operations and len(parts) == len(nodes):
             stream, mixed = self._drawn(_shared_by(running)), Mixed(parts, self.weights, self.names)
             fed = FedIterator(stream, operations, running)
-            return MixtureIterator(fed, stream, mixed, operations, dataclasses.replace(running, reading=reading))
+            have_workers = any(Chain.of(parent).workers.num_workers for parent in self.parents)
+            return MixtureIterator(
+                fed,
+                stream,
+                mixed,
+                operations,
+                dataclasses.replace(running, reading=reading),
+                parts_have_workers=have_workers and not has_workers and running.shared_workers is None,
+            )
         if has_workers:
             from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
 

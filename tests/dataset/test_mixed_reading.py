@@ -204,8 +204,9 @@ def test_what_is_not_straight_is_drawn() -> None:
         IterDataset.mix([straight, straight]),
         straight.batch(2).map_with_index(lambda index, batch: batch + index),
         MapDataset.range(30).filter(bool).to_iter_dataset(),
-        straight.mp_prefetch(1),
         MapDataset.range(0).to_iter_dataset(),
     ):
         with iter(IterDataset.mix([straight, other]).map(np.max)) as iterator:
             assert isinstance(iterator, FedIterator)
+    with iter(IterDataset.mix([straight, straight.mp_prefetch(1)]).map(np.max)) as iterator:
+        assert "draws from a mixture of 2" in repr(iterator)

@@ -46,6 +46,11 @@ def read(start: int = 0) -> IterDataset[Any]:
     return numbers.to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
 
 
+def abs_of(element: Any) -> Any:
+    """Returns an element, or the absolute value of a number."""
+    return abs(element) if isinstance(element, float) else element
+
+
 def is_odd(number: int) -> bool:
     """True for half of the numbers."""
     return number % 2 > 0
@@ -96,6 +101,12 @@ def random(dataset: Any) -> Any:
     return dataset.random_map(drawn, seed=0)
 
 
+def holes() -> IterDataset[Any]:
+    """Returns 60 numbers without some."""
+    numbers = MapDataset.range(1001, 1061).map(without_fifths)
+    return numbers.to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
+
+
 def mix() -> IterDataset[Any]:
     """Returns a mixture, of which one part is filtered."""
     return IterDataset.mix([read(), read(1000).filter(is_odd)])
@@ -136,6 +147,30 @@ CHAINS = {
     "stream, map, batch": Chain(Numbers, [as_float, pairs]),
 }
 
+JOINS: dict[str, Callable[[Step], Any]] = {
+    "mixture": lambda ahead: IterDataset.mix([ahead(read()), ahead(read(1000).filter(is_odd))]),
+    "straight mixture": lambda ahead: IterDataset.mix([ahead(read().map(float)), ahead(read(1000).map(float))]),
+    "one part of a mixture": lambda ahead: IterDataset.mix({"a": read(), "b": ahead(read(1000).map(float))}, [2, 1]),
+    "mixture of batches": lambda ahead: IterDataset.mix([ahead(triples(read())), ahead(triples(read(1000)))]),
+    "mixture with draws": lambda ahead: IterDataset.mix([ahead(random(read())), ahead(odd(read(1000)))]),
+    "missing elements": lambda ahead: IterDataset.mix([ahead(read()), ahead(holes())]),
+    "mixture of a stream": lambda ahead: IterDataset.mix([ahead(Numbers().map(float)), ahead(read(1000))]),
+    "mixture of a mixture": lambda ahead: IterDataset.mix([ahead(straight_mix().map(float)), read().filter(is_odd)]),
+    "interleave": lambda ahead: InterleaveIterDataset(
+        [ahead(read()), ahead(odd(read(1000))), ahead(read())], cycle_length=2
+    ),
+    "zip": lambda ahead: ZipIterDataset([ahead(read()), ahead(odd(read(1000)))], strict=False),
+    "repeat": lambda ahead: RepeatIterDataset(ahead(odd(read())), num_epochs=2),
+    "limit": lambda ahead: LimitIterDataset(ahead(odd(read())), 28),
+    "window shuffle": lambda ahead: WindowShuffleIterDataset(ahead(odd(read())), window_size=4, seed=1),
+}
+"""Combinations of chains, each with prefetching below."""
+
+FOLLOWING: dict[str, Step] = {
+    "nothing": lambda data: data,
+    "map, batch": lambda data: data.map(abs_of).batch(3, batch_fn=list),
+}
+
 PREFETCHES: dict[str, Step] = {
     "no process": lambda data: data.mp_prefetch(0),
     "two processes": lambda data: data.mp_prefetch(2),
@@ -150,6 +185,15 @@ def with_prefetch(chain: Chain, position: int | None, prefetch: Step) -> Any:
     for number, step in enumerate(chain.steps):
         dataset = step(prefetch(dataset) if number == position else dataset)
     return prefetch(dataset) if position == len(chain.steps) else dataset
+
+
+BELOW: dict[str, Step] = {
+    "a process": lambda data: data.mp_prefetch(1),
+    "a process and the consumer": lambda data: data.mp_prefetch(1).map(abs_of),
+    "threads": PREFETCHES["threads"],
+    "Grain's thread": PREFETCHES["Grain's thread"],
+}
+"""Prefetching of a chain below others. The chain without it has the operation after it, if any."""
 
 
 def read_through(iterator: Any) -> tuple[list[Any], list[str]]:
@@ -176,6 +220,33 @@ def test_a_state_does_not_depend_on_prefetching(name: str, prefetch: str) -> Non
                 iterator.set_state(json.loads(json.dumps(states[step])))
                 assert iterator.get_state() == states[step]
                 assert list(map(repr, itertools.islice(iterator, STEPS))) == elements[step : step + STEPS]
+
+
+@pytest.mark.parametrize("following", FOLLOWING)
+@pytest.mark.parametrize("join", JOINS)
+def test_a_state_does_not_depend_on_prefetching_below(join: str, following: str) -> None:
+    """Prefetching in each chain below a mixture, interleave, zip and the like changes no state and no element."""
+    for name, ahead in BELOW.items():
+        plain: Step = (lambda data: data.map(abs_of)) if name == "a process and the consumer" else lambda data: data
+        with iter(FOLLOWING[following](JOINS[join](plain))) as iterator:
+            states, elements = read_through(iterator)
+        assert len(elements) > STEPS
+        with iter(FOLLOWING[following](JOINS[join](ahead))) as iterator:
+            assert read_through(iterator) == (states, elements), name
+            for step in (STEPS, 1, len(elements)):
+                iterator.set_state(json.loads(json.dumps(states[step])))
+                assert iterator.get_state() == states[step]
+                assert list(map(repr, itertools.islice(iterator, STEPS))) == elements[step : step + STEPS]
+
+
+@pytest.mark.parametrize("following", FOLLOWING)
+def test_a_state_does_not_depend_on_workers_of_a_mixture_of_mixtures(following: str) -> None:
+    """Processes that read a mixture below a mixture change no state, also if elements are missing."""
+    for part in (read(), holes()):
+        inner = IterDataset.mix([part.map(abs_of), read(1000)]).map(abs_of)
+        dataset = FOLLOWING[following](IterDataset.mix([inner, odd(read(2000))]))
+        with iter(dataset) as alone, iter(dataset.mp_prefetch(1)) as spread:
+            assert read_through(spread) == read_through(alone)
 
 
 @pytest.mark.parametrize("prefetch", PREFETCHES)
