@@ -210,12 +210,13 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         """Yields the number of each epoch, and an iterator over its batches: a loop over epochs, as in PyTorch.
 
         Each epoch has its own order, random draws and last batch, which is short unless the `Batch` drops it. Epoch 0
-        has the order of `iter(loader)`. The iterator of an epoch is closed when the next one begins. Its worker
-        processes then serve the next epoch, and end after the last one; Ray actors are started for each epoch.
+        has the order of `iter(loader)`. The iterator of an epoch is closed when the next one begins. Its workers then
+        serve the next epoch, and end after the last one.
 
         The sampler decides the order of each epoch. `IndexSampler`, `HierarchicalSampler` and `PackingSampler` shuffle
         again. In an epoch of a `MixtureSampler`, each component begins its own epoch of that number, and `stop` decides
-        the end. A sampler of your own needs a method `of_epoch(number)` that returns a sampler with a `len`.
+        the end; the positions of its changes of weights are counted over all epochs. A sampler of your own needs a
+        method `of_epoch(number)` that returns a sampler with a `len`.
 
         To resume, save the number of the epoch with the state of its iterator. Then begin with that epoch, and pass
         the state to its iterator.

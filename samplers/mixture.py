@@ -227,18 +227,15 @@ class MixtureSampler(Pictured):
     def of_epoch(self, number: int) -> Self:
         """Returns the mixture of one epoch of each component, to the end that `stop` decides.
 
+        The positions of changes of weights are counted over all epochs, one after another: with epochs of 100 records,
+        position 250 is in the middle of epoch 2, and the weights that hold there hold in the epochs after it.
+
         Args:
             number: the number of the epoch, from 0 on. In each, the components have their own order.
 
         Raises:
             TypeError: the sampler of a component has no `of_epoch`.
-            ValueError: the weights change at a position, which epochs would repeat.
         """
-        if len(self._changes) > 1:
-            raise ValueError(
-                f"Cannot divide a mixture into epochs: its weights change at position {self._changes[1][0]}. Keep one "
-                "iterator, or build a loader with fixed weights for each epoch."
-            )
         missing = [name for name, part in self.parts.items() if not callable(getattr(part, "of_epoch", None))]
         if missing:
             raise TypeError(
@@ -246,12 +243,30 @@ class MixtureSampler(Pictured):
                 f"{type(self.parts[missing[0]]).__name__}, has no of_epoch(number). Give it that method, which returns "
                 "the sampler of one epoch, with a len."
             )
-        parts = {name: part.of_epoch(number) for name, part in self.parts.items()}
+        changes = self._changes
+        for earlier in range(number):
+            if len(changes) == 1:
+                break
+            length = self._of_epoch(earlier, changes).length
+            if length is None:
+                raise ValueError(f"Cannot begin epoch {number} of a mixture: epoch {earlier} is endless.")
+            held = bisect.bisect_right(changes, length, key=operator.itemgetter(0)) - 1
+            changes = ((0, changes[held][1]), *((position - length, own) for position, own in changes[held + 1 :]))
+        return self._of_epoch(number, changes)
+
+    def _of_epoch(self, number: int, changes: tuple[tuple[int, tuple[int, ...]], ...]) -> Self:
+        """Returns an epoch, given the changes of weights from its beginning on."""
         epoch = object.__new__(type(self))
         vars(epoch).update(self.__getstate__())
-        epoch.parts = parts
-        epoch.samplers = tuple(checked_component(name, part) for name, part in parts.items())
-        epoch._schedule = MixingSchedule(self._changes, [sampler.length for sampler in epoch.samplers], self.stop)
+        epoch.parts = {name: part.of_epoch(number) for name, part in self.parts.items()}
+        epoch.samplers = tuple(checked_component(name, part) for name, part in epoch.parts.items())
+        schedule = MixingSchedule(changes[:1], [sampler.length for sampler in epoch.samplers], self.stop)
+        count = 1
+        for position, weights in changes[1:]:
+            if schedule.length is not None and position >= schedule.length:
+                break
+            schedule, count = schedule.changed(position, weights), count + 1
+        epoch._schedule, epoch._changes = schedule, changes[:count]
         return epoch
 
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:

@@ -116,7 +116,6 @@ def test_an_order_without_epochs_has_no_epochs() -> None:
         (Plain(), TypeError, r"got Plain. Give it that method, .* itertools\.islice\(batches, steps\)"),
         (Endless(4), ValueError, r"of_epoch\(1\) of Endless must return a sampler that ends"),
         (mixture_of({"a": plain, "b": Plain()}), TypeError, "the sampler of component 'b', a Plain, has no of_epoch"),
-        (mixture_of({"a": plain, "b": plain}).reweighted(2, [1, 2]), ValueError, "its weights change at position 2"),
     ):
         records = range(4) if sampler.num_records is not None else ConcatenatedDataSource([range(4), range(4)])
         loader = millstream.DataLoader(data_source=records, sampler=sampler)
@@ -244,6 +243,57 @@ def test_epochs_of_a_mixture(workers: int) -> None:
             else:
                 with pytest.raises(millstream.CheckpointError):
                     batches.set_state(state)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("stop", ["first_exhausted", "drop_exhausted"])
+def test_epochs_of_a_mixture_whose_weights_change(stop: str, workers: int) -> None:
+    """Positions of changes are counted over all epochs; an epoch ends by `stop`, and the weights there hold on."""
+    changes: list[tuple[int, dict[str, int]]] = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "b": 3}), (20, {"a": 2, "b": 1})]
+    parts = {"a": Backwards(6), "b": Backwards(9)}
+    begin, expected = 0, []
+    for number in range(4):
+        first = [weights for position, weights in changes if position <= begin][-1]
+        own = {name: part.of_epoch(number) for name, part in parts.items()}
+        epoch = MixtureSampler(own, first, stop=stop)
+        for position, weights in changes:
+            if begin < position < begin + len(epoch):
+                epoch = epoch.reweighted(position - begin, weights)
+        keys = epoch.record_keys(0, len(epoch)).tolist()
+        expected.append(keys)
+        begin += len(keys)
+    assert begin > 40 if stop == "drop_exhausted" else begin > 30
+    sampler = MixtureSampler({name: Forever(part) for name, part in parts.items()}, changes[0][1], stop=stop)
+    for position, weights in changes[1:]:
+        sampler = sampler.reweighted(position, weights)
+    source = ConcatenatedDataSource({"a": range(6), "b": range(6, 15)})
+
+    def loader() -> millstream.DataLoader:
+        return millstream.DataLoader(data_source=source, sampler=sampler, worker_count=workers)
+
+    with loader() as one, loader() as other:
+        assert [list(batches) for _, batches in one.epochs(4)] == expected
+        for _, batches in one.epochs(4, start=2):
+            assert [next(batches) for _ in range(2)] == expected[2][:2]
+            state = batches.get_state()
+            break
+        for number, batches in other.epochs(4, start=2):
+            if number == 2:
+                batches.set_state(state)
+            assert list(batches) == expected[number][2 if number == 2 else 0 :]
+
+
+class Forever(Backwards):
+    """The order of another sampler, endless: its epochs one after another."""
+
+    length = None
+
+    def __init__(self, epochs: Backwards) -> None:
+        super().__init__(epochs.num_records)
+
+    def of_epoch(self, number: int) -> Backwards:
+        """Returns the sampler of an epoch."""
+        return Backwards(self.num_records, number)
 
 
 def process_of(number: int) -> int:
