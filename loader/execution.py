@@ -46,7 +46,7 @@ class Execution:
         name: the name of this pipeline among those of the shared workers.
         threads: the threads of this process if they are shared with other pipelines; None for its own.
         local_reading: the threads that run local operations in advance; None to run them on demand.
-        whole: the execution that this one is an epoch of, whose worker processes it uses; None for its own.
+        whole: the execution that this one is an epoch of, whose workers it uses; None for its own.
 
     Attributes:
         pipeline: the pipeline.
@@ -89,9 +89,8 @@ class Execution:
         self._number = 0 if shared_workers is None else shared_workers.register(name, pipeline)
         # Modules are imported now: a trainer that changes its folder later must not import files from there.
         self.pools: WarmPools[Any] | None = None
-        # Actors serve a single epoch.
-        self._borrows_pools = whole is not None and ray_workers is None
-        if whole is not None and self._borrows_pools:
+        self._borrows_pools = whole is not None
+        if whole is not None:
             self.pools = whole.pools
         elif workers.num_workers:
             self.pools = self._pools_of(pipeline, reading)

@@ -9,6 +9,7 @@ Guarantees:
 """
 
 import faulthandler
+import functools
 import os
 import pickle
 import sys
@@ -29,7 +30,7 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns
 from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure
 from millstream.loader.transport.pipeline_file import unpickle_pipelines
-from millstream.loader.workers.call_runner import CallResult, CallRunner
+from millstream.loader.workers.call_runner import MAX_EPOCHS, CallResult, CallRunner
 
 PRIVATE_BYTES = 1 << 26
 """The total size of the pipeline's arrays that an actor copies, smallest first."""
@@ -60,17 +61,23 @@ class PipelineActor:
         self._memory = RecycledMemory()
         try:
             pickled, buffers = pipeline
-            (unpickled,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
-            profiler = Profiler(unpickled.labels, measures_costs=unpickled.measures_costs)
-            plan = Plan(unpickled, profiler.timed)
-            self._runner = CallRunner(
-                plan,
-                profiler,
-                self._classes,
-                readers=ReaderThreads(affordable_threads(num_threads)),
-                allocate=self._memory.allocate,
-                pack=self._pack,
-            )
+            (whole,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
+            profiler = Profiler(whole.labels, measures_costs=whole.measures_costs)
+            readers = ReaderThreads(affordable_threads(num_threads))
+
+            @functools.lru_cache(maxsize=1 + MAX_EPOCHS)
+            def runner_of(epoch: int | None) -> CallRunner[Packed]:
+                return CallRunner(
+                    Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed),
+                    profiler,
+                    self._classes,
+                    readers=readers,
+                    allocate=self._memory.allocate,
+                    pack=self._pack,
+                )
+
+            runner_of(None)
+            self._runner_of = runner_of
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001  (unpickling user classes may raise anything)
@@ -80,15 +87,16 @@ class PipelineActor:
         """Returns the process ID, and the error of unpickling the pipeline, if any."""
         return os.getpid(), self._failure
 
-    def make(self, message: tuple[int, int, int] | bytes) -> CallResult[Packed]:
+    def make(self, message: tuple[int, int, int] | bytes, epoch: int | None) -> CallResult[Packed]:
         """Computes the outputs of a call.
 
         Args:
             message: the first block, the block after the last, and the logical shard; or a pickled `Group`.
+            epoch: the number of the epoch; None for the complete order.
         """
         faulthandler.dump_traceback_later(self._stack_seconds, file=_STANDARD_ERROR)
         try:
-            return self._runner.make(message)
+            return self._runner_of(epoch).make(message)
         finally:
             faulthandler.cancel_dump_traceback_later()
 

@@ -134,12 +134,12 @@ class ActorPool:
         """True if another iterator may use the pool: it is this process's, not stopped, and connected."""
         return self.is_ours and not self._stopped and self._is_connected
 
-    def submit(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes) -> None:
-        """Sends a call to an actor."""
+    def submit(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes, epoch: int | None) -> None:
+        """Sends a call of an epoch to an actor."""
         if not actor.calls:
             actor.waited = 0.0
         actor.calls.append(call)
-        self._awaited[actor.handle.make.remote(message)] = actor, call
+        self._awaited[actor.handle.make.remote(message, epoch)] = actor, call
 
     def replace(self, actor: Actor) -> None:
         """Kills an actor if it is alive, and starts a replacement."""

@@ -33,10 +33,7 @@ from millstream.loader.transport.arena import Allocator
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Payload, pack, pack_failure
 from millstream.loader.transport.pipeline_file import read_pipelines
-from millstream.loader.workers.call_runner import CallRunner, leave_if_forked
-
-MAX_EPOCHS = 2
-"""The maximum number of epochs whose plans a worker keeps."""
+from millstream.loader.workers.call_runner import MAX_EPOCHS, CallRunner, leave_if_forked
 
 
 def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:

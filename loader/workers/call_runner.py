@@ -29,6 +29,9 @@ from millstream.loader.transport.payload import Failure, pack_failure, unpicklab
 Packed = TypeVar("Packed")
 PrepareBlocks = Callable[[int, int, int], Elements]
 
+MAX_EPOCHS = 2
+"""The maximum number of epochs whose plans a worker keeps."""
+
 
 class CallResult(NamedTuple, Generic[Packed]):
     """The outputs of a call, and the error in place of the next output, if any.

@@ -240,6 +240,24 @@ def test_actors_stay_for_the_next_iterator_and_end_with_the_loader() -> None:
         next(again)
 
 
+def test_actors_stay_over_epochs() -> None:
+    """The same actors serve all epochs, each with its own order, also after one that was left; none remains."""
+    records: list[int] = list(range(SIZE))
+    with millstream.load(records, shuffle=True, seed=5, batch_size=BATCH) as plain:
+        expected = [[batch.tolist() for batch in batches] for _, batches in plain.epochs(3)]
+    with millstream.load(records, shuffle=True, seed=5, batch_size=BATCH, **on_ray()) as loader:
+        actors = []
+        for number, batches in loader.epochs(3):
+            found = [next(batches).tolist()]
+            actors.append(list(pool_of(batches).workers))
+            # The second is left early.
+            found += [batch.tolist() for batch in itertools.islice(batches, 2 if number == 1 else None)]
+            assert found == expected[number][: len(found)]
+            assert number == 1 or len(found) == len(expected[number])
+        assert actors == [actors[0]] * 3
+        assert pool_of_closed(loader) == []
+
+
 def pool_of_closed(loader: millstream.DataLoader) -> list[Any]:
     """Returns the idle pools of a loader."""
     assert loader._execution.pools is not None
