@@ -80,6 +80,24 @@ def test_no_more_workers_than_cores_are_recommended() -> None:
     assert "worker_count" not in text_of(snapshot, "bottleneck")
 
 
+def test_a_slow_operation_after_mp_prefetch_belongs_before_it() -> None:
+    """The advice is to move mp_prefetch, however idle the workers are; without workers, it asks for some."""
+    local = {"is_local": True, "location": Location.TRAINER}
+    for workers, advised in ((2, "Move .mp_prefetch after it, so that workers run it."), (0, "Use .mp_prefetch(")):
+        run = snapshot_of_run(augment=9.0, waits=9.0, trains=1.0, workers=workers, core_seconds=0.1, front=CHAIN)
+        snapshot = with_stage(run, "operations[0], Augment", **local)
+        assert kinds(snapshot) == ["waiting", "bottleneck"]
+        assert advised in text_of(snapshot, "bottleneck")
+    chain = millstream.MapDataset.range(8).to_iter_dataset().map(abs).mp_prefetch(1).map(float).batch(2)
+    with iter(chain) as iterator:
+        stages = {stage.name: stage for stage in iterator.insight.snapshot().stages}
+    assert [(name, stages[name].is_local) for name in ("Map(abs)", "Map(float)", "Batch(batch_size=2)")] == [
+        ("Map(abs)", False),
+        ("Map(float)", True),
+        ("Batch(batch_size=2)", True),
+    ]
+
+
 def test_actors_are_asked_for_as_a_cluster_has_them() -> None:
     """Not by worker_count, and whatever cores this machine has: some more, of which the cluster knows what to think."""
     run: dict[str, Any] = {"augment": 30.0, "waits": 4.0, "trains": 8.0}
