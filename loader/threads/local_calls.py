@@ -7,6 +7,7 @@ Guarantees:
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
@@ -14,11 +15,15 @@ from typing import TYPE_CHECKING, Any, final
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.threads.memory_budget import buffer_budget
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 from millstream.signal_exceptions import is_from_signal_handler
+
+WEIGHT = 0.25
+"""The weight of the latest call in the estimated size of a record's outputs."""
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.assignments import Wanting
@@ -54,6 +59,7 @@ class LocalCalls:
 
     Attributes:
         may_work_here: True if the consumer's thread may run user code, because it has no settings of its own.
+        max_bytes: the maximum size of the outputs of calls that run in advance.
     """
 
     def __init__(
@@ -72,21 +78,24 @@ class LocalCalls:
         self._settings = ThreadSettings()
         self.may_work_here = True
         options = reading if reading is not None and reading.reads_ahead else ReadOptions(1, 0)
-        self._max_ahead, self._readers = options.prefetch_buffer_size, ReaderThreads(options.num_threads)
+        self._max_records, self._readers = options.prefetch_buffer_size, ReaderThreads(options.num_threads)
+        self.max_bytes = buffer_budget(options.max_buffer_bytes) if self._max_records else sys.maxsize
+        # The records of the calls in flight and of the latest call, and the estimated size of the outputs of one.
+        self._num_records, self._num_latest, self._record_bytes = 0, 0, 0.0
         self._readers.end_with(owner)
         self._threads = ThreadedCalls(plan, self._readers, allocate, owner, stall_timeout)
 
     def begin(self) -> None:
         """Checks the settings of the consumer's thread, once per request of the consumer."""
         self.may_work_here = self._settings.are_neutral()
-        if not self.may_work_here or self._max_ahead:
+        if not self.may_work_here or self._max_records:
             self._threads.check_process()
 
     def run(self, call: Call) -> float:
         """Runs a call, completes it and returns the seconds it took."""
         if self.may_work_here:
             return run_here(self._plan, self._schedule, call, self._allocate)
-        self._threads.submit(call)
+        self._submit(call)
         return self._receive()[1]
 
     def run_next(self, take: Callable[[], Call | None]) -> tuple[Call, float] | None:
@@ -103,16 +112,43 @@ class LocalCalls:
 
     def submit(self, take: Callable[[], Call | None]) -> None:
         """Submits calls to the threads, if any run calls in advance."""
-        while self._threads.in_flight < self._max_ahead and (call := take()) is not None:
-            self._threads.submit(call)
+        while self._has_room and (call := take()) is not None:
+            self._submit(call)
+
+    def stop(self) -> float:
+        """Drops the calls. Returns the time of `time.monotonic` until which `join` waits for user code."""
+        self._readers.stop()
+        self._threads.close()
+        return time.monotonic() + CLOSE_SECONDS
+
+    def join(self, deadline: float) -> None:
+        """Waits for the threads to end."""
+        self._readers.join(deadline - time.monotonic())
 
     def close(self) -> None:
         """Stops the threads. Waits at most CLOSE_SECONDS for one that is inside user code."""
-        self._readers.stop()
-        self._threads.close()
-        self._readers.join(CLOSE_SECONDS)
+        self.join(self.stop())
+
+    @property
+    def _has_room(self) -> bool:
+        """True if threads may run another call in advance. One may whatever its size, two whatever their records."""
+        in_flight = self._threads.in_flight
+        if not in_flight:
+            return self._max_records > 0
+        records = self._num_records + self._num_latest
+        return (in_flight == 1 or records <= self._max_records) and records * self._record_bytes <= self.max_bytes
+
+    def _submit(self, call: Call) -> None:
+        self._num_latest = call.num_records
+        self._num_records += call.num_records
+        self._threads.submit(call)
 
     def _receive(self) -> tuple[Call, float]:
         call, elements, seconds = self._threads.receive()
         self._schedule.complete(call, elements)
+        self._num_records -= call.num_records
+        if call.outputs is not None:
+            latest = call.outputs.num_bytes / max(1, call.num_records)
+            # Weighted towards the largest, because memory has to hold them as well.
+            self._record_bytes = max(latest, self._record_bytes + WEIGHT * (latest - self._record_bytes))
         return call, seconds

@@ -68,11 +68,11 @@ class ThreadExecutor(Executor):
         self._shared = SharedThreads() if threads is None else threads
         readers = self._shared.enter(self, options)
         max_records = min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // MIN_AHEAD))
-        self._size = CallSize(plan, max_records, self._shared.max_bytes)
         self._threads = ThreadedCalls(plan, readers, self._memory.allocate, self, stall_timeout)
         self._local = LocalCalls(
             plan, self._schedule, self._memory.allocate, self, reading=local_reading, stall_timeout=stall_timeout
         )
+        self._size = CallSize(plan, max_records, min(self._shared.max_bytes, self._local.max_bytes))
         kind = type(plan.pipeline.source), len(plan.stages)
         self._kinds = [(kind, stage) for stage in range(len(plan.stages))]
         # Other executors have measured calls of this kind.
@@ -104,8 +104,9 @@ class ThreadExecutor(Executor):
     def close(self) -> None:
         """Drops the calls. The last executor of the threads stops them (see `SharedThreads.leave`)."""
         self._threads.close()
+        deadline = self._local.stop()
         self._shared.leave(self)
-        self._local.close()
+        self._local.join(deadline)
 
     def _run_local(self) -> bool:
         ran = self._local.run_next(self._take_local)

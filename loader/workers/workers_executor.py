@@ -90,13 +90,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         super().__init__(plan, position, feed)
         self._profiler = profiler
         self._memory = RecycledMemory()
+        stall = options.stall_timeout
         self._local = LocalCalls(
-            plan,
-            self._schedule,
-            self._memory.allocate,
-            self,
-            reading=local_reading,
-            stall_timeout=options.stall_timeout,
+            plan, self._schedule, self._memory.allocate, self, reading=local_reading, stall_timeout=stall
         )
         self._pool: WorkersPool[WorkerT] = pools.take()
         # `break` in a loop drops its iterator. The next one finds the workers warm.
@@ -107,7 +103,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             # The next iterator has to find the beginning of the stream that these workers have read from.
             self._returning.detach()
         self._options = options
-        self._own = Substream(plan, self._schedule, profiler, pipeline, feed is not None, self._pool.max_bytes)
+        max_bytes = min(self._pool.max_bytes, self._local.max_bytes)
+        self._own = Substream(plan, self._schedule, profiler, pipeline, feed is not None, max_bytes)
         self._take_local = functools.partial(self._own.take, None)
         self.substreams = Substreams(self._own, self._pool.max_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
@@ -163,8 +160,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
     def close(self) -> None:
         """Stops the workers."""
         self._returning.detach()
+        deadline = self._local.stop()
         self._pool.stop()
-        self._local.close()
+        self._local.join(deadline)
 
     @abc.abstractmethod
     def _submit(self, worker: WorkerT, number: int, call: Call) -> None:

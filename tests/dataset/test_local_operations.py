@@ -1,0 +1,134 @@
+"""Operations after `mp_prefetch` in threads of this process: every wait and the memory have bounds, as anywhere."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millstream import IterDataset, MapDataset, ReadOptions, WorkerStalledError
+from millstream.experimental import DatasetOptions, WithOptionsIterDataset
+from support.faults import user_faults
+from support.faults.user_faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen, WaitAt
+from support.processes.worker_pools import assert_quickest, fork_server_of, in_background, still_there
+
+COUNT = 40
+
+
+def chain(*before: Any) -> IterDataset[Any]:
+    """Returns the numbers below COUNT, after some operations."""
+    return MapDataset.range(COUNT).to_iter_dataset(ReadOptions(0, 0)).apply(list(before))
+
+
+def test_closing_waits_for_workers_and_local_threads_together(tmp_path: Path) -> None:
+    """A stopped fork server and a local thread that hangs cost no more time than the slower of them."""
+    attempts = iter(range(100))
+
+    def close_one() -> float:
+        attempt = next(attempts)
+        with Pipe(tmp_path / f"there{attempt}") as there, Pipe(tmp_path / f"go{attempt}") as go_on:
+            local = At(1, ReportThen(there.path, WaitAt(go_on.path)))
+            dataset = chain(At(9, user_faults.hang)).mp_prefetch(1).map(local).prefetch(ReadOptions(1, 4))
+            iterator = iter(dataset)
+            assert next(iterator) == 0
+
+            def wait_for_the_local_thread() -> None:
+                with pytest.raises(ValueError, match="closed"):
+                    next(iterator)
+
+            with in_background(wait_for_the_local_thread):
+                assert there.take_numbers() == [os.getpid()]
+                fork_server = fork_server_of(iterator._inner)
+                os.kill(fork_server, signal.SIGSTOP)
+                start = time.monotonic()
+                iterator.close()
+                seconds = time.monotonic() - start
+                go_on.put()
+        assert still_there([fork_server]) == []
+        return seconds
+
+    assert_quickest(1.5, close_one)
+
+
+def test_a_stall_of_a_local_thread_is_an_error(tmp_path: Path) -> None:
+    """After stall_timeout, a local operation that hangs is an error at its turn, with its stack and its record key."""
+    with Pipe(tmp_path / "go") as go_on:
+        dataset = chain(abs).mp_prefetch(1).map(At(25, WaitAt(go_on.path))).prefetch(ReadOptions(1, 4))
+        with iter(dataset) as iterator:
+            found = [next(iterator)]
+            # Shortened after the worker has started, whose time depends on the machine.
+            iterator._inner._executor._local._threads._stall_timeout = 0.3
+            with pytest.raises(WorkerStalledError) as caught:
+                found.extend(iterator)
+            assert found == list(range(len(found)))
+            assert len(found) <= 25
+            for text in ("stall_timeout", " 25", "in wait_at"):
+                assert text in str(caught.value)
+            go_on.put()
+            iterator.seek(26)
+            assert list(iterator) == list(range(26, COUNT))
+
+
+@pytest.mark.parametrize("reading", [None, ReadOptions(2, 8)])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_element_that_fails_here_is_skipped(workers: int, reading: ReadOptions | None) -> None:
+    """With on_error="skip", elements that fail on either side of mp_prefetch are dropped, in order, and counted."""
+    fails = [At(number, Raise(ValueError, (f"{number} is bad",))) for number in (7, 9)]
+    dataset = chain(fails[0]).mp_prefetch(workers).map(fails[1])
+    dataset = dataset if reading is None else dataset.prefetch(reading)
+    for max_errors in (2, 1):
+        options = DatasetOptions(on_error="skip", max_errors=max_errors)
+        with iter(WithOptionsIterDataset(dataset, options)) as iterator:
+            if max_errors == 2:
+                assert list(iterator) == [number for number in range(COUNT) if number not in {7, 9}]
+                assert iterator.metrics()["loader/errors"] == 2.0
+                iterator.set_state(iterator.get_state())
+                assert list(iterator) == []
+                continue
+            assert [next(iterator) for _ in range(8)] == [0, 1, 2, 3, 4, 5, 6, 8]
+            with pytest.raises(ValueError, match="9 is bad"):
+                next(iterator)
+
+
+class Grow:
+    """Turns a number into an array, and counts its calls in a file."""
+
+    def __init__(self, file: Path, size: int) -> None:
+        self.file = file
+        self.size = size
+
+    def __call__(self, number: int) -> np.ndarray[Any, Any]:
+        """Returns an array of bytes."""
+        with self.file.open("ab", buffering=0) as file:
+            file.write(b"\0")
+        return np.full(self.size, number, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("reading", "most"),
+    [
+        (ReadOptions(2, 1000, max_buffer_bytes=4_000_000), 4),
+        (ReadOptions(2, 1000, max_buffer_bytes=1), 1),
+        (ReadOptions(2, 16), 16),
+    ],
+)
+def test_local_threads_hold_no_more_than_their_buffer(reading: ReadOptions, most: int, tmp_path: Path) -> None:
+    """Local threads work as far ahead as the limits of bytes and of records allow, however small their inputs are."""
+    file = tmp_path / "calls"
+    numbers = MapDataset.range(200).to_iter_dataset(ReadOptions(0, 0))
+    dataset = numbers.map(abs).mp_prefetch(1).map(Grow(file, 1_000_000)).prefetch(reading)
+    held = 0
+    with iter(dataset) as iterator:
+        for number in range(200):
+            assert next(iterator)[0] == number
+            calls = iterator._inner._executor._local._threads
+            deadline = time.monotonic() + WAIT_SECONDS
+            while calls.num_finished < calls.in_flight:
+                assert time.monotonic() < deadline, "the local threads do not finish"
+            # The first calls are larger: sizes are known once outputs have been received.
+            if number > 100:
+                held = max(held, file.stat().st_size - number - 1)
+    assert 0 < held <= most
