@@ -23,7 +23,7 @@ from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 from millstream.loader.repeated_passes import RepeatedPasses
-from millstream.loader.state_of_plan import stream_of
+from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import Profiler
@@ -176,7 +176,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
-        return visualized(sys._getframe(1), self._opened, self._traced_text, self._traced_html)  # noqa: SLF001
+        make = functools.partial(DataLoaderIterator, self)
+        return visualized(sys._getframe(1), make, self._traced_text, self._traced_html)  # noqa: SLF001
 
     def _traced_text(self) -> str:
         self._trace_if_possible()
@@ -190,21 +191,14 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         with contextlib.suppress(Exception):  # A pipeline that fails, does so at its first batch.
             self.trace()
 
-    def _opened(self) -> DataLoaderIterator:
-        iterator = DataLoaderIterator(self)
-        # Checked after the iterator is registered, because another thread may close the loader.
-        if self._closed:
-            iterator.close()
-        self._check_open()
-        return iterator
-
     def _beginning(self) -> Beginning:
-        self._check_open()
+        self._execution.check_open()
         return self._execution.beginning(self._stream, self._passes)
 
     def _create_initial_state(self) -> bytes:
         # Grain's name, for programs that write DataLoaderIterator(loader, loader._create_initial_state()).
-        return DataLoaderIterator(self).get_state()
+        self._execution.check_open()
+        return state_at(self._plan.beginning, 0, self._plan, self._stream).encode()
 
     def epochs(self, num_epochs: int, *, start: int = 0) -> Iterator[tuple[int, DataLoaderIterator]]:
         """Yields the number of each epoch, and an iterator over its batches: a loop over epochs, as in PyTorch.
@@ -247,7 +241,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
                 "for batch in itertools.islice(batches, steps): ..."
             )
         # An error of the first epoch's order is one of this call.
-        self._check_open()
+        self._execution.check_open()
         first = self._pipeline.of_epoch(start) if start < num_epochs else self._pipeline
         if first.order.length is None:
             raise ValueError(
@@ -260,7 +254,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         state = {name: value for name, value in self.__getstate__().items() if name != "_stream"}
         try:
             for number in numbers:
-                self._check_open()
+                self._execution.check_open()
                 loader = DataLoader.__new__(DataLoader)
                 vars(loader).update(state | {"_pipeline": self._pipeline.of_epoch(number)})
                 loader._begin(self)  # noqa: SLF001  (of this class)
@@ -280,14 +274,11 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         Its iterators are closed, too: their `next` raises ValueError, but their states can still be taken. Iterating
         over the loader again raises ValueError. Without `close`, idle workers end after a minute, or with the loader.
         """
-        self._closed = True
-        for iterator in self._execution.insight.living_iterators():
-            iterator.close_with_loader()
         self._execution.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the arguments and the description of the stream. Processes, threads and iterators are not pickled."""
-        own = {"_closed", "_execution", "_passes", "_plan", "_profiler"}
+        own = {"_execution", "_passes", "_plan", "_profiler"}
         return {name: value for name, value in vars(self).items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -311,7 +302,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         """
         from millstream.loader.monitoring.served_pipelines import serve  # noqa: PLC0415  (lazy: off by default)
 
-        self._check_open()
+        self._execution.check_open()
         serve(self._execution)
 
     def __repr__(self) -> str:
@@ -347,7 +338,6 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         Args:
             whole: the loader that this one is an epoch of. It shares measurements and errors; None for none.
         """
-        self._closed = False
         self._profiler = self._new_profiler() if whole is None else whole._profiler  # noqa: SLF001  (of this class)
         self._passes = RepeatedPasses(self._pipeline)
         self._execution = Execution(
@@ -363,10 +353,6 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         self._plan = self._execution.plan
         if whole is not None:
             self._plan.errors = whole._plan.errors  # noqa: SLF001  (of this class)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ValueError("This DataLoader is closed: build a new one.")
 
     @property
     def _worker_options(self) -> MultiprocessingOptions:

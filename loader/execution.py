@@ -125,6 +125,10 @@ class Execution:
 
     def _register(self, iterator: DataLoaderIterator) -> None:
         self.insight.iterators[id(iterator)] = iterator
+        # Checked after the iterator is registered, because another thread may close the loader.
+        if self.is_closed:
+            iterator.close_with_loader()
+        self.check_open()
         if self.pipeline.measures_costs:
             from millstream.loader.execution_log import log_execution  # noqa: PLC0415  (lazy: off by default)
 
@@ -134,14 +138,21 @@ class Execution:
 
             serve_by_environment(self)
 
+    def check_open(self) -> None:
+        """Raises ValueError if the loader was closed."""
+        if self.is_closed:
+            raise ValueError("This DataLoader is closed: build a new one.")
+
     def stop_idle_workers(self) -> None:
         """Stops the workers that no iterator uses."""
         if self.pools is not None and not self._borrows_pools:
             self.pools.stop_idle()
 
     def close(self) -> None:
-        """Stops the workers that no iterator uses, now and in future."""
+        """Closes the iterators, and stops the workers, now and in future."""
         self.is_closed = True
+        for iterator in self.insight.living_iterators():
+            iterator.close_with_loader()
         if self.pools is not None and not self._borrows_pools:
             self.pools.close()
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import select
 import sys
 import termios
@@ -24,8 +25,11 @@ _SCROLLS = {
 }
 """Half pages to move down for j, space, the arrow and page down, and for their opposites."""
 
-MAX_KEY_BYTES = 8
-"""Longest sequence of bytes that a terminal sends for one key."""
+_KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+"""One key. An arrow is a sequence that begins with the byte of Escape, which alone quits."""
+
+MAX_BYTES = 1024
+"""Number of bytes that are read together."""
 
 
 def show_live(
@@ -62,12 +66,12 @@ def show_live(
             room = max(1, console.size.height - 2)
             top = max(0, min(top, len(lines) - room))
             live.update(_rendered(lines, top, room), refresh=True)
-            key = _read_key(seconds)
-            if key in ("q", "\x1b", "\x04"):
-                return
-            if key == "s":
-                shown = () if shown else stacks()
-            top += room // 2 * _SCROLLS.get(key, 0)
+            for key in _read_keys(seconds):
+                if key in ("q", "\x1b", "\x04"):
+                    return
+                if key == "s":
+                    shown = () if shown else stacks()
+                top += room // 2 * _SCROLLS.get(key, 0)
 
 
 def _rendered(lines: Sequence[Line], top: int, room: int) -> "Text":
@@ -99,9 +103,8 @@ def _unbuffered_keys() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _read_key(seconds: float) -> str:
-    """Returns the key that is pressed within the given time; "" if none is."""
+def _read_keys(seconds: float) -> list[str]:
+    """Returns the keys that are pressed until the first of them has arrived, within the given time."""
     source = [sys.stdin] if sys.stdin.isatty() else []
     ready, _, _ = select.select(source, [], [], seconds)
-    # An arrow is a sequence that begins with the byte of Escape, which alone quits.
-    return os.read(sys.stdin.fileno(), MAX_KEY_BYTES).decode(errors="replace") if ready else ""
+    return _KEY.findall(os.read(sys.stdin.fileno(), MAX_BYTES).decode(errors="replace")) if ready else []

@@ -97,8 +97,8 @@ def is_bottleneck(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
 
 
 def each_text(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
-    """Returns the time of a measured stage per batch: `3.2 ms a batch`."""
-    return f"{seconds_text(stage.seconds / snapshot.measured.batches)} a batch"
+    """Returns the time of a measured stage per batch: `3.2 ms per batch`."""
+    return f"{seconds_text(stage.seconds / snapshot.measured.batches)} per batch"
 
 
 def _location_text(snapshot: LoaderSnapshot, location: Location) -> str:

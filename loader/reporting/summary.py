@@ -62,7 +62,7 @@ def _lines_of_loader(snapshot: LoaderSnapshot) -> Iterator[str]:
             if is_measured(snapshot):
                 mark = "  <- slowest" if is_bottleneck(snapshot, stage) else ""
                 text = (
-                    f"{text:<{width}}  {each_text(snapshot, stage):>15}  {share_text(snapshot.share(stage)):>5}{mark}"
+                    f"{text:<{width}}  {each_text(snapshot, stage):>17}  {share_text(snapshot.share(stage)):>5}{mark}"
                 )
             yield f"  │ {text}"
             yield from (f"  │     {leaf}" for leaf in stage.structure or ())
@@ -92,7 +92,7 @@ def _table(snapshot: LoaderSnapshot) -> list[str]:
     total = measured.seconds or 1.0
     head, *lines = aligned(
         [
-            ("stage", "where", "seconds", "a batch", "share"),
+            ("stage", "where", "seconds", "per batch", "share"),
             *(row(stage.label, stage.location.value, stage.seconds, snapshot.share(stage)) for stage in stages),
             ("the first batch of each pass", "", f"{measured.first_seconds:.3f}", "", ""),
             row("the trainer waits", "trainer", measured.wait_seconds, measured.wait_seconds / total),

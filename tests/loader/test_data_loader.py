@@ -489,6 +489,21 @@ def test_a_loader_can_be_iterated_again_and_again() -> None:
     assert [comparable(batch) for batch in loader] == [comparable(batch) for batch in loader]
 
 
+def test_an_iterator_of_a_loader_that_is_closed_meanwhile_is_closed() -> None:
+    """If another thread closes the loader while an iterator is constructed, the constructor raises."""
+    loader = millstream.load(range(8), num_epochs=1, batch_size=4)
+
+    class ClosingState(bytes):
+        def __bytes__(self) -> bytes:
+            loader.close()
+            return self[:]
+
+    state = ClosingState(iter(loader).get_state())
+
+    with pytest.raises(ValueError, match="This DataLoader is closed"):
+        millstream.DataLoaderIterator(loader, state)
+
+
 def test_sources_of_every_kind_are_read() -> None:
     """Lists, tuples, arrays, strings of bytes and whatever has `len` and `[]` are sources."""
 

@@ -65,7 +65,10 @@ def test_a_trainer_asks_to_be_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
-    """On a terminal the picture is drawn until q is pressed; an arrow, which begins as Escape does, only scrolls."""
+    """On a terminal the picture is drawn until q is pressed; an arrow, which begins as Escape does, only scrolls.
+
+    Keys that arrive together all count.
+    """
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         ours, theirs = pty.openpty()
         command = [*COMMAND, "top", str(trainer.pid), QUICK]
@@ -82,9 +85,9 @@ def test_a_picture_on_a_terminal(tmp_path: Path) -> None:
                 assert "Stacks of process" not in text
                 terminal.write(b"\x1b[B")
                 read_until(terminal.fileno(), "q quit")
-                terminal.write(b"s")
+                terminal.write(b"k\x1b[Bs")
                 read_until(terminal.fileno(), f"Stacks of process {trainer.pid}")
-                terminal.write(b"q")
+                terminal.write(b"jq")
                 assert looker.wait(WAIT_SECONDS) == 0
             finally:
                 looker.kill()

@@ -120,6 +120,17 @@ def test_the_environment_serves_chains_too(monkeypatch: pytest.MonkeyPatch) -> N
     elements.close()
 
 
+def test_an_initial_state_serves_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs for Grain take the initial state of a loader: it is that of an iterator, and no iterator is made."""
+    monkeypatch.setenv("MILLSTREAM_TOP", "1")
+    loader = loader_of()
+
+    state = loader._create_initial_state()
+
+    assert not (runtime / "millstream").exists()
+    assert state == iter(loader).get_state()
+
+
 def test_stacks_that_were_asked_for_are_not_last_words() -> None:
     """A worker whose stacks were looked at goes on, and when it dies later they are not taken for the reason."""
     loader = loader_of(worker_count=1)

@@ -66,7 +66,7 @@ def test_the_slowest_stage_is_marked_once_there_is_one() -> None:
     """In the terminal and in the notebook: one mark, at the stage that took longest, with its time and rate."""
     snapshot = snapshot_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
     (line,) = [line for line in render_text(snapshot).splitlines() if "slowest" in line]
-    assert line.split() == ["│", "operations[0],", "Augment", "40", "ms", "a", "batch", "80", "%", "<-", "slowest"]
+    assert line.split() == ["│", "operations[0],", "Augment", "40", "ms", "per", "batch", "80", "%", "<-", "slowest"]
     page = render_loader(snapshot)
     assert page.count("ms-stage ms-slowest") == 1
     text = Page(page).text
