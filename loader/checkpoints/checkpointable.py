@@ -16,13 +16,21 @@ class Checkpointable:
 
     states_are_bytes: bool = True
 
+    def get_state(self) -> Any:
+        """Returns the position."""
+        raise NotImplementedError
+
+    def set_state(self, state: Any) -> None:
+        """Moves to the position of a state."""
+        raise NotImplementedError
+
     def start_prefetch(self) -> None:
         """Begins to prefetch in the background and returns immediately."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in a dict, `{"state": get_state()}`, as PyTorch's `Stateful` protocol wants it."""
-        return {"state": _as_any(self).get_state()}
+        return {"state": self.get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Moves to the position in a dict that `state_dict` returned.
@@ -35,7 +43,7 @@ class Checkpointable:
         """
         if not isinstance(state_dict, dict) or state_dict.keys() != {"state"}:
             raise CheckpointError("The dict must have only the key 'state'. Pass a result of state_dict().")
-        _as_any(self).set_state(state_dict["state"])
+        self.set_state(state_dict["state"])
 
     async def save(self, directory: Any) -> Awaitable[None]:
         """Saves the current position, for Orbax's newer interface (`StatefulCheckpointable`).
@@ -75,8 +83,8 @@ class Checkpointable:
 
 def encoded_state(iterator: Checkpointable) -> bytes:
     """Returns an iterator's state as bytes: the state itself, or its JSON text."""
-    state = _as_any(iterator).get_state()
-    return state if iterator.states_are_bytes else json.dumps(state, allow_nan=False).encode()
+    state = iterator.get_state()
+    return bytes(state) if iterator.states_are_bytes else json.dumps(state, allow_nan=False).encode()
 
 
 def restore_state(
@@ -96,11 +104,6 @@ def restore_state(
     from millstream.loader.checkpoints.state_files import read_own_state, restore  # noqa: PLC0415  (as above)
 
     if iterator.states_are_bytes:
-        restore(_as_any(iterator), directory, allow=allow, strict=strict)
+        restore(iterator, directory, allow=allow, strict=strict)
     else:
-        _as_any(iterator).set_state(read_own_state(directory))
-
-
-def _as_any(iterator: Checkpointable) -> Any:
-    """Returns the iterator without its type, because the type of its states depends on the class."""
-    return iterator
+        iterator.set_state(read_own_state(directory))

@@ -1,8 +1,7 @@
 """The base of iterators over batches, in host or device memory: a position to report, save and seek."""
 
-import abc
 import contextlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn, Self, TypeVar
 
 from millstream.closing import Closing
@@ -17,55 +16,19 @@ class ResumableIterator(Checkpointable, Closing):
     _is_in_use = False
     """True while a call is in progress that excludes others."""
 
-    @property
-    @abc.abstractmethod
-    def step(self) -> int:
-        """The number of batches delivered since the beginning of the stream."""
-
-    @property
-    @abc.abstractmethod
-    def epoch(self) -> int | None:
-        """The epoch that the next batch begins in, from 0; None if the sampler has no epochs."""
-
-    @abc.abstractmethod
-    def __len__(self) -> int:
-        """Returns the number of batches left; TypeError if it is unknown."""
-
     def __bool__(self) -> bool:
         """Returns True, even if no batch is left or their number is unknown."""
         return True
 
-    @abc.abstractmethod
-    def __next__(self) -> Any: ...
-
-    @abc.abstractmethod
-    def start_prefetch(self) -> None:
-        """Begins to prefetch in the background and returns immediately."""
-
-    @abc.abstractmethod
-    def get_state(self) -> Any:
-        """Returns the position."""
-
-    @abc.abstractmethod
-    def set_state(self, state: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position of a state."""
-
-    @abc.abstractmethod
-    def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position of the states that all shards saved together."""
-
-    @abc.abstractmethod
-    def seek(self, step: int) -> None:
-        """Moves to the position after the first `step` batches."""
-
     def _repr_html_(self) -> str:
         from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
-        facts = [f"step {self.step:,}"]
-        if self.epoch is not None:
-            facts.append(f"epoch {self.epoch}")
+        own: Any = self
+        facts = [f"step {own.step:,}"]
+        if own.epoch is not None:
+            facts.append(f"epoch {own.epoch}")
         with contextlib.suppress(TypeError):  # The number is unknown.
-            facts.append(f"batches left {len(self):,}")
+            facts.append(f"batches left {len(own):,}")
         return html_fragments.figure(
             html_fragments.card("iterator", repr(self), html_fragments.soft(" · ".join(facts)))
         )

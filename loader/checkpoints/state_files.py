@@ -10,14 +10,11 @@ import json
 import re
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.sharding import jax_process
-
-if TYPE_CHECKING:
-    from millstream.loader.checkpoints.resumable import ResumableIterator
 
 READS_AT_ONCE = 16
 """The number of states that are read concurrently, because each read from a bucket takes tens of milliseconds."""
@@ -29,7 +26,7 @@ def write_state(folder: Any, state: bytes) -> None:
     (folder / _name(*jax_process())).write_bytes(state)
 
 
-def restore(iterator: "ResumableIterator", folder: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
+def restore(iterator: Any, folder: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
     """Moves an iterator to the position that any number of processes saved in a checkpoint's folder.
 
     Raises:
