@@ -43,51 +43,6 @@ if TYPE_CHECKING:
     )
     from millstream.dataset.grain_compat.placed import device_put
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
-else:
-    __getattr__, __dir__ = lazy_imports.hooks(
-        __name__,
-        {
-            "BOSHandling": "millstream.transforms",
-            "BestFitPackIterDataset": "millstream.dataset",
-            "CacheIterDataset": "millstream.dataset",
-            "ConcatThenSplitIterDataset": "millstream.dataset",
-            "DatasetOptions": "millstream.dataset",
-            "ElasticIterator": "millstream.dataset",
-            "ExecutionTrackingMode": "millstream.dataset",
-            "FirstFitPackIterDataset": "millstream.dataset",
-            "FlatMapIterDataset": "millstream.dataset",
-            "FlatMapMapDataset": "millstream.dataset",
-            "FlatMapTransform": "millstream.transforms",
-            "InterleaveIterDataset": "millstream.dataset",
-            "LimitIterDataset": "millstream.dataset",
-            "MapWithIndexTransform": "millstream.transforms",
-            "PackAndBatchOperation": "millstream.transforms",
-            "ParquetIterDataset": "millstream.dataset",
-            "PerformanceConfig": "millstream.dataset",
-            "RebatchIterDataset": "millstream.dataset",
-            "RepeatIterDataset": "millstream.dataset",
-            "RngPool": "millstream.dataset",
-            "ShapeDtypeStruct": "millstream.dataset",
-            "ShapeDtypeStructProtocol": "millstream.dataset",
-            "TFRecordIterDataset": "millstream.dataset",
-            "ThreadPrefetchIterDataset": "millstream.dataset",
-            "WindowShuffleIterDataset": "millstream.dataset",
-            "WindowShuffleMapDataset": "millstream.dataset",
-            "WithOptionsIterDataset": "millstream.dataset",
-            "ZipIterDataset": "millstream.dataset",
-            "ZipMapDataset": "millstream.dataset",
-            "apply_transformations": "millstream.dataset",
-            "assert_equal_output_after_checkpoint": "millstream.dataset",
-            "batch_and_pad": "millstream.dataset",
-            "device_put": "millstream.dataset.grain_compat.placed",
-            "get_element_spec": "millstream.dataset",
-            "get_next_index": "millstream.dataset",
-            "index_shuffle": "millstream.dataset",
-            "multithread_prefetch": "millstream.dataset",
-            "pick_performance_config": "millstream.dataset",
-            "set_next_index": "millstream.dataset",
-        },
-    )
 
 __all__ = [
     "BOSHandling",
@@ -130,3 +85,16 @@ __all__ = [
     "pick_performance_config",
     "set_next_index",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_imports.hooks(
+        __name__,
+        dict.fromkeys(__all__, "millstream.dataset")
+        | {
+            "BOSHandling": "millstream.transforms",
+            "FlatMapTransform": "millstream.transforms",
+            "MapWithIndexTransform": "millstream.transforms",
+            "PackAndBatchOperation": "millstream.transforms",
+            "device_put": "millstream.dataset.grain_compat.placed",
+        },
+    )

@@ -132,17 +132,18 @@ def test_dir_is_the_public_names(part: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["dataset", "experimental", "loader", "samplers", "sources", "transforms"])
 def test_late_names_are_the_classes_that_type_checkers_see(part: str) -> None:
     """What a part imports for type checkers, and what it imports when it is first asked, is the same."""
-    tree = ast.parse(Path(sys.modules[f"millstream.{part}"].__file__ or "").read_text())
-    (branch,) = [node for node in tree.body if isinstance(node, ast.If)]
+    module = sys.modules[f"millstream.{part}"]
+    tree = ast.parse(Path(module.__file__ or "").read_text())
+    branch = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
         alias.name: statement.module
         for statement in branch.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
     }
-    (late,) = [node for node in ast.walk(branch) if isinstance(node, ast.Dict)]
+    (hooks,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "hooks" in ast.unparse(node.func)]
 
-    assert ast.literal_eval(late) == seen
+    assert eval(ast.unparse(hooks.args[1]), vars(module)) == seen
 
 
 @pytest.mark.third_party
