@@ -6,9 +6,7 @@ cloudpickle pickles the functions and classes of a script with their code. This 
     * partial methods. Since Python 3.14, they cannot be created without their function,
     * weak dictionaries, which become their current content,
     * classes with `__slots__`. Without help, their instances would come back with a `__dict__`,
-    * enums, whose members keep their attributes and aliases,
-    * classes whose creation runs the script's code (a metaclass, `__init_subclass__`). They are rebuilt as they are,
-      and that code does not run a second time.
+    * enums, whose members keep their attributes.
 """
 
 import dataclasses
@@ -16,14 +14,11 @@ import functools
 import types
 import typing
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 from millstream.loader.transport.array_pickles import Reduced, reduce_memoryview
-
-IsByValue: TypeAlias = Callable[[Any], bool]
-"""A function that returns True if a class or function crosses by value."""
 
 
 def reduce_cache(cache: Any) -> Reduced:
@@ -92,15 +87,6 @@ def _reduce_weak_dict(value: Any) -> Reduced:
     return type(value), (dict(value),)
 
 
-def _reduce_descriptor(value: Any) -> Reduced:
-    return rebuild_descriptor, (value.__objclass__, value.__name__)
-
-
-def rebuild_descriptor(owner: type, name: str) -> Any:
-    """Returns a class's attribute itself, without calling its `__get__`."""
-    return vars(owner)[name]
-
-
 def _reduce_missing(_: Any) -> Reduced:
     return "MISSING"
 
@@ -110,8 +96,6 @@ OTHERS: dict[type, Callable[[Any], Reduced]] = {
     functools.partialmethod: _reduce_partial_method,
     weakref.WeakKeyDictionary: _reduce_weak_dict,
     weakref.WeakValueDictionary: _reduce_weak_dict,
-    types.ClassMethodDescriptorType: _reduce_descriptor,
-    types.MemberDescriptorType: _reduce_descriptor,
     memoryview: reduce_memoryview,
     # A dataclass field without a default refers to this very object.
     type(dataclasses.MISSING): _reduce_missing,
@@ -122,62 +106,28 @@ OTHERS: dict[type, Callable[[Any], Reduced]] = {
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def reduce_class(kind: type, reduced: tuple[Any, ...], is_by_value: IsByValue) -> Reduced:
+def reduce_class(kind: type, reduced: tuple[Any, ...]) -> Reduced:
     """Returns the reduction of a class that crosses by value.
 
     Args:
         kind: the class.
         reduced: cloudpickle's reduction of it.
-        is_by_value: True for the classes that cross by value.
     """
-    return _with_members(kind, reduced) if issubclass(kind, Enum) else _as_it_is(kind, reduced, is_by_value)
+    if issubclass(kind, Enum):
+        return _with_members(kind, reduced)
+    return _with_slots(kind, reduced) if "__slots__" in vars(kind) else reduced
 
 
-def _as_it_is(kind: type, reduced: tuple[Any, ...], is_by_value: IsByValue) -> Reduced:
-    """Adds slots to the reduction of a class, and prevents the script's code from running again."""
-    make, (metaclass, name, _, namespace, *identity), (attributes, more), _, _, set_state = reduced
+def _with_slots(kind: type, reduced: tuple[Any, ...]) -> Reduced:
+    """Adds slots to the reduction of a class."""
+    make, (metaclass, name, _, namespace, *identity), (attributes, more), *others = reduced
     if "__orig_bases__" in vars(kind):
         # Not as the bases: some, such as NamedTuple, would create a different class.
         namespace = {**namespace, "__orig_bases__": vars(kind)["__orig_bases__"]}
-    if "__slots__" in vars(kind):
-        attributes = {
-            attribute: value
-            for attribute, value in attributes.items()
-            if not isinstance(value, types.MemberDescriptorType)
-        }
-        attributes["__slots__"] = vars(kind)["__slots__"]
-        namespace = {**namespace, "__slots__": _slots(kind)}
-    silenced = [base for base in kind.__mro__[1:] if "__init_subclass__" in vars(base) and is_by_value(base)]
-    creator = next(parent for parent in metaclass.__mro__ if not is_by_value(parent))
-    if creator.__name__ == "_TypedDictMeta":
-        # It only creates classes from a class statement.
-        creator = type
-    if silenced or creator is not metaclass:
-        metaclass = functools.partial(make_class, metaclass, creator, silenced)
-    methods = {attribute: value for attribute, value in attributes.items() if isinstance(value, _METHODS)}
-    others = {attribute: value for attribute, value in attributes.items() if attribute not in methods}
-    state = _Methods(kind, methods, set_state), (others, more), set_state
-    return make, (metaclass, name, kind.__bases__, namespace, *identity), state, None, None, set_class_state
-
-
-def set_class_state(kind: type, state: tuple[Any, ...]) -> None:
-    """Sets the attributes of a class that has its methods already."""
-    _, attributes, set_state = state
-    set_state(kind, attributes)
-
-
-_METHODS = types.FunctionType, classmethod, staticmethod, property
-
-
-class _Methods(NamedTuple):
-    """Sets the methods of a class when it is unpickled, before other attributes: these may contain its instances."""
-
-    kind: type
-    methods: dict[str, Any]
-    set_state: Callable[[type, Any], Any]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self.set_state, (self.kind, (self.methods, {}))
+    attributes = {key: value for key, value in attributes.items() if not isinstance(value, types.MemberDescriptorType)}
+    attributes["__slots__"] = vars(kind)["__slots__"]
+    namespace = {**namespace, "__slots__": _slots(kind)}
+    return make, (metaclass, name, kind.__bases__, namespace, *identity), (attributes, more), *others
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -185,29 +135,6 @@ def _slots(kind: type) -> tuple[str, ...]:
     own = vars(kind)
     members = [name for name, value in own.items() if isinstance(value, types.MemberDescriptorType)]
     return *members, *(name for name in ("__dict__", "__weakref__") if name in own)
-
-
-def make_class(metaclass: type, creator: Any, silenced: Sequence[type], *definition: Any) -> Any:
-    """Creates a class of a metaclass without running the metaclass's own code.
-
-    Args:
-        metaclass: the metaclass of the new class.
-        creator: the base class of the metaclass that creates the class.
-        silenced: bases whose `__init_subclass__` must not run: it has run where the class was defined.
-        definition: the class's name, bases and first attributes.
-    """
-    own = [(base, vars(base)["__init_subclass__"]) for base in silenced if "__init_subclass__" in vars(base)]
-    for base, _ in own:
-        type.__setattr__(base, "__init_subclass__", classmethod(_ignore))
-    try:
-        return creator.__new__(metaclass, *definition)
-    finally:
-        for base, original in own:
-            type.__setattr__(base, "__init_subclass__", original)
-
-
-def _ignore(_: type, /, **_options: Any) -> None:
-    """Does nothing."""
 
 
 def _with_members(kind: type[Enum], reduced: tuple[Any, ...]) -> Reduced:

@@ -105,7 +105,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         has_recipe = (
             isinstance(value, type) and isinstance(reduced, tuple) and len(reduced) > len(("call", "arguments"))
         )
-        return reduce_class(value, reduced, self.is_by_value) if has_recipe else reduced
+        return reduce_class(value, reduced) if has_recipe else reduced
 
     def is_by_value(self, value: Any) -> bool:
         """Returns True if a class, function or similar object crosses by value."""

@@ -57,11 +57,6 @@ def decorated(x):
     return x + 1
 
 
-@functools.wraps(int)
-def wraps_a_class(x):
-    return int(x) + 1
-
-
 @contextlib.contextmanager
 def context(x):
     yield x + 1
@@ -133,42 +128,6 @@ class Operation:
 
     def __call__(self, x):
         return x + self.one
-
-
-class Meta(type):
-    made = []
-
-    def __new__(cls, name, bases, namespace, *, factor):
-        namespace["factor"] = factor + namespace["increase"]
-        return super().__new__(cls, name, bases, namespace)
-
-    def __init__(cls, name, bases, namespace, *, factor):
-        super().__init__(name, bases, namespace)
-        Meta.made.append(name)
-
-    def __call__(cls, *arguments):
-        return super().__call__(*arguments)
-
-
-class WithMeta(metaclass=Meta, factor=2):
-    increase = 1
-
-    def __call__(self, x):
-        return (x * self.factor, tuple(Meta.made))
-
-
-class Registered:
-    registry = {}
-
-    def __init_subclass__(cls, *, name, **options):
-        super().__init_subclass__(**options)
-        assert name not in Registered.registry
-        Registered.registry[name] = cls
-
-
-class First(Registered, name="first"):
-    def __call__(self, x):
-        return x + 1, sorted(Registered.registry), Registered.registry["first"] is First
 
 
 class Slotted:
@@ -359,32 +318,6 @@ Local = local_class()
 GenericLocal = SlotsInWords[int]
 
 
-class Cached:
-    instances = {}
-    weakly = weakref.WeakValueDictionary()
-
-    def __new__(cls, a):
-        return super().__new__(cls)
-
-    def __init__(self, a):
-        self.a = a
-
-    def __getnewargs__(self):
-        return (self.a,)
-
-    @classmethod
-    def of(cls, a):
-        if a not in cls.instances:
-            cls.instances[a] = cls.weakly[a] = cls(a)
-        return cls.instances[a]
-
-    def __repr__(self):
-        return f"Cached({self.a})"
-
-
-Cached.of(0)
-
-
 class OddError(LookupError):
     pass
 
@@ -402,7 +335,6 @@ OPERATIONS = {
     "single dispatch": dispatched,
     "single dispatch of text": lambda x: dispatched(str(x)),
     "decorated": decorated,
-    "wraps a class": wraps_a_class,
     "context manager": lambda x: context(x).__enter__(),
     "annotated": annotated,
     "new type": lambda x: UserId(x) + 1,
@@ -419,8 +351,6 @@ OPERATIONS = {
     "static method": Operation.by_static_method,
     "class method": Operation.by_class_method,
     "partial method": Operation().by_partial_method,
-    "metaclass": WithMeta(),
-    "registry of subclasses": First(),
     "named tuple": lambda x: Point(x).total(),
     "named tuple's defaults": lambda x: Tuple(x),
     "enum": lambda _: Colour.RED.next().name,
@@ -437,7 +367,6 @@ OPERATIONS = {
     "fields without a default": lambda x: Open(x).is_required(),
     "dataclass replaced": lambda x: repr(dataclasses.replace(SlotsChild(x), c=x)),
     "dataclass in order": lambda x: GenericSlots(a=x) < GenericSlots(a=x + 1),
-    "class-level cache": lambda x: Cached.of(x) is Cached.weakly[x],
     "class from text": FromText(),  # noqa: F821
     "function of a module made at run time": run_time.function,
     "module made at run time": lambda x: run_time.function(x),
@@ -448,7 +377,7 @@ ELEMENTS = [
     Slotted(1), SlottedChild(2), EmptySlots(3), OpenChild(4), OneSlot(5), SlotsInWords(6), GenericLocal(7),
     Open(1), Slots(2, [3]), FrozenSlots(3), SlotsChild(4), GenericSlots(a=5), WeakSlots(6),
     Colour.GREEN, Colour.ROUGE, Planet.MARS, Coded.COPY, Flag.READ | Flag.WRITE, Word.ONE,
-    Point(1), Tuple(2), Record(a=3), Concrete(4), Virtual(), Outer.Nested(5), Local(6), Cached(7), OddError(8),
+    Point(1), Tuple(2), Record(a=3), Concrete(4), Virtual(), Outer.Nested(5), Local(6), OddError(7),
 ]  # fmt: skip
 
 
