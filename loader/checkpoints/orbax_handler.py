@@ -9,13 +9,11 @@ The only module that imports Orbax.
 """
 
 import dataclasses
-import functools
 from collections.abc import Collection
 from typing import Any, final
 
 import orbax.checkpoint as ocp
 
-from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import Checkpointable, encoded_state, restore_state
 from millstream.loader.checkpoints.state_files import write_state
 
@@ -139,8 +137,6 @@ class CheckpointSave(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's 
 class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax's classes are untyped
     """The argument with which Orbax moves an iterator to the saved position, of any number of processes.
 
-    A checkpoint without such an item is a CheckpointError instead of Orbax's KeyError.
-
     Attributes:
         item: the iterator. It is changed, and `restore` returns it.
         allow: differences to accept on purpose, as in `DataLoaderIterator.set_state`.
@@ -169,40 +165,6 @@ class CheckpointRestore(ocp.args.CheckpointArgs):  # type: ignore[misc]  # Orbax
 
     def __post_init__(self) -> None:
         _check_iterator(self.item)
-        _name_missing_items()
-
-
-@functools.cache
-def _name_missing_items() -> None:
-    """Makes Orbax raise a CheckpointError if a checkpoint lacks the item of a `CheckpointRestore`.
-
-    Orbax looks up the items itself and never calls the handler of a missing one. Its KeyError can therefore only be
-    caught by wrapping its own method, which is otherwise unchanged.
-    """
-    restore = ocp.CompositeCheckpointHandler.restore
-
-    @functools.wraps(restore)
-    def restore_or_name(self: Any, directory: Any, *positional: Any, **named: Any) -> Any:
-        try:
-            return restore(self, directory, *positional, **named)
-        except KeyError as error:
-            for args in (*positional, *named.values()):
-                if isinstance(args, ocp.args.Composite):
-                    _check_items(directory, args, error)
-            raise
-
-    ocp.CompositeCheckpointHandler.restore = restore_or_name
-
-
-def _check_items(directory: Any, args: Any, error: KeyError) -> None:
-    """Raises a CheckpointError if a checkpoint lacks an item that a `CheckpointRestore` asks for."""
-    held = sorted(path.name for path in directory.iterdir() if path.is_dir())
-    missing = [name for name, arg in args.items() if isinstance(arg, CheckpointRestore) and name not in held]
-    if missing:
-        raise CheckpointError(
-            f'The checkpoint {directory} has no item "{missing[0]}", but {", ".join(held) or "nothing"}: it was saved '
-            "without the loader, or under another name. Restore only the other items, and call iterator.seek(step)."
-        ) from error
 
 
 def _iterator(item: Checkpointable | None, args: Any) -> Checkpointable:

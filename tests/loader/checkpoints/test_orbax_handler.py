@@ -414,30 +414,6 @@ def test_a_restored_iterator_reads_ahead(interface: Interface, tmp_path: Path) -
         assert equal_streams(list(restored), list(loader())[SAVED_STEP:])
 
 
-@pytest.mark.parametrize("has_model", [True, False], ids=["beside a model", "alone"])
-def test_a_checkpoint_without_the_loader_says_what_it_holds(has_model: bool, tmp_path: Path) -> None:
-    """Where the loader was not saved, the error says so, by the name of the item; the iterator is as it was."""
-    with ocp.CheckpointManager(tmp_path) as manager:
-        manager.save(3, args=ocp.args.Composite(weights=ocp.args.StandardSave(model())))
-    with at_step(2, loader()) as iterator, ocp.CheckpointManager(tmp_path) as manager:
-        wanted: dict[str, Any] = {"weights": ocp.args.StandardRestore(model())} if has_model else {}
-        with pytest.raises(CheckpointError, match=r'/3 has no item "loader", but weights:') as caught:
-            manager.restore(3, args=ocp.args.Composite(loader=CheckpointRestore(iterator), **wanted))
-        assert isinstance(caught.value.__cause__, KeyError)
-        assert iterator.step == 2
-        assert "seek(step)" in str(caught.value)
-
-
-def test_the_errors_of_other_items_are_orbax_own(tmp_path: Path) -> None:
-    """What is missing beside the loader is Orbax's KeyError, as ever."""
-    with at_step(3, loader()) as saved:
-        save_in_composite(tmp_path, saved, lambda: None)
-    with iter(loader()) as iterator, ocp.CheckpointManager(tmp_path) as manager:
-        args = ocp.args.Composite(loader=CheckpointRestore(iterator), other=ocp.args.StandardRestore(model()))
-        with pytest.raises(KeyError, match="other"):
-            manager.restore(3, args=args)
-
-
 def test_changed_code_is_refused_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """`CheckpointRestore` resumes repaired code with a warning, and refuses it with strict=True, on a device too."""
 
