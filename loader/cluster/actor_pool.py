@@ -26,7 +26,6 @@ from millstream.errors import WorkerDiedError
 from millstream.loader.cluster.actor import PipelineActor
 from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
 from millstream.loader.cluster.connection import connect, is_our_connection
-from millstream.loader.cluster.object_memory import ObjectMemory
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.memory_budget import buffer_budget
@@ -52,9 +51,6 @@ NODE_CHECKS = 5
 GET_SECONDS = 30.0
 """The timeout for fetching an object that Ray reports as ready."""
 
-STORE_SHARE = 0.5
-"""The share of the node's object store that the consumer's arrays may hold."""
-
 STACK_SHARE = 0.9
 """A call that takes this share of the stall timeout writes its stacks to the actor's log."""
 
@@ -75,7 +71,6 @@ class ActorPool:
     Attributes:
         call_numbers: an iterator of new call numbers.
         classes: the classes that crossed by value with the pipeline.
-        memory: unpacks outputs.
         seconds_without_actors: seconds that the consumer has waited while no actor was ready.
         cluster: the address of the cluster.
     """
@@ -104,8 +99,6 @@ class ActorPool:
         self._pipeline = ray.put((pickle.PickleBuffer(pickled), [pickle.PickleBuffer(buffer) for buffer in buffers]))
         self._actor_class = ray.remote(**ray_workers.actor_options)(PipelineActor)
         here = next((node for node in ray.nodes() if node["NodeID"] == self._node), None)
-        store: dict[str, float] = here["Resources"] if here else {}
-        self.memory = ObjectMemory(int(STORE_SHARE * store.get("object_store_memory", 0)))
         self._raylet = (here["NodeManagerAddress"], here["NodeManagerPort"]) if here else None
         self._numbers = itertools.count()
         self.call_numbers: Iterator[int] = itertools.count()

@@ -11,18 +11,23 @@ import logging
 import time
 from typing import TYPE_CHECKING, final
 
+import numpy as np
+
 from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.cluster.actor import Packed
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.pipeline.calls import Call
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.threads.options import MultiprocessingOptions
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
-from millstream.loader.transport.payload import unpack_failure, unpack_failures
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.element_columns import to_elements
+from millstream.loader.transport.payload import copied, unpack_failure, unpack_failures
 from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
 
@@ -60,7 +65,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         feed: "Feed | None" = None,
     ) -> None:
         super().__init__(plan, position, profiler=profiler, pools=pools, options=options, feed=feed)
-        self._unpack = profiler.timed(HAND_OVER, self._pool.memory.unpack)
+        self._unpack = profiler.timed(HAND_OVER, unpack)
         self._ray_workers = ray_workers
         self._has_warned = False
 
@@ -191,6 +196,18 @@ class RayExecutor(WorkersExecutor[Actor]):
         self._assignments.complete(first, Elements.failed(error))
         self._assignments.lose(lost)
         self._dispatch()
+
+
+def unpack(packed: Packed, classes: ClassTable) -> Elements:
+    """Returns outputs that an actor has packed. Arrays are copied, because Ray's memory is read-only and bounded.
+
+    Raises:
+        Exception: a class of the user raises when unpickled.
+    """
+    body, buffers = packed
+    columns, origins = classes.loads(body, [copied(np.frombuffer(buffer, np.uint8)) for buffer in buffers])
+    values = to_elements(columns)
+    return Elements(values, Origins.from_bytes(origins, len(values)))
 
 
 def _error_of(what: str, cause: str, deaths: int, records: str) -> WorkerDiedError:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import gc
 import itertools
 import os
 import random
@@ -166,37 +165,16 @@ def image(number: int) -> dict[str, Any]:
     return {"image": np.full((256, 256), number, np.uint8), "label": number}
 
 
-def test_large_batches_are_the_memory_of_the_object_store() -> None:
-    """They can be written to and kept, hold the store's memory as long as they are there, and not all of it."""
-    loader = loader_of(image, **on_ray(1))
-    expected = [batch["image"].copy() for batch in loader_of(image, worker_count=0)]
-    with iter(loader) as iterator:
+def test_batches_can_be_written_to_and_kept() -> None:
+    """All batches of a loader can be changed in place and kept, whatever the size of the object store."""
+    with iter(loader_of(image, **on_ray(1))) as iterator:
         kept = []
-        for batch, numbers in zip(iterator, expected, strict=True):
-            assert np.array_equal(batch["image"], numbers)
+        for batch in iterator:
             batch["image"] += 1
             kept.append(batch["image"])
-        memory = loader._execution.pools.idle[0].memory  # type: ignore[union-attr]
-        held = len(kept) * kept[0].nbytes
-        assert memory.held == held
-        assert all(np.array_equal(array, numbers + 1) for array, numbers in zip(kept, expected, strict=True))
-        del batch, kept
-        gc.collect()
-        assert memory.held == 0
 
-        memory._max_bytes = held // 2
-        copies = [batch["image"] for batch in loader]
-        assert 0 < memory.held <= held // 2
-        assert all(np.array_equal(array, numbers) for array, numbers in zip(copies, expected, strict=True))
-
-
-def test_a_label_that_is_kept_pins_no_images() -> None:
-    """Small arrays beside large ones are copies."""
-    with iter(loader_of(image, **on_ray(1))) as iterator:
-        labels = [batch["label"] for batch in iterator]
-        gc.collect()
-        assert labels[0].flags.writeable
-        assert len(labels) == len(EXPECTED)
+    expected = [batch["image"] + 1 for batch in loader_of(image, worker_count=0)]
+    assert all(np.array_equal(array, numbers) for array, numbers in zip(kept, expected, strict=True))
 
 
 def test_scratch_memory_of_operations_can_be_written_to() -> None:
