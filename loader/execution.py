@@ -180,42 +180,22 @@ class Execution:
             # The iterators that the feed draws from may have begun work that an earlier leader was to dispatch.
             leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led
             self._feed.go_to(position[0].block, afresh=leads_again)
-        if self.pools is not None and self._ray_workers is not None:
-            from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
-
-            return RayExecutor(
-                self.plan,
-                position,
-                profiler=self.profiler,
-                pools=self.pools,
-                options=self._workers,
-                ray_workers=self._ray_workers,
-                feed=self._feed,
-            )
+        common: dict[str, Any] = {"profiler": self.profiler, "feed": self._feed}
         if self.pools is not None:
+            common |= {"pools": self.pools, "options": self._workers}
+            if self._ray_workers is not None:
+                from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
+
+                return RayExecutor(self.plan, position, ray_workers=self._ray_workers, **common)
             from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (lazy, as above)
 
-            return PoolExecutor(
-                self.plan,
-                position,
-                profiler=self.profiler,
-                pools=self.pools,
-                options=self._workers,
-                feed=self._feed,
-                shared_workers=self._shared_workers,
-                pipeline=self._number,
-                local_reading=self._local_reading,
-            )
+            common |= {"shared_workers": self._shared_workers, "local_reading": self._local_reading}
+            return PoolExecutor(self.plan, position, pipeline=self._number, **common)
         if self._shared_workers is not None:
             from millstream.loader.workers.shared_workers import SubstreamExecutor  # noqa: PLC0415  (lazy, as above)
 
             return SubstreamExecutor(
-                self.plan,
-                position,
-                profiler=self.profiler,
-                shared_workers=self._shared_workers,
-                pipeline=self._number,
-                feed=self._feed,
+                self.plan, position, shared_workers=self._shared_workers, pipeline=self._number, **common
             )
         begin = _executor_here(self._reading, self._workers, self._threads, self._local_reading)
         return begin(self.plan, position, feed=self._feed)

@@ -9,7 +9,7 @@ Guarantees, in addition to those of all workers:
 import functools
 import logging
 import time
-from typing import TYPE_CHECKING, final
+from typing import Any, final
 
 import numpy as np
 
@@ -23,16 +23,11 @@ from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.requests import Blocks
-from millstream.loader.threads.options import MultiprocessingOptions
-from millstream.loader.threads.profiler import HAND_OVER, Profiler
+from millstream.loader.threads.profiler import HAND_OVER
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_elements
 from millstream.loader.transport.payload import copied, unpack_failure, unpack_failures
-from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
-
-if TYPE_CHECKING:
-    from millstream.loader.pipeline.feed import Feed
 
 GUILT_OF_LOST = 0.25
 """The blame of a call for the death of its actor's node, or for the loss of its outputs."""
@@ -53,19 +48,9 @@ class RayExecutor(WorkersExecutor[Actor]):
     _pool: ActorPool
     _are_local = False
 
-    def __init__(
-        self,
-        plan: Plan,
-        position: Position,
-        *,
-        profiler: Profiler,
-        pools: WarmPools[ActorPool],
-        options: MultiprocessingOptions,
-        ray_workers: RayWorkers,
-        feed: "Feed | None" = None,
-    ) -> None:
-        super().__init__(plan, position, profiler=profiler, pools=pools, options=options, feed=feed)
-        self._unpack = profiler.timed(HAND_OVER, unpack)
+    def __init__(self, plan: Plan, position: Position, *, ray_workers: RayWorkers, **options: Any) -> None:
+        super().__init__(plan, position, **options)
+        self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._ray_workers = ray_workers
         self._has_warned = False
 

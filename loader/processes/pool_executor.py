@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from typing import TYPE_CHECKING, final
+from typing import Any, final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.pipeline.calls import Call
@@ -16,15 +16,9 @@ from millstream.loader.processes.messages import Exited, PipelineFailed, Result,
 from millstream.loader.processes.pool import ForkServerDied, Pool
 from millstream.loader.processes.process_report import describe_exit, describe_process
 from millstream.loader.processes.worker_handle import Event, Worker
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.profiler import HAND_OVER, Profiler
+from millstream.loader.threads.profiler import HAND_OVER
 from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
-from millstream.loader.workers.shared_workers import SharedWorkers
-from millstream.loader.workers.warm_pools import WarmPools
 from millstream.loader.workers.workers_executor import WorkersExecutor
-
-if TYPE_CHECKING:
-    from millstream.loader.pipeline.feed import Feed
 
 MAX_DEATHS_OF_FORK_SERVER = 2
 """Limit for deaths of the fork server without a result in between. A pool that reaches it is given up."""
@@ -39,31 +33,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
     _pool: Pool
     _are_local = True
 
-    def __init__(
-        self,
-        plan: Plan,
-        position: Position,
-        *,
-        profiler: Profiler,
-        pools: WarmPools[Pool],
-        options: MultiprocessingOptions,
-        feed: "Feed | None" = None,
-        shared_workers: SharedWorkers | None = None,
-        pipeline: int = 0,
-        local_reading: ReadOptions | None = None,
-    ) -> None:
-        super().__init__(
-            plan,
-            position,
-            profiler=profiler,
-            pools=pools,
-            options=options,
-            feed=feed,
-            shared_workers=shared_workers,
-            pipeline=pipeline,
-            local_reading=local_reading,
-        )
-        self._unpack = profiler.timed(HAND_OVER, unpack)
+    def __init__(self, plan: Plan, position: Position, **options: Any) -> None:
+        super().__init__(plan, position, **options)
+        self._unpack = self._profiler.timed(HAND_OVER, unpack)
         self._deaths_of_fork_server = 0
 
     def stacks(self) -> dict[int, str]:
