@@ -55,13 +55,11 @@ class ProcessReport(NamedTuple):
         state: a short description of its state.
         memory_bytes: its resident memory, shared memory included.
         processor_seconds: the processor time that it has used.
-        seconds: its age.
     """
 
     state: str
     memory_bytes: int
     processor_seconds: float
-    seconds: float
 
 
 def process_report(pid: int) -> ProcessReport | None:
@@ -69,18 +67,15 @@ def process_report(pid: int) -> ProcessReport | None:
     try:
         # The fields follow the name in brackets: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        uptime = float(_read("/proc/uptime").split()[0])
-    except (OSError, IndexError):
+    except OSError:
         return None
-    ticks = os.sysconf("SC_CLK_TCK")
     state = fields[0]
     if state == "S" and any(_state_of(thread) == "R" for thread in _statuses_of_threads(pid)):
         state = "R"
     return ProcessReport(
         state=_STATES.get(state, state),
         memory_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-        processor_seconds=(int(fields[11]) + int(fields[12])) / ticks,
-        seconds=max(0.0, uptime - int(fields[19]) / ticks),
+        processor_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
     )
 
 

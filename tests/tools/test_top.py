@@ -161,7 +161,7 @@ def snapshot(batches: int, waited: float, at: float, **iterator: Any) -> dict[st
     return {
         "pid": 7,
         "command": ["python", "train.py"],
-        "process": {"state": "running", "memory_bytes": 5_000_000, "processor_seconds": at / 2, "seconds": at},
+        "process": {"state": "running", "memory_bytes": 5_000_000, "processor_seconds": at / 2},
         "at": at,
         "pipelines": [
             {
