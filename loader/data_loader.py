@@ -177,23 +177,17 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""
         make = functools.partial(DataLoaderIterator, self)
-        return visualized(sys._getframe(1), make, self._traced_text, self._traced_html)  # noqa: SLF001
+        caller = sys._getframe(1)  # noqa: SLF001
+        return visualized(caller, make, lambda: repr(self._traced()), lambda: self._traced()._repr_html_())
 
-    def _traced_text(self) -> str:
-        self._trace_if_possible()
-        return repr(self)
-
-    def _traced_html(self) -> str:
-        self._trace_if_possible()
-        return self._repr_html_()
-
-    def _trace_if_possible(self) -> None:
+    def _traced(self) -> "DataLoader":
         with contextlib.suppress(Exception):  # A pipeline that fails, does so at its first batch.
             self.trace()
+        return self
 
     def _beginning(self) -> Beginning:
         self._execution.check_open()
-        return self._execution.beginning(self._stream, self._passes)
+        return Beginning(self._execution, self._stream, self._passes)
 
     def _create_initial_state(self) -> bytes:
         # Grain's name, for programs that write DataLoaderIterator(loader, loader._create_initial_state()).

@@ -15,7 +15,6 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.front import LOADER, Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -55,6 +54,7 @@ class Execution:
         insight: the views of the pipeline, which know its iterators.
         is_closed: True if it was closed permanently.
         pools: the idle worker processes; None without workers.
+        stall_timeout: the number of seconds after which a wait for one batch is an error.
     """
 
     def __init__(
@@ -103,27 +103,15 @@ class Execution:
         cores = None if ray_workers is None else ray_workers.num_cores
         self.insight = Insight(self.plan, self.profiler, workers, reading, front=front, num_cores=cores)
         self.is_closed = False
+        self.stall_timeout = workers.stall_timeout
 
-    def begin(self, stream: Stream | None = None, passes: RepeatedPasses | None = None) -> DataLoaderIterator:
+    def begin(self, stream: Stream | None = None) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream. Fingerprints the stream if `stream` is None."""
-        return DataLoaderIterator(self.beginning(stream, passes))
+        # Before any user operation has run, because an operation may change itself, for instance by counting calls.
+        return DataLoaderIterator(Beginning(self, stream_of(self.plan) if stream is None else stream))
 
-    def beginning(self, stream: Stream | None = None, passes: RepeatedPasses | None = None) -> Beginning:
-        """Returns the beginning of the stream, from which iterators are built."""
-        return Beginning(
-            self.plan,
-            # Before any user operation has run, because an operation may change itself, for instance by counting calls.
-            stream_of(self.plan) if stream is None else stream,
-            self.profiler,
-            self.insight,
-            self._make_executor,
-            self.stop_idle_workers,
-            self._register,
-            passes,
-            self._workers.stall_timeout,
-        )
-
-    def _register(self, iterator: DataLoaderIterator) -> None:
+    def register(self, iterator: DataLoaderIterator) -> None:
+        """Adds a new iterator to those that the views know, and that `close` closes."""
         self.insight.iterators[id(iterator)] = iterator
         # Checked after the iterator is registered, because another thread may close the loader.
         if self.is_closed:
@@ -175,7 +163,8 @@ class Execution:
             functools.partial(ActorPool, pipeline, self._ray_workers, self._workers, reading, launch_context().path)
         )
 
-    def _make_executor(self, position: Position) -> Executor:
+    def make_executor(self, position: Position) -> Executor:
+        """Starts an executor at a position."""
         if self._feed is not None:
             # The iterators that the feed draws from may have begun work that an earlier leader was to dispatch.
             leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led

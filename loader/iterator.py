@@ -12,14 +12,12 @@ Guarantees:
 """
 
 import contextlib
-import dataclasses
 import enum
 import functools
-import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from millstream.checks import as_integer
 from millstream.errors import CheckpointError
@@ -30,17 +28,16 @@ from millstream.loader.inspectable import Inspectable
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
 from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import state_at
-from millstream.loader.threads.profiler import Profiler
 from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.data_loader import DataLoader
+    from millstream.loader.execution import Execution
     from millstream.loader.pipeline.load import IteratorLook
 
 
@@ -69,31 +66,18 @@ class MeasuringConsumer(Protocol):
         """The epoch that the next of these begins in."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Beginning:
-    """The beginning of a stream, and the means to run the stream from there.
+class Beginning(NamedTuple):
+    """The beginning of a stream.
 
     Attributes:
-        plan: the compiled pipeline.
-        stream: the fingerprint of the stream.
-        profiler: sums up measured times.
-        insight: the views of the pipeline.
-        make_executor: starts an executor at a position.
-        stop_idle: stops the workers that no iterator uses.
-        register: makes a new iterator known to its execution.
+        execution: the pipeline that runs the stream.
+        stream: the description of the stream.
         passes: warns of repeated passes; None if they are intended.
-        stall_timeout: the number of seconds after which a wait for one batch is an error.
     """
 
-    plan: Plan
+    execution: "Execution"
     stream: Stream
-    profiler: Profiler
-    insight: Insight
-    make_executor: Callable[[Position], Executor]
-    stop_idle: Callable[[], None]
-    register: Callable[["DataLoaderIterator"], None]
     passes: RepeatedPasses | None = None
-    stall_timeout: float = math.inf
 
 
 @final
@@ -131,13 +115,10 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     def __init__(self, data_loader: "DataLoader | Beginning", state: bytes | None = None) -> None:
         beginning = data_loader if isinstance(data_loader, Beginning) else data_loader._beginning()  # noqa: SLF001
-        self._plan = plan = beginning.plan
+        self._execution = execution = beginning.execution
+        self._plan = execution.plan
         self._stream = beginning.stream
-        self._profiler = beginning.profiler
-        self._make_executor = beginning.make_executor
-        self._stop_idle = beginning.stop_idle
-        self._stall_timeout = beginning.stall_timeout
-        self._insight = beginning.insight
+        self._profiler = execution.profiler
         # None once the iterator was moved: a moved iterator repeats no pass by mistake.
         self._passes = beginning.passes
         self._executor: Executor | None = None
@@ -151,7 +132,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         # The consumer that measures its own waits, for instance device_put; None if the trainer calls this iterator.
         self._consumer: weakref.ref[MeasuringConsumer] | None = None
         # The position is `_start`, or that after output `_row - 1` of `_outputs` if any of these were delivered.
-        self._start = plan.beginning
+        self._start = self._plan.beginning
         self._outputs: Outputs | None = None
         # The values of `_outputs`, in a separate list: None after delivery.
         self._values: list[Any] = []
@@ -166,7 +147,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self.asked_at: float | None = None
         if state is not None:
             self.set_state(state)
-        beginning.register(self)
+        execution.register(self)
 
     @property
     def step(self) -> int:
@@ -275,7 +256,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
     @property
     def stall_timeout(self) -> float:
         """The number of seconds after which a wait for one batch is an error."""
-        return self._stall_timeout
+        return self._execution.stall_timeout
 
     def look(self) -> "IteratorLook":
         """Returns the current status of this iterator, for monitoring. Any thread may call it."""
@@ -301,7 +282,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
     @property
     def insight(self) -> Insight:
         """The views of the pipeline, shared with its loader."""
-        return self._insight
+        return self._execution.insight
 
     def worker_stacks(self) -> dict[int, str]:
         """Returns the stacks of this iterator's worker processes, by process. Any thread may call it."""
@@ -428,7 +409,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         """
         self._lifecycle = Lifecycle.CLOSED
         self._end()
-        self._stop_idle()
+        self._execution.stop_idle_workers()
         if self._at_end is not None:
             self._at_end()
 
@@ -516,7 +497,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         if self._executor is None:
             if self._passes is not None and self._step == 0:
                 self._passes.begin()
-            self._executor = executor = self._make_executor(self.position_in_plan())
+            self._executor = executor = self._execution.make_executor(self.position_in_plan())
             self._is_sound = True
             if self._lifecycle is Lifecycle.CLOSED:
                 # Another thread closed the iterator before it could see this executor.
