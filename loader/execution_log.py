@@ -1,16 +1,25 @@
-"""The log of the debug mode: an execution summary of each pipeline, once a minute while it is read and at the end."""
+"""The log of the debug mode: an execution summary of each pipeline, once a minute while it is read and at the end.
+
+A summary is a table with a row per node.
+"""
 
 import logging
 import time
 import weakref
+from collections.abc import Iterator, Mapping
 from typing import final
 
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.reporting.execution_summary import execution_summary
+from millstream.loader.reporting.phrases import trainer_text, workers_text
+from millstream.loader.reporting.quantities import aligned, bytes_text, seconds_text, share_text
+from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot
+from millstream.loader.threads.costs import Cost, Node
 
 PERIOD_SECONDS = 60.0
 """The time between two summaries of one pipeline."""
+
+COLUMNS = ("node", "wait share", "total", "min", "max", "mean", "elements", "memory")
 
 
 def log_execution(iterator: DataLoaderIterator, insight: Insight) -> None:
@@ -47,4 +56,54 @@ class _ExecutionLog:
         if costs is not None and snapshot.measured.batches > self._written:
             self._written = snapshot.measured.batches
             # A warning, because programs that do not configure logging see no other level.
-            logging.getLogger("millstream").warning("%s", execution_summary(snapshot, costs.read()))
+            logging.getLogger("millstream").warning("%s", _execution_summary(snapshot, costs.read()))
+
+
+def _execution_summary(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> str:
+    """Returns the time, elements and memory of each node of a pipeline as a table.
+
+    Args:
+        snapshot: the pipeline.
+        costs: the costs of its stages, and of the nodes of a MapDataset that it reads.
+    """
+    lines = aligned([COLUMNS, *_rows(snapshot, costs)])
+    rule = "-" * max(map(len, lines))
+    return "\n".join(
+        [
+            f"Execution summary: {snapshot.source.name}, {trainer_text(snapshot.measured)}",
+            f"{workers_text(snapshot)}",
+            "The wait share is the share of the time of all nodes, summed over threads and workers. Times are totals",
+            "and per element of a call. The memory is that of the elements of the largest call.",
+            lines[0],
+            rule,
+            *lines[1:],
+        ]
+    )
+
+
+def _rows(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> Iterator[tuple[str, ...]]:
+    nodes = sorted(node for node in costs if node[0])
+    total = snapshot.pipeline_seconds or 1.0
+    for stage in snapshot.stages:
+        if stage.kind is Kind.HAND_OVER and not snapshot.num_workers:
+            continue
+        cost = costs.get((0, stage.label), Cost())
+        # The functions of a packer that return no elements have a duration, too.
+        seconds = stage.seconds if not cost.elements or stage.regroups else cost.seconds
+        if stage.kind is Kind.READ:
+            # The nodes of a MapDataset run within the read, and have rows of their own.
+            seconds = max(0.0, seconds - sum(costs[node].seconds for node in nodes))
+            cost = cost._replace(max_seconds=0.0) if nodes else cost
+        yield _row(stage.label, seconds, seconds / total, cost)
+        if stage.kind is Kind.READ:
+            for node in nodes:
+                yield _row(node[1], costs[node].seconds, costs[node].seconds / total, costs[node])
+
+
+def _row(label: str, seconds: float, share: float, cost: Cost) -> tuple[str, ...]:
+    row = (label, share_text(share), seconds_text(seconds))
+    if not cost.elements:
+        return *row, "", "", "", "", ""
+    extremes = (seconds_text(cost.min_seconds), seconds_text(cost.max_seconds)) if cost.max_seconds else ("", "")
+    mean = seconds_text(seconds / cost.elements)
+    return *row, *extremes, mean, f"{cost.elements:,}", bytes_text(cost.max_bytes)

@@ -1,26 +1,60 @@
-"""The report on a loader: one self-contained HTML page."""
+"""The report on a loader: one self-contained HTML page, with a recording as an SVG drawing."""
 
 import base64
 import datetime as dt
 import importlib.metadata
+import itertools
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from millstream.html_fragments import document, escaped, figure
-from millstream.loader.reporting.chrome_trace import chrome_trace
+from millstream.loader.reporting.chrome_trace import batches_text, chrome_trace, lanes_of
 from millstream.loader.reporting.html_rendering import STYLE, advice_list, loader_boxes
 from millstream.loader.reporting.phrases import trainer_text, workers_text
-from millstream.loader.reporting.quantities import bytes_text, count_text
+from millstream.loader.reporting.quantities import bytes_text, count_text, seconds_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot
-from millstream.loader.reporting.timeline import STYLE as TIMELINE_STYLE
-from millstream.loader.reporting.timeline import timeline
 from millstream.loader.threads.profiler import Event, Profiler
-from millstream.loader.threads.recorder import Sample, Span
+from millstream.loader.threads.recorder import STARTS, TRAINER, TRAINS, WAITS, Sample, Span
 
 PACKAGES = ("millstream", "numpy", "jax", "torch")
 """The packages whose versions a report states, if they are imported."""
+
+SECONDS_SHOWN = 10.0
+"""Duration of the drawing: the end of the recording."""
+
+WIDTH = 1000
+"""Width of a lane in units of the drawing. Spans that begin within the same unit are drawn as one."""
+
+LANE = 20
+GUTTER = 190
+
+_OF_TRAINER = {STARTS: "ms-starts", WAITS: "ms-waits", TRAINS: "ms-trains"}
+"""Style classes of what the trainer does."""
+
+_KEYS = {
+    "start-up, until the first batch of a pass": "var(--ms-soft)",
+    "the trainer waits": "var(--ms-hot)",
+    "the trainer computes": "var(--ms-line)",
+}
+"""Colours of what the trainer does, for the legend."""
+
+LABEL = 60
+"""Smallest width of a start-up with a label, in units of the drawing."""
+
+TIMELINE_STYLE = """
+.millstream svg{width:100%;height:auto;font:14px system-ui,sans-serif}
+.millstream svg text{fill:var(--ms-text)}
+.millstream svg .ms-label{fill:var(--ms-page)}
+.millstream svg .ms-lane{fill:var(--ms-box)}
+.millstream svg .ms-starts{fill:var(--ms-soft)}
+.millstream svg .ms-waits{fill:var(--ms-hot)}
+.millstream svg .ms-trains{fill:var(--ms-line)}
+.millstream svg .ms-event{stroke:var(--ms-hot);stroke-width:1.5}
+.millstream a{color:var(--ms-bar)}
+"""
+"""Style sheet of the drawing, in addition to the common one."""
 
 
 def write_report(path: str | Path, profiler: Profiler, snapshot: Callable[[], LoaderSnapshot]) -> Path:
@@ -105,3 +139,78 @@ def _events_part(events: Sequence[Event], spans: Sequence[Span]) -> str:
     last = max([event.at for event in events] + [span.stop for span in spans])
     items = (f"<li>{last - event.at:,.1f} s before the end: {escaped(event.text)}</li>" for event in events)
     return f"<ul>{''.join(items)}</ul>"
+
+
+def timeline(spans: Sequence[Span], events: Iterable[Event]) -> str:
+    """Returns the last seconds of a recording as a drawing; "" if there are no spans."""
+    if not spans:
+        return ""
+    stop = max(span.stop for span in spans)
+    start = max(min(span.start for span in spans), stop - SECONDS_SHOWN)
+    shown = [span for span in spans if span.stop > start]
+    rows = [
+        ("the trainer", [span for span in shown if span.what in _OF_TRAINER]),
+        *(
+            (f"{who}'s own work" if who == TRAINER else who, own)
+            for who in lanes_of(shown)
+            if (own := [span for span in shown if span.who == who and span.what not in _OF_TRAINER])
+        ),
+    ]
+    stages = dict.fromkeys(span.what for span in shown if span.what not in _OF_TRAINER)
+    colours = {stage: _hue(number) for number, stage in enumerate(stages)}
+    scale = WIDTH / max(stop - start, 1e-9)
+    body = [
+        _lane(number, name, own, start=start, scale=scale, colours=colours) for number, (name, own) in enumerate(rows)
+    ]
+    height = LANE * len(rows)
+    for event in events:
+        if start <= event.at <= stop:
+            x = GUTTER + (event.at - start) * scale
+            title = f"<title>{escaped(event.text)}</title>"
+            body.append(f'<line class="ms-event" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{height}">{title}</line>')
+    axis = (
+        f'<text x="{GUTTER}" y="{height + 14}">{escaped(seconds_text(stop - start))} ago</text>'
+        f'<text x="{GUTTER + WIDTH}" y="{height + 14}" text-anchor="end">the end</text>'
+    )
+    drawing = f'<svg viewBox="0 0 {GUTTER + WIDTH} {height + 18}" role="img">{"".join(body)}{axis}</svg>'
+    return f'{drawing}<div class="ms-soft">{"".join(_legend(_KEYS | colours))}</div>'
+
+
+def _lane(number: int, name: str, spans: Sequence[Span], *, start: float, scale: float, colours: dict[str, str]) -> str:
+    y = number * LANE
+    parts = [
+        f'<text x="0" y="{y + 14}">{escaped(name)}</text>',
+        f'<rect class="ms-lane" x="{GUTTER}" y="{y + 2}" width="{WIDTH}" height="{LANE - 4}"></rect>',
+    ]
+    ordered = sorted(spans, key=lambda span: span.start)
+    for (what, _), run in itertools.groupby(ordered, key=lambda span: (span.what, int((span.start - start) * scale))):
+        near = list(run)
+        first = max(0.0, (near[0].start - start) * scale)
+        last = max((max(span.stop for span in near) - start) * scale, first + 0.4)
+        look = f'class="{_OF_TRAINER[what]}"' if what in _OF_TRAINER else f'style="fill:{colours[what]}"'
+        parts.append(
+            f'<rect {look} x="{GUTTER + first:.1f}" y="{y + 3}" width="{last - first:.1f}" height="{LANE - 6}">'
+            f"<title>{escaped(_title(near))}</title></rect>"
+        )
+        if what == STARTS and last - first >= LABEL:
+            parts.append(f'<text class="ms-label" x="{GUTTER + first + 4:.1f}" y="{y + 14}">start-up</text>')
+    return "".join(parts)
+
+
+def _title(spans: Sequence[Span]) -> str:
+    seconds = seconds_text(sum(span.stop - span.start for span in spans))
+    text = f"{spans[0].what}: {seconds}{f' in {len(spans)} spans' if len(spans) > 1 else ''}"
+    blocks = [block for span in spans for block in span.blocks or ()]
+    if blocks:
+        text += f", {batches_text(min(blocks), max(blocks))}"
+    return text + "".join(f"\n{stage}: {seconds_text(spent)}" for span in spans[:1] for stage, spent in span.stages)
+
+
+def _hue(number: int) -> str:
+    # From green to violet, because red is the trainer's wait.
+    return f"hsl({90 + (110 + (number + 1) * 137.5) % 230:.0f} 55% 55%)"
+
+
+def _legend(colours: dict[str, str]) -> Iterator[str]:
+    for name, colour in colours.items():
+        yield f'<span class="ms-key" style="background:{colour}"></span>{escaped(name)}'

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from millstream.tools.top_command import stack_lines
 from millstream.tools.top_lines import lines_of, plain
-from millstream.tools.top_stacks import stack_lines
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.commands import COMMAND, run
 from support.processes.top_trainers import top_trainer

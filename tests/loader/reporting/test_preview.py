@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import millstream
-from millstream.loader.reporting.png import pixels_of, png_of
+from millstream.loader.reporting.preview import pixels_of, png_of
 from support.documents.html_pages import Page
 
 PIXELS = arrays.arrays(

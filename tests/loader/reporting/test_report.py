@@ -17,7 +17,7 @@ from hypothesis import strategies
 import millstream
 from millstream.loader.processes.pool import Pool
 from millstream.loader.reporting.chrome_trace import chrome_trace
-from millstream.loader.reporting.timeline import WIDTH, timeline
+from millstream.loader.reporting.report import WIDTH, timeline
 from millstream.loader.threads import recorder
 from millstream.loader.threads.profiler import Event
 from millstream.loader.threads.recorder import STARTS, TRAINER, TRAINS, WAITS, Sample, Span
