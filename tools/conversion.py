@@ -32,7 +32,8 @@ from millstream.sources import DataSource
 from millstream.sources.source_checks import check_source
 from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.private_folders import check_private, open_private
-from millstream.tools.conversion_shards import Conversion, RecordCounts, write_shard
+from millstream.sources.storage.progress import Progress
+from millstream.tools.conversion_shards import Conversion, write_shard
 from millstream.tools.record_encoding import (
     AUTO,
     ENCODINGS,
@@ -191,35 +192,38 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
 
 def _write_missing(conversion: Conversion, workers: int) -> None:
     todo = [number for number, target in enumerate(conversion.targets) if not os.path.exists(target)]  # noqa: PTH110
-    counts = RecordCounts.create(conversion, todo)
     workers = min(workers, len(todo))
     if not todo:
         return
+    progress = Progress(f"Writing {conversion.destination!r}", len(conversion.source), "records")
     loader = DataLoader(
         data_source=todo,
         sampler=SequentialSampler(len(todo)),
-        operations=[_WriteShard(conversion, counts)],
+        operations=[_WriteShard(conversion, None if workers > 1 else progress)],
         worker_count=workers if workers > 1 else 0,
         shard_options=NoSharding(),
         read_options=ReadOptions(num_threads=0),
         stall_timeout=float("inf"),
     )
-    with counts.shown(f"Writing {conversion.destination!r}", len(conversion.source)), loader:
-        for _ in loader:
-            pass
+    with contextlib.closing(progress), loader:
+        progress.advance(len(conversion.source) - sum(len(conversion.range_of(shard)) for shard in todo))
+        for shard in loader:
+            if workers > 1:
+                progress.advance(len(conversion.range_of(shard)))
 
 
 @final
 class _WriteShard(Map[int, int]):
     """Writes one file."""
 
-    def __init__(self, conversion: Conversion, counts: RecordCounts) -> None:
+    def __init__(self, conversion: Conversion, progress: Progress | None) -> None:
         self._conversion = conversion
-        self._counts = counts
+        # Of this process. The progress of workers is counted in whole files.
+        self._progress = progress
 
     def map(self, shard: int, /) -> int:
         """Writes the file of a shard, and returns its number."""
-        write_shard(self._conversion, self._counts, shard)
+        write_shard(self._conversion, shard, None if self._progress is None else self._progress.advance)
         return shard
 
 

@@ -1,15 +1,14 @@
 """The files of a conversion, each with the records of a range of keys.
 
-Unfinished files are in a hidden folder beside the destination, `.NAME.conversion`, with the plan of the conversion, the
-number of records that each file has so far, and a lock file for the processes that write.
+Unfinished files are in a hidden folder beside the destination, `.NAME.conversion`, with the plan of the conversion, and
+a lock file for the processes that write.
 """
 
 import contextlib
 import dataclasses
 import fcntl
 import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -18,8 +17,6 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.samplers import SequentialSampler
 from millstream.sources.source_checks import batched_read_of
-from millstream.sources.storage.private_folders import open_private
-from millstream.sources.storage.progress import Progress
 from millstream.tools.record_encoding import Encoding, encode_records
 from millstream.tools.record_writers import companion_of, compression_level, new_writer
 
@@ -30,8 +27,6 @@ _BLOCK_BYTES = 4 << 20
 _BLOCK_RECORDS = 1024
 _FIRST_RECORDS = 16
 """Limits of one read: bytes and records, and the number of records of the first read."""
-
-_POLL_SECONDS = 0.25
 
 
 @final
@@ -115,63 +110,13 @@ class Conversion:
         return [path for source in self._sources() for path in getattr(source, "files", ())]
 
 
-@final
-@dataclasses.dataclass(frozen=True)
-class RecordCounts:
-    """The number of source records that are written to each file so far, shared between processes.
-
-    Attributes:
-        path: a file with an int64 for each shard.
-    """
-
-    path: str
-
-    @classmethod
-    def create(cls, conversion: Conversion, todo: Sequence[int]) -> "RecordCounts":
-        """Creates the file; the shards that are not in `todo` are complete."""
-        path = os.path.join(conversion.folder, "counts")  # noqa: PTH118
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)  # noqa: PTH108
-        shards = range(conversion.num_shards)
-        counts = [0 if shard in todo else len(conversion.range_of(shard)) for shard in shards]
-        with os.fdopen(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL), "wb") as file:
-            file.write(np.array(counts, np.int64).tobytes())
-        return cls(path)
-
-    def set(self, shard: int, count: int) -> None:
-        """Sets the count of a shard. Each shard has one writing process."""
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.pwrite(descriptor, np.int64(count).tobytes(), 8 * shard)
-        finally:
-            os.close(descriptor)
-
-    @contextlib.contextmanager
-    def shown(self, description: str, total: int) -> Iterator[None]:
-        """Shows the progress during the block."""
-        progress = Progress(description, total, "records")
-        is_over = threading.Event()
-
-        def follow() -> None:
-            shown = 0
-            while not is_over.wait(_POLL_SECONDS):
-                done = int(np.fromfile(self.path, np.int64).sum())
-                # The count of a shard falls when its process dies and another one starts over.
-                progress.advance(max(0, done - shown))
-                shown = max(shown, done)
-
-        thread = threading.Thread(target=follow, name="millstream-progress", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            is_over.set()
-            thread.join()
-            progress.close()
-
-
-def write_shard(conversion: Conversion, counts: RecordCounts, shard: int) -> None:
+def write_shard(conversion: Conversion, shard: int, report: Callable[[int], None] | None) -> None:
     """Writes one file from its beginning, and replaces what an earlier attempt left.
+
+    Args:
+        conversion: the conversion.
+        shard: the number of the file.
+        report: called with the number of source records of each block; None to report nothing.
 
     Raises:
         OSError: it cannot be written; DataSourceError if a record cannot be read or encoded.
@@ -182,12 +127,11 @@ def write_shard(conversion: Conversion, counts: RecordCounts, shard: int) -> Non
         with contextlib.suppress(FileNotFoundError):
             os.unlink(unfinished)  # noqa: PTH108
         writer = new_writer(unfinished, conversion.encoding, conversion.compression)
-        done, keys = 0, conversion.range_of(shard)
         try:
-            for num_keys, records in _blocks(conversion, keys):
+            for num_keys, records in _blocks(conversion, conversion.range_of(shard)):
                 writer.write(records)
-                done += num_keys
-                counts.set(shard, done)
+                if report is not None:
+                    report(num_keys)
             writer.finish()
         except BaseException:
             writer.abandon()

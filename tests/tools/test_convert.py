@@ -390,7 +390,7 @@ def test_folders_of_the_destination_are_made(tmp_path: Path) -> None:
     assert (tmp_path / "other/folder/b.txt").read_bytes() == b"one"
 
 
-@pytest.mark.parametrize("name", ["counts", "writers", "plan.json", "0.json"])
+@pytest.mark.parametrize("name", ["writers", "plan.json", "0.json"])
 def test_nothing_is_written_through_a_link(name: str, tmp_path: Path) -> None:
     """Links in the folder for unfinished files, whose name is known to everybody, lead nowhere."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
