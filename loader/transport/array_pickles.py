@@ -73,13 +73,3 @@ def rebuild_tensor(memory: NDArray[np.uint8], dtype: Any, shape: tuple[int, ...]
 def as_memmap(array: NDArray[Any]) -> NDArray[Any]:
     """Returns an array as a `numpy.memmap` without a file: a memory map that crosses as bytes becomes this."""
     return array.view(np.memmap)
-
-
-def reduce_memoryview(view: memoryview) -> Reduced:
-    """Returns the reduction of a memoryview. It is rebuilt with the same format, shape and bytes."""
-    return rebuild_memoryview, (np.asarray(view),)
-
-
-def rebuild_memoryview(array: NDArray[Any]) -> memoryview:
-    """Returns an array as a memoryview."""
-    return array.data

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from millstream.loader.transport.array_pickles import Reduced, reduce_memoryview
+from millstream.loader.transport.array_pickles import Reduced
 
 
 def reduce_cache(cache: Any) -> Reduced:
@@ -96,7 +96,6 @@ OTHERS: dict[type, Callable[[Any], Reduced]] = {
     functools.partialmethod: _reduce_partial_method,
     weakref.WeakKeyDictionary: _reduce_weak_dict,
     weakref.WeakValueDictionary: _reduce_weak_dict,
-    memoryview: reduce_memoryview,
     # A dataclass field without a default refers to this very object.
     type(dataclasses.MISSING): _reduce_missing,
 }

@@ -180,8 +180,8 @@ def pack_failure(error: BaseException, classes: ClassTable) -> Failure:
         pickled=_survivor(error, classes),
         type_name=f"{type(error).__module__}.{type(error).__qualname__}",
         text=_text(error),
-        notes=_notes(error),
-        traceback=_traceback(error),
+        notes=tuple(getattr(error, "__notes__", ())),
+        traceback="".join(traceback.format_exception(error)),
     )
 
 
@@ -273,21 +273,6 @@ def _survivor(error: BaseException, classes: ClassTable) -> bytes | None:
         if type(again) is type(error) and _text(again) == _text(error):
             return pickled
     return None
-
-
-def _notes(error: BaseException) -> tuple[str, ...]:
-    try:
-        notes = getattr(error, "__notes__", None)
-    except Exception:  # noqa: BLE001  (its class may define the attribute in any way)
-        notes = None
-    return tuple(note for note in notes if isinstance(note, str)) if isinstance(notes, list) else ()
-
-
-def _traceback(error: BaseException) -> str:
-    try:
-        return "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001  (an exception that cannot be formatted still has a traceback)
-        return "".join(traceback.format_tb(error.__traceback__))
 
 
 def _text(error: BaseException) -> str:

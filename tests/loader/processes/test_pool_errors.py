@@ -94,9 +94,9 @@ HOLDS_LOCK = "support.faults.user_faults.HoldsLockError: text"
         (user_faults.NeedsTwoError, ("text", 2), user_faults.NeedsTwoError, ("text 2",)),
         (user_faults.CannotBeShownError, (), user_faults.CannotBeShownError, ()),
         (user_faults.HoldsLockError, ("text",), WorkerError, (HOLDS_LOCK,)),
-        *((kind, ("text",), kind, ("text",)) for kind in map(lying, ["args", "__notes__", "__dict__"])),
+        *((kind, ("text",), kind, ("text",)) for kind in map(lying, ["args", "__dict__"])),
     ],
-    ids=["needs two", "cannot be shown", "cannot be pickled", "lies about args", "about notes", "about attributes"],
+    ids=["needs two", "cannot be shown", "cannot be pickled", "lies about args", "about attributes"],
 )
 def test_an_unusual_exception_arrives(
     kind: type[Exception], arguments: tuple[Any, ...], arrives_as: type[Exception], args: tuple[Any, ...]

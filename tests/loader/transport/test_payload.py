@@ -145,29 +145,6 @@ def test_elements_without_bytes_cross(dtype: np.dtype[Any]) -> None:
     assert (arrived.shape, arrived.dtype) == ((2, 3), dtype)
 
 
-@pytest.mark.parametrize(
-    "view",
-    [
-        memoryview(b"bytes"),
-        memoryview(bytearray(5000)),
-        memoryview(b"").toreadonly(),
-        np.arange(12, dtype=np.int32).reshape(3, 4)[:, ::2].data,
-        np.ones((2, 3), np.bool_).data,
-    ],
-    ids=["read only", "writable", "empty", "numbers", "truth values"],
-)
-def test_memoryviews_cross_as_what_they_are(view: memoryview) -> None:
-    """A memoryview arrives as it would inline: with the same format, shape and bytes, and as writable."""
-    with arena_pair() as (allocator, arena):
-        payload = pack(run_of([view]), allocator, NO_CLASSES)
-        ((arrived,), _) = unpack(payload, arena, NO_CLASSES)
-
-        assert type(arrived) is memoryview
-        assert (arrived.format, arrived.shape, arrived.readonly) == (view.format, view.shape, view.readonly)
-        assert arrived.tolist() == view.tolist()
-        del arrived
-
-
 def test_an_element_that_cannot_be_pickled_costs_no_memory() -> None:
     """Chunks that were filled for a message that then failed are used again."""
     with arena_pair(1 << 22) as (allocator, view):
@@ -196,13 +173,6 @@ class TwoArgumentsError(Exception):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code}: {reason}")
         self.code = code
-
-
-class MuteError(Exception):
-    """An exception that cannot say what it is."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no text")
 
 
 class ForgetfulError(Exception):
@@ -237,7 +207,6 @@ class SlottedError(Exception):
         StopIteration(7),
         ExceptionGroup("several", [ValueError(1), KeyError(2)]),
         TwoArgumentsError(404, "not there"),
-        MuteError("a", "b"),
         ForgetfulError("text"),
         HostileError("text"),
         SlottedError("text"),
@@ -252,8 +221,7 @@ def test_exceptions_keep_their_type(error: BaseException) -> None:
     assert type(arrived) is type(error)
     assert vars(arrived) == vars(error)
     assert repr(arrived.args) == repr(error.args)
-    if not isinstance(error, MuteError):
-        assert str(arrived) == str(error)
+    assert str(arrived) == str(error)
 
 
 def test_notes_cross_once() -> None:
@@ -264,15 +232,6 @@ def test_notes_cross_once() -> None:
 
     assert across(error).__notes__ == ["first", "second"]
     assert across(across(error)).__notes__ == ["first", "second"]
-
-
-@pytest.mark.parametrize("notes", [None, 7, ["text", 3], "text"])
-def test_notes_that_are_none(notes: Any) -> None:
-    """An exception arrives whatever it has in place of notes."""
-    error = ValueError("text")
-    error.__notes__ = notes
-
-    assert str(across(error)) == "text"
 
 
 def fail_at_the_bottom() -> NoReturn:
