@@ -363,7 +363,6 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         return Profiler(self._pipeline.labels, Recorder())
 
     def _instrument(self) -> Instrument:
-        """Returns the function that instruments each stage."""
         timed = self._profiler.timed
         if not self._is_debugging:
             return timed

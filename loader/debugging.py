@@ -245,7 +245,6 @@ def _copies_with_keys(run: Elements) -> list[tuple[int, Any]]:
 
 
 def _global_randomness() -> dict[str, Any]:
-    """Returns the states of the generators that all code in a process shares."""
     return {"NumPy": pickle.dumps(np.random.get_state()), "Python": random.getstate()}  # noqa: NPY002  (only read)
 
 

@@ -37,8 +37,6 @@ def log_execution(iterator: DataLoaderIterator, insight: Insight) -> None:
 
 @final
 class _ExecutionLog:
-    """Writes the summaries of one pipeline."""
-
     def __init__(self, insight: Insight) -> None:
         self._insight = insight
         self._due = time.perf_counter() + PERIOD_SECONDS

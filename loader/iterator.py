@@ -515,7 +515,6 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         return outputs.position_after(row - 1)
 
     def _finish(self) -> None:
-        """Stops using the executor at the end of the stream."""
         self._has_ended = True
         if self._at_end is not None:
             self._at_end()
@@ -535,7 +534,6 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             executor.pause()
 
     def _end(self) -> None:
-        """Saves the position and ends the executor."""
         self._leave()
         for executor in list(self._left):
             executor.close()

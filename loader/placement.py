@@ -116,7 +116,6 @@ def _check_shard(shard: ShardOptions | None, group: RowGroup) -> None:
 
 
 def _check(device: Any) -> None:
-    """Raises unless this process can transfer batches to the device."""
     import jax  # noqa: PLC0415  (lazy, as above)
 
     match device:

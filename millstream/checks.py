@@ -134,7 +134,6 @@ def _wrong_call(
     advice: Mapping[str, str],
     positional: str,
 ) -> str:
-    """Returns the error message of a call that does not fit the signature, with a suggestion."""
     known = [name for name in signature.parameters if name != "self"]
     unknown = [name for name in given if name not in known]
     if not unknown:

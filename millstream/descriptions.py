@@ -83,7 +83,6 @@ VALUES = _Values()
 
 
 def _fields(value: Any, with_defaults: bool) -> dict[str, Any]:
-    """Returns the fields of a dataclass to show."""
     shown = {}
     for field in dataclasses.fields(value):
         if field.repr and hasattr(value, field.name):
@@ -102,7 +101,6 @@ def _is_default(field: "dataclasses.Field[Any]", held: object) -> bool:
 
 
 def _public_attributes(value: object) -> dict[str, Any]:
-    """Returns the public attributes of an object."""
     return {name: held for name, held in getattr(value, "__dict__", {}).items() if not name.startswith("_")}
 
 

@@ -147,7 +147,6 @@ class _Served(ModuleType):
 
 
 def _determine_worker_count(input_worker_count: int | None) -> int:
-    """Returns the given number of workers, or the number of processors."""
     return (os.cpu_count() or 1) if input_worker_count is None else input_worker_count
 
 

@@ -144,7 +144,6 @@ class Dataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
         self._count = 0
 
     def _each_pass(self, batches: Any) -> Any:
-        """Yields the iterator of each epoch, at its beginning."""
         epoch = self._first_epoch
         if not self._is_one_stream and isinstance(batches, DataLoader) and isinstance(batches.sampler, EpochSampler):
             yield from (iterator for _, iterator in batches.epochs(sys.maxsize, start=epoch))

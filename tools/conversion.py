@@ -121,7 +121,6 @@ def convert(
 
 
 def _encoding_of(source: Any, path: str, encode: str, feature: str | None, dtype: Any) -> Encoding:
-    """Returns the encoding, and checks that it suits the first record."""
     keys = range(len(source))
     first = next((key for key in keys if source[key] is not None), None) if isinstance(source, MapDataset) else 0
     if first is None:
@@ -138,7 +137,6 @@ def _encoding_of(source: Any, path: str, encode: str, feature: str | None, dtype
 
 
 def _run(conversion: Conversion, workers: int, *, overwrite: bool) -> None:
-    """Writes the files that do not exist yet."""
     folder = conversion.folder
     os.makedirs(os.path.dirname(folder), exist_ok=True)  # noqa: PTH103, PTH120
     with contextlib.suppress(FileExistsError):

@@ -93,7 +93,6 @@ def _pipeline_lines(before: Snapshot | None, now: Snapshot, seconds: float, widt
 
 
 def _rate_lines(before: Snapshot, now: Snapshot, seconds: float, width: int | None) -> Iterator[Line]:
-    """Yields the rate of batches, and the share of time that the trainer waits for them."""
     measured, earlier = now["measured"], before["measured"]
     batches = (measured["batches"] - earlier["batches"]) / seconds
     records = (_records(now) - _records(before)) / seconds
@@ -126,7 +125,6 @@ def _waited(pipeline: Snapshot) -> float:
 
 
 def _iterator_lines(now: Snapshot) -> Iterator[Line]:
-    """Yields the position of an iterator, and its prefetched batches."""
     epoch = "" if now["epoch"] is None else f", epoch {now['epoch']:,}"
     doing = now["lifecycle"] if now["waits_for"] is None else f"in next() for {seconds_text(now['waits_for'])}"
     yield [Segment(f"  step {now['step']:,}{epoch}"), Segment(f"   {doing}", SOFT)]
@@ -168,7 +166,6 @@ def _stage_lines(before: Snapshot, now: Snapshot, width: int | None) -> Iterator
 
 
 def _worker_lines(before: Snapshot | None, now: Snapshot, seconds: float) -> Iterator[Line]:
-    """Yields the state of each worker."""
     workers = (now["load"] or {}).get("workers", ())
     iterators = [] if before is None else before["iterators"]
     earlier = {
@@ -188,7 +185,6 @@ def _worker_lines(before: Snapshot | None, now: Snapshot, seconds: float) -> Ite
 
 
 def _process_text(before: Snapshot | None, now: Snapshot | None, seconds: float) -> str:
-    """Returns the state, memory and CPU share of a process, as reported by the system."""
     if now is None:
         return "not on this machine"
     text = f"{now['state']}, {bytes_text(now['memory_bytes'])}"

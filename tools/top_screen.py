@@ -75,7 +75,6 @@ def show_live(
 
 
 def _rendered(lines: Sequence[Line], top: int, room: int) -> "Text":
-    """Returns the visible lines, and the help on the last one."""
     from rich.text import Text  # noqa: PLC0415  (lazy: only terminals need it)
 
     below = max(0, len(lines) - top - room)

@@ -253,7 +253,6 @@ def _is_allowed(path: str | None, allow: Collection[str]) -> bool:
 
 
 def _part_of(path: str) -> str:
-    """Returns the name in ALLOWABLE that a path belongs to."""
     return re.split(r"[.\[(]", path, maxsplit=1)[0]
 
 

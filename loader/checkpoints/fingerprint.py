@@ -150,7 +150,6 @@ def _add_parts(
     add: Callable[[Description, str, Any], None],
     mixture: _Mixture,
 ) -> None:
-    """Adds the parts of a combination, each with its name."""
     turns = mixture.turns if len(mixture.turns) == len(parts) else [0] * len(parts)
     counted = Description()
     for (name, part), turn in zip(parts.items(), turns, strict=True):

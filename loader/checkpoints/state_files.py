@@ -81,7 +81,6 @@ def read_own_state(folder: Any) -> Any:
 
 
 def _name(index: int, count: int) -> str:
-    """Returns the name of a process's file."""
     return f"process_{index}-of-{count}.json"
 
 
@@ -121,7 +120,6 @@ def _check_complete(folder: Any, names: list[str]) -> None:
 
 
 def _check(folder: Any, name: str, raw: bytes) -> None:
-    """Raises an error unless the content of a file is a state. The error names the file."""
     try:
         LoaderState.decode(raw)
     except CheckpointError as error:

@@ -264,7 +264,6 @@ class ActorPool:
         return int(pid) if failure is None else PipelineFailed(failure)
 
     def _check_cluster(self, *, has_answers: bool) -> None:
-        """Raises a WorkerDiedError if the cluster is lost."""
         host, _, port = self.cluster.rpartition(":")
         self._silent_checks = 0 if has_answers else self._silent_checks + 1
         try:

@@ -121,7 +121,6 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._assignments.complete(event.call, Elements.failed(event.error))
 
     def _take_death(self, actor: Actor, died: Died) -> None:
-        """Dispatches the calls of a dead actor again."""
         cause = " ".join(died.cause.split())[:MAX_CAUSE_LENGTH]
         self._profiler.died(f"Ray actor {actor.pid or 'that was starting'} died. {cause}")
         if actor.pid is None:
@@ -196,5 +195,4 @@ def unpack(packed: Packed, classes: ClassTable) -> Elements:
 
 
 def _error_of(what: str, cause: str, deaths: int, records: str) -> WorkerDiedError:
-    """Returns the error of a call that is given up."""
     return WorkerDiedError(f"The outputs from {records} {what}, {deaths} times. The last time: {cause}")

@@ -78,7 +78,6 @@ def serve_by_environment(execution: Execution) -> None:
 
 
 def _add(execution: Execution) -> None:
-    """Adds a pipeline to those that are served, unless it is one of them."""
     _forget_in_forked_processes()
     if all(served.execution() is not execution for served in list(_served.values())):
         _served[next(_numbers)] = _Served(weakref.ref(execution), execution.insight.snapshot())
@@ -182,7 +181,6 @@ def _report(pid: int) -> Mapping[str, Any] | None:
 
 
 def _stacks() -> dict[str, Any]:
-    """Returns the stacks of the threads of this process and of the worker processes."""
     workers: dict[int, str] = {}
     for execution, _ in _living().values():
         for iterator in execution.insight.living_iterators():

@@ -151,7 +151,6 @@ class Server:
         connection.sendall(json.dumps(answer).encode())
 
     def _end(self) -> None:
-        """Ends the thread with the interpreter."""
         self._is_ending = True
         listener, thread = self._listener, self._thread
         if thread is None or not thread.is_alive():

@@ -126,7 +126,6 @@ class ForkServer:
             os.close(handle)
 
     def _become_worker(self, request: Fork, descriptors: list[int]) -> NoReturn:
-        """Runs a worker in the forked process. Never returns to the fork server's loop."""
         status = 1
         try:
             fork_server_pid = os.getppid()
@@ -207,7 +206,6 @@ class ForkServer:
         self._reap_for(REAP_SECONDS)
 
     def _reap_for(self, seconds: float) -> None:
-        """Reaps workers until all have exited, for up to `seconds`."""
         waiter = select.poll()
         waiter.register(self._wakeup.fileno(), select.POLLIN)
         for current in wait_slices(seconds):

@@ -227,7 +227,6 @@ class Pool:
                 yield worker, Died(worker.exited)
 
     def _wait_for_exit(self, worker: Worker) -> None:
-        """Waits up to EXIT_SECONDS for the exit report of a worker."""
         for seconds in wait_slices(EXIT_SECONDS):
             if worker.exited is not None or not self._control.is_open:
                 break

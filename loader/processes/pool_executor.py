@@ -70,7 +70,6 @@ class PoolExecutor(WorkersExecutor[Worker]):
             worker.submit(Task(number, worker.arena.take_released(), message, pipeline, epoch, num_reads))
 
     def _receive(self, seconds: float) -> None:
-        """Waits up to `seconds` for events, and processes all that have arrived."""
         try:
             for worker, event in self._pool.wait(seconds):
                 self._take(worker, event)

@@ -102,7 +102,6 @@ def _page(
 
 
 def _origin_text() -> str:
-    """Returns time, host and versions."""
     now = dt.datetime.now().astimezone()
     versions = [f"Python {platform.python_version()}"]
     versions += [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES if name in sys.modules]

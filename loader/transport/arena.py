@@ -182,7 +182,6 @@ class Allocator:
         self._free_if_unused(self._chunks[offset])
 
     def _take(self, num_bytes: int) -> NDArray[np.uint8] | None:
-        """Returns a new chunk of at least the given size."""
         while self._dropped:
             chunk = self._chunks[self._dropped.popleft()]
             chunk.worker_holds = False
@@ -228,7 +227,6 @@ class Allocator:
         return offset
 
     def _cool(self, offset: int, size: int) -> None:
-        """Returns free pages to the system."""
         self._memory.discard(offset, offset + size)
         self._cold.add(offset, size)
 

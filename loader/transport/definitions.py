@@ -118,7 +118,6 @@ def reduce_class(kind: type, reduced: tuple[Any, ...]) -> Reduced:
 
 
 def _with_slots(kind: type, reduced: tuple[Any, ...]) -> Reduced:
-    """Adds slots to the reduction of a class."""
     make, (metaclass, name, _, namespace, *identity), (attributes, more), *others = reduced
     if "__orig_bases__" in vars(kind):
         # Not as the bases: some, such as NamedTuple, would create a different class.

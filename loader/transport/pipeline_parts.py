@@ -57,7 +57,6 @@ def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> Non
 
 
 def _parts(pipelines: Sequence[Pipeline]) -> list[tuple[str, Any]]:
-    """Returns source, sampler and operations of the pipelines, with their labels."""
     return [part for pipeline in pipelines for part in pipeline.parts]
 
 

@@ -63,7 +63,6 @@ def decode_columns(features: Features, examples: list[bytes]) -> dict[str, Any]:
 
 
 def _check_kinds(features: Features, pairs: Integers, kinds: Integers, count: int) -> None:
-    """Raises if a feature has values of another type than requested."""
     expected = np.array([KINDS[feature.dtype][0] for feature in features.values()])
     wrong = np.flatnonzero(kinds != expected[pairs // max(1, count)])
     if wrong.size:

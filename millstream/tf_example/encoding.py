@@ -40,7 +40,6 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    """Returns a Feature message, a list of one of three kinds."""
     if isinstance(value, bytes | str):
         kind, content = "bytes", _field(1, _as_bytes(value))
     else:
@@ -76,7 +75,6 @@ def _list(name: str, value: Any) -> tuple[str, bytes]:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Returns a field of bytes."""
     return bytes([number << 3 | BYTES]) + _varint(len(content)) + content
 
 
