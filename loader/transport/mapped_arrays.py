@@ -93,7 +93,7 @@ class MappedFiles:
     @functools.cached_property
     def _maps(self) -> list[_Map]:
         with open("/proc/self/maps", "rb") as lines:  # noqa: PTH123  (pathlib would read it in several chunks)
-            return _merged([_Map(*_parsed(line)) for line in map(_MAP.match, lines.read().splitlines()) if line])
+            return [_Map(*_parsed(line)) for line in map(_MAP.match, lines.read().splitlines()) if line]
 
     @functools.cached_property
     def _starts(self) -> list[int]:
@@ -105,20 +105,6 @@ def _parsed(line: re.Match[bytes]) -> tuple[int, int, bytes, int, int, str]:
     # The system escapes line breaks in names in this way, and nothing else.
     name = os.fsdecode(path.replace(rb"\012", b"\n"))
     return int(start, 16), int(stop, 16), permissions, int(offset, 16), int(inode), name
-
-
-def _merged(maps: list[_Map]) -> list[_Map]:
-    """Merges adjacent maps of one file: `madvise` on a section splits a map."""
-    merged: list[_Map] = []
-    for following in maps:
-        last = merged[-1] if merged else None
-        if last is not None and following == last._replace(
-            start=last.stop, stop=following.stop, offset=last.offset + last.stop - last.start
-        ):
-            merged[-1] = last._replace(stop=following.stop)
-        else:
-            merged.append(following)
-    return merged
 
 
 def _file_of(path: str, start: int, num_bytes: int, *, is_writable: bool) -> MappedFile | None:

@@ -62,14 +62,6 @@ def by_mmap(file: Path) -> Any:
         return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint16)
 
 
-def with_advice_for_a_part(file: Path) -> Any:
-    """Returns a mapped array of which the system was told that a part is read at random, which makes it two maps."""
-    with file.open("rb") as opened:
-        memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    memory.madvise(mmap.MADV_RANDOM, mmap.PAGESIZE, 4 * mmap.PAGESIZE)
-    return np.frombuffer(memory, np.uint16)
-
-
 LAYOUTS: dict[str, Callable[[Path], Any]] = {
     "whole": mapped,
     "slice": lambda file: mapped(file)[1000:],
@@ -82,7 +74,6 @@ LAYOUTS: dict[str, Callable[[Path], Any]] = {
     "fields": lambda file: np.memmap(file, [("a", "u1"), ("b", ">i4"), ("c", "u1")], "r", HEADER)["b"],
     "plain array": lambda file: np.asarray(mapped(file)),
     "Python's map": by_mmap,
-    "two maps": with_advice_for_a_part,
 }
 
 
