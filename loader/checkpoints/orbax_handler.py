@@ -84,25 +84,6 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
         iterator.start_prefetch()
         return iterator
 
-    def metadata(self, directory: Any) -> None:
-        """Returns None, because a position has no shapes.
-
-        Args:
-            directory: the folder of this item.
-        """
-        del directory
-
-    def finalize(self, directory: Any) -> None:
-        """Does nothing, because `save` has written everything.
-
-        Args:
-            directory: the folder of this item.
-        """
-        del directory
-
-    def close(self) -> None:
-        """Does nothing, because the iterator belongs to its user."""
-
 
 @ocp.args.register_with_handler(CheckpointHandler, for_save=True)
 @dataclasses.dataclass
