@@ -18,7 +18,6 @@ from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from millstream.loader.iterator import DataLoaderIterator
     from millstream.loader.reporting.preview import Preview
@@ -141,12 +140,6 @@ class Insight:
         names = known if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else ()
         is_batched = is_batched or makes_batches(pipeline)
         return Preview(batches, is_batched=is_batched, rows=rows, decode=decode, classes=names)
-
-    def report(self, path: "str | Path") -> "Path":
-        """Writes a report, and returns its path."""
-        from millstream.loader.reporting.report import write_report  # noqa: PLC0415  (lazy, as above)
-
-        return write_report(path, self.profiler, self.snapshot)
 
     def count_delivered(self) -> None:
         """Adds the batches that iterators have delivered since the last time. Any thread may call it."""

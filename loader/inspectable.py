@@ -130,7 +130,9 @@ class Inspectable:
             ValueError: the path has another suffix, or there is no recording for a trace.
             OSError: the file cannot be written.
         """
-        return self.insight.report(path)
+        from millstream.loader.reporting.report import write_report  # noqa: PLC0415  (lazy, as above)
+
+        return write_report(path, self.insight.profiler, self.insight.snapshot)
 
 
 def prometheus_text(loaders: Inspectable | Mapping[str, Inspectable]) -> str:

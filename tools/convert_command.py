@@ -6,7 +6,6 @@ from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.threads.options import available_cores
-from millstream.sources.formats import FileFormat
 from millstream.sources.json_lines import JsonTexts
 from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.tools.cli_paths import find_files
@@ -47,8 +46,11 @@ def run_convert(
             "--format if all have one format."
         )
     ((kind, paths),) = found.values()
-    keeps_json = kind.name == "jsonl" and function is None and encode in {"auto", "json", "raw"}
-    with _open(kind, paths, keeps_json=keeps_json and not destination.endswith(BIN_EXTENSION)) as source:
+    keeps_json = kind.name == "jsonl" and function is None and encode != "example"
+    keeps_json = keeps_json and not destination.endswith(BIN_EXTENSION)
+    # JSON that stays JSON is checked, but neither parsed nor formatted again.
+    opened: Any = JsonTexts(paths) if keeps_json else kind.open(paths)
+    with opened as source:
         if not len(source):
             raise ValueError(f"SRC must have at least one record, got none in {', '.join(paths)}.")
         targets = convert(
@@ -66,11 +68,6 @@ def run_convert(
         )
         size = format_bytes(sum(map(os.path.getsize, targets)))
         return f"{targets[0]}{f' and {shards - 1:,} more' if shards > 1 else ''}: {len(source):,} records, {size}"
-
-
-def _open(kind: FileFormat, paths: list[str], *, keeps_json: bool) -> Any:
-    """Opens the source. JSON that stays JSON is checked, but neither parsed nor formatted again."""
-    return JsonTexts(paths) if keeps_json else kind.open(paths)
 
 
 def _unpack(sources: Sequence[str], destination: str, max_ratio: int, *, overwrite: bool) -> str:

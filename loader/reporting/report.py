@@ -58,7 +58,7 @@ TIMELINE_STYLE = """
 
 
 def write_report(path: str | Path, profiler: Profiler, snapshot: Callable[[], LoaderSnapshot]) -> Path:
-    """Writes a page, or the recording as a trace, and returns the path. The arguments are those of `Insight.report`."""
+    """Writes a page, or the recording as a trace, and returns the path."""
     path, recorder = Path(path), profiler.recorder
     if path.suffix not in (".html", ".json"):
         raise ValueError(f"The path of a report must end in .html or .json, got {str(path)!r}.")
