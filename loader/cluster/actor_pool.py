@@ -69,6 +69,7 @@ class ActorPool:
         import_path: the import path of the trainer.
 
     Attributes:
+        workers: the actors that are not known to be dead.
         call_numbers: an iterator of new call numbers.
         classes: the classes that crossed by value with the pipeline.
         seconds_without_actors: seconds that the consumer has waited while no actor was ready.
@@ -104,18 +105,13 @@ class ActorPool:
         self.call_numbers: Iterator[int] = itertools.count()
         # The reference of each answer that is awaited, with its call; None for the report that an actor is ready.
         self._awaited: dict[Any, tuple[Actor, int | None]] = {}
-        self._actors: list[Actor] = []
+        self.workers: list[Actor] = []
         self._unreachable_since: float | None = None
         self._last_check = 0.0
         self._silent_checks = 0
         self.seconds_without_actors = 0.0
         for _ in range(workers.num_workers):
             self._start()
-
-    @property
-    def workers(self) -> list[Actor]:
-        """The actors that are not known to be dead."""
-        return self._actors
 
     @property
     def is_ours(self) -> bool:
@@ -137,8 +133,8 @@ class ActorPool:
     def replace(self, actor: Actor) -> None:
         """Kills an actor if it is alive, and starts a replacement."""
         self._kill(actor)
-        if actor in self._actors:
-            self._actors.remove(actor)
+        if actor in self.workers:
+            self.workers.remove(actor)
         for reference in [reference for reference, (other, _) in self._awaited.items() if other is actor]:
             del self._awaited[reference]
         self._start()
@@ -157,9 +153,9 @@ class ActorPool:
         references = list(self._awaited)
         ready, _ = ray.wait(references, num_returns=1 if seconds > 0 else len(references), timeout=max(0.0, seconds))
         waited = min(seconds, time.monotonic() - begin)
-        for actor in self._actors:
+        for actor in self.workers:
             actor.waited += waited
-        is_waiting_for_actors = all(actor.pid is None for actor in self._actors)
+        is_waiting_for_actors = all(actor.pid is None for actor in self.workers)
         self.seconds_without_actors = self.seconds_without_actors + waited if is_waiting_for_actors else 0.0
         self._check_running()
         if time.monotonic() - self._last_check >= CHECK_SECONDS:
@@ -175,14 +171,14 @@ class ActorPool:
         import ray  # noqa: PLC0415
 
         ends = []
-        for actor in list(self._actors):
+        for actor in list(self.workers):
             self._kill(actor)
             # Fails once the cluster has recorded the end of the actor.
             ends.append(actor.handle.ready.remote())
         if ends and self._unreachable_since is None:
             ray.wait(ends, num_returns=len(ends), timeout=CLOSE_SECONDS, fetch_local=False)
         self._awaited.clear()
-        self._actors.clear()
+        self.workers.clear()
 
     @property
     def _is_connected(self) -> bool:
@@ -201,7 +197,7 @@ class ActorPool:
 
     def _start(self) -> None:
         actor = Actor(next(self._numbers), self._actor_class.remote(self._pipeline, *self._settings))
-        self._actors.append(actor)
+        self.workers.append(actor)
         self._awaited[actor.handle.ready.remote()] = actor, None
         if self._stopped:
             # Stopped by another thread, which did not see this actor.
@@ -235,7 +231,7 @@ class ActorPool:
             elif event is not None:
                 yield actor, event
         for actor, event in dead.items():
-            if actor in self._actors:
+            if actor in self.workers:
                 yield actor, event
 
     def _event(self, reference: Any, call: int | None) -> Event | int | None:

@@ -6,7 +6,6 @@ Guarantees, in addition to those of all workers:
     * A call is hardly to blame for the death of a node. It is given up only after several.
 """
 
-import functools
 import logging
 import time
 from typing import Any, final
@@ -134,8 +133,13 @@ class RayExecutor(WorkersExecutor[Actor]):
         self._dispatch()
 
     def _blame(self, number: int, guilt: float, what: str, cause: str) -> None:
-        error = functools.partial(_error_of, what, cause)
-        self._assignments.blame(number, error, guilt)
+        self._assignments.blame(
+            number,
+            lambda deaths, records: WorkerDiedError(
+                f"The outputs from {records} {what}, {deaths} times. The last time: {cause}"
+            ),
+            guilt,
+        )
 
     def _check_stalls(self) -> None:
         super()._check_stalls()
@@ -192,7 +196,3 @@ def unpack(packed: Packed, classes: ClassTable) -> Elements:
     columns, origins = classes.loads(body, [copied(np.frombuffer(buffer, np.uint8)) for buffer in buffers])
     values = to_elements(columns)
     return Elements(values, Origins.from_bytes(origins, len(values)))
-
-
-def _error_of(what: str, cause: str, deaths: int, records: str) -> WorkerDiedError:
-    return WorkerDiedError(f"The outputs from {records} {what}, {deaths} times. The last time: {cause}")
