@@ -9,8 +9,7 @@ the worker has died.
 
 from typing import Any, NamedTuple, TypeAlias
 
-from millstream.loader.pipeline.elements import FailedRecord
-from millstream.loader.transport.payload import Failure, Payload
+from millstream.loader.transport.payload import Failure
 from millstream.loader.transport.pipeline_file import PipelineFile
 
 
@@ -111,29 +110,15 @@ class PipelineFailed(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Reports the outputs of a call, and the error in place of the next output, if any.
+    """Reports the outputs of a call.
 
     Attributes:
         call: the number of the call.
-        payload: the serialized values and origins.
-        failure: the error at the end of the outputs.
-        seconds: the duration of the call, without a read in advance.
-        idle_seconds: the part of it in which no thread of the process computed.
-        read_seconds: the duration of the read in advance; 0 without one.
-        stages: the part of `seconds` that each stage took, in the order of the profiler.
-        begun: the start of the call on the clock of `time.perf_counter`, which all processes of a machine share.
-        failures: the records that failed and were skipped or replaced, with serialized errors.
+        outputs: the fields of its `CallResult`: a plain tuple, as all that is pickled for each batch.
     """
 
     call: int
-    payload: Payload
-    failure: Failure | None
-    seconds: float
-    idle_seconds: float
-    read_seconds: float
-    stages: tuple[float, ...]
-    begun: float
-    failures: tuple[FailedRecord, ...] = ()
+    outputs: tuple[Any, ...]
 
 
 Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Result

@@ -18,6 +18,7 @@ from millstream.loader.processes.process_report import describe_exit, describe_p
 from millstream.loader.processes.worker_handle import Event, Worker
 from millstream.loader.threads.profiler import HAND_OVER
 from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
+from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.workers_executor import WorkersExecutor
 
 MAX_DEATHS_OF_FORK_SERVER = 2
@@ -101,23 +102,23 @@ class PoolExecutor(WorkersExecutor[Worker]):
             self._take_death(worker, event.exited)
 
     def _take_result(self, worker: Worker, result: Result) -> None:
-        call = self._assignments.call(result.call)
+        call, made = self._assignments.call(result.call), CallResult(*result.outputs)
         substream = None if call is None else self.substreams.find(call)
         if call is None or substream is None:
-            release(result.payload, worker.arena)
+            release(made.packed, worker.arena)
             return
         blocks = request if isinstance(request := call.request, Blocks) else None
-        substream.profiler.called(worker.pid, result.begun, result.seconds, blocks, result.stages)
+        substream.profiler.called(worker.pid, made.begun, made.seconds, blocks, made.stages)
 
         def outputs() -> Elements:
-            values, origins = self._unpack(result.payload, worker.arena, self._pool.classes)
-            failure = None if result.failure is None else unpack_failure(result.failure, self._pool.classes)
+            values, origins = self._unpack(made.packed, worker.arena, self._pool.classes)
+            failure = None if made.failure is None else unpack_failure(made.failure, self._pool.classes)
             run = Elements(values, origins, failure)
-            run.failures = unpack_failures(result.failures, self._pool.classes)
+            run.failures = unpack_failures(made.failures, self._pool.classes)
             return run
 
-        self._reads.record(call.num_blocks, result.seconds, result.idle_seconds)
-        self._complete(result.call, call, result.seconds + result.read_seconds, outputs)
+        self._reads.record(call.num_blocks, made.seconds, made.idle_seconds)
+        self._complete(result.call, call, made.seconds + made.read_seconds, outputs)
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Dispatches the calls of a dead worker again, except for the one that killed it if this is not the first time.

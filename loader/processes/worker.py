@@ -85,7 +85,7 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
         while (ready := tasks.next(allocator.take_back)) is not None:
             task, reading = ready
             runner = runner_of(task.pipeline, task.epoch)
-            channel.send(Result(task.call, *runner.make(task.request, reading)))
+            channel.send(Result(task.call, tuple(runner.make(task.request, reading))))
             del task, ready, reading
     for source in {id(pipeline.source): pipeline.source for pipeline in pipelines}.values():
         close = getattr(source, "close", None)
