@@ -22,8 +22,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, final
 
 from millstream.checks import as_integer
-from millstream.loader.checkpoints.checkpointable import Checkpointable
-from millstream.loader.checkpoints.resumable import ResumableIterator
+from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
 from millstream.loader.device_staging import DevicePosition, DeviceStaging, StagedBatch
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 
 from millstream.checks import as_integer
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.resumable import ResumableIterator
+from millstream.loader.checkpoints.checkpointable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable

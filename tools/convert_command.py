@@ -8,10 +8,9 @@ from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.threads.options import available_cores
 from millstream.sources.json_lines import JsonTexts
 from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
-from millstream.tools.cli_paths import find_files
+from millstream.tools.cli_paths import find_files, load_callable
 from millstream.tools.conversion import convert
 from millstream.tools.inspection import format_bytes
-from millstream.tools.named_objects import load_callable
 from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS
 from millstream.tools.unpacking import MAX_RATIO, unpack
 

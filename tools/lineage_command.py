@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.loader import DataLoader
-from millstream.tools.named_objects import load_callable
+from millstream.tools.cli_paths import load_callable
 
 
 def lineage_lines(

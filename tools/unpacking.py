@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
+from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib, zstandard_library
 from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.progress import Progress
 
@@ -130,7 +130,7 @@ def _members(path: str, start: bytes, plausible_bytes: int) -> _Members:
     """Returns the members of a file with these first bytes and a plausible content size."""
     compression = compression_of(start)
     if compression == "zstd":
-        zstandard = _zstandard()
+        zstandard = zstandard_library("files that are compressed by Zstandard")
         window = min(max(_ALLOWED_WINDOW, plausible_bytes), _MAX_WINDOW)
         decompressor = zstandard.ZstdDecompressor(max_window_size=window)
         return _Members(path, decompressor.decompressobj, zstandard.ZstdError, _ZSTD_BLOCK_BYTES, ())
@@ -148,11 +148,3 @@ def _members(path: str, start: bytes, plausible_bytes: int) -> _Members:
         # 32 plus the window size accepts the headers of both gzip and zlib.
         return _Members(path, lambda: zlib.decompressobj(32 + zlib.MAX_WBITS), zlib.error)
     raise DataSourceError(f"Cannot decompress {path!r}: it is not compressed by gzip, bzip2, xz, zstd or zlib.")
-
-
-def _zstandard() -> Any:
-    try:
-        import zstandard  # noqa: PLC0415
-    except ImportError as error:
-        raise ImportError("Cannot decompress zstd without zstandard: pip install 'millstream[bagz]'.") from error
-    return zstandard
