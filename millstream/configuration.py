@@ -8,7 +8,7 @@ from millstream.checks import as_flag
 
 @final
 class Config:
-    """The settings of the process, read as attributes and changed by `update`.
+    """The settings of the process, read as attributes and changed by `update`, which checks them.
 
     Attributes:
         py_debug_mode: True to log an execution summary of each pipeline, once a minute while it is read and at the end:
@@ -25,11 +25,11 @@ class Config:
         >>> millstream.config.update("py_debug_mode", False)
     """
 
-    py_debug_mode: bool
-    py_dataset_visualization_output_dir: str | None
+    __slots__ = ("py_dataset_visualization_output_dir", "py_debug_mode")
 
     def __init__(self) -> None:
-        vars(self).update(_DEFAULTS)
+        self.py_debug_mode = False
+        self.py_dataset_visualization_output_dir: str | None = None
 
     def update(self, name: str, value: Any) -> None:
         """Changes one setting, for all that is built from now on.
@@ -42,9 +42,9 @@ class Config:
             ValueError: there is no such setting, or the folder is a file.
             TypeError: the value is of the wrong type.
         """
-        if name not in _DEFAULTS:
-            raise ValueError(f"config has no setting {name!r}. {_KNOWN}")
-        vars(self)[name] = as_flag(value, name) if name == "py_debug_mode" else _as_folder(value, name)
+        if name not in self.__slots__:
+            raise ValueError(f"config has no setting {name!r}. It has {' and '.join(self.__slots__)}.")
+        setattr(self, name, as_flag(value, name) if name == "py_debug_mode" else _as_folder(value, name))
 
     def get_or_default(self, name: str) -> Any:
         """Returns a setting, as the attribute does.
@@ -57,18 +57,8 @@ class Config:
         """
         return getattr(self, name)
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"config has no setting {name!r}. {_KNOWN}")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"Settings cannot be assigned. Use config.update({name!r}, {value!r}).")
-
     def __repr__(self) -> str:
-        return f"Config({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
-
-
-_DEFAULTS: Final = {"py_dataset_visualization_output_dir": None, "py_debug_mode": False}
-_KNOWN: Final = f"It has {' and '.join(_DEFAULTS)}."
+        return f"Config({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
 
 
 def _as_folder(value: Any, name: str) -> str | None:
