@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset
+from millstream.loader.reporting.quantities import bytes_text
 from millstream.loader.threads.options import available_cores
 from millstream.sources.json_lines import JsonTexts
 from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.tools.cli_paths import find_files, load_callable
 from millstream.tools.conversion import convert
-from millstream.tools.inspection import format_bytes
 from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS
 from millstream.tools.unpacking import MAX_RATIO, unpack
 
@@ -65,7 +65,7 @@ def run_convert(
             worker_count=jobs or available_cores(),
             overwrite=overwrite,
         )
-        size = format_bytes(sum(map(os.path.getsize, targets)))
+        size = bytes_text(sum(map(os.path.getsize, targets)))
         return f"{targets[0]}{f' and {shards - 1:,} more' if shards > 1 else ''}: {len(source):,} records, {size}"
 
 
@@ -81,4 +81,4 @@ def _unpack(sources: Sequence[str], destination: str, max_ratio: int, *, overwri
     if os.path.lexists(destination) and (not overwrite or os.path.realpath(path) == os.path.realpath(destination)):
         raise FileExistsError(f"{destination!r} exists. Pass --overwrite to replace it, or choose another name.")
     os.makedirs(os.path.dirname(destination), exist_ok=True)  # noqa: PTH103, PTH120
-    return f"{destination}: {format_bytes(unpack(path, destination, max_ratio))}, decompressed"
+    return f"{destination}: {bytes_text(unpack(path, destination, max_ratio))}, decompressed"

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.loader.reporting.quantities import bytes_text
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.formats import FileFormat
@@ -18,8 +19,6 @@ _SAMPLE = 256
 
 _MAX_BARS = 12
 _BAR_WIDTH = 40
-
-_UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def build_index(kind: FileFormat, paths: Sequence[str]) -> str:
@@ -58,7 +57,7 @@ def inspect_files(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
 def _sections(kind: FileFormat, source: Any) -> Iterator[tuple[str, list[str]]]:
     yield "format", [f"{kind.name}, read by millstream.{kind.source}"]
     sizes = [identity.size for identity in source.files.values()]
-    yield "files", [f"{len(sizes):,}, {format_bytes(sum(sizes))}"]
+    yield "files", [f"{len(sizes):,}, {bytes_text(sum(sizes))}"]
     yield "records", [f"{len(source):,}"]
     if not len(source):
         return
@@ -92,7 +91,7 @@ def _record_sizes(source: Any) -> tuple[NDArray[np.int64], bool] | None:
 def _size_summary(sizes: NDArray[np.int64], *, is_complete: bool) -> str:
     sample = "" if is_complete else f", of {len(sizes):,} evenly spaced records"
     values = {"min": sizes.min(), "median": np.median(sizes), "mean": sizes.mean(), "max": sizes.max()}
-    return ", ".join(f"{name} {format_bytes(float(size))}" for name, size in values.items()) + sample
+    return ", ".join(f"{name} {bytes_text(float(size))}" for name, size in values.items()) + sample
 
 
 def histogram(sizes: NDArray[np.int64]) -> Iterator[str]:
@@ -105,12 +104,5 @@ def histogram(sizes: NDArray[np.int64]) -> Iterator[str]:
     counts = np.bincount((exponents - low) // step)
     for number, count in enumerate(counts.tolist()):
         bar = "#" * -(-_BAR_WIDTH * count // int(counts.max()))
-        limit = format_bytes(2 ** (low + (number + 1) * step - 1))
-        yield f"up to {limit:>8}  {bar:<{_BAR_WIDTH}}  {count:,}"
-
-
-def format_bytes(size: float) -> str:
-    """Returns a number of bytes with three significant digits and a unit."""
-    rounded = float(f"{size:.2e}")
-    power = int(np.log10(max(1.0, rounded)) // 3)
-    return f"{rounded / 1000**power:.3g} {_UNITS[power]}"
+        limit = bytes_text(2 ** (low + (number + 1) * step - 1))
+        yield f"up to {limit:>9}  {bar:<{_BAR_WIDTH}}  {count:,}"

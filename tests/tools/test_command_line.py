@@ -136,7 +136,7 @@ def test_inspect_draws_the_sizes_of_records(tmp_path: Path) -> None:
     printed, _ = run("inspect", "a.txt", folder=tmp_path)
     bars = [line for line in printed.splitlines() if "up to" in line]
 
-    assert "min 10 B, median 100 B" in printed
+    assert "min 10 bytes, median 100 bytes" in printed
     assert sum(int(line.split()[-1]) for line in bars) == 58
     assert max(bars, key=lambda line: line.count("#")).split()[-1] == "50"
 

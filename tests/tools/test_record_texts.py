@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.tools.inspection import format_bytes, histogram
+from millstream.tools.inspection import histogram
 from millstream.tools.record_encoding import Encoding, choose_encoding, encode_records
 from millstream.tools.record_preview import preview_lines
 from millstream.tools.record_writers import compression_level
@@ -103,25 +103,6 @@ def test_histograms_count_every_record_once(sizes: list[int]) -> None:
     assert not lines or sum(int(line.split()[-1].replace(",", "")) for line in lines) == len(sizes)
     assert not lines or max(line.count("#") for line in lines) == 40
     assert lines or max(sizes) <= 2 * max(1, min(sizes))
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 B"),
-        (7, "7 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (1536, "1.54 kB"),
-        (999_499, "999 kB"),
-        (999_999, "1 MB"),
-        (123_456_789, "123 MB"),
-        (2**63, "9.22 EB"),
-    ],
-)
-def test_bytes_in_words(size: int, text: str) -> None:
-    """Sizes are printed with three digits, in powers of a thousand."""
-    assert format_bytes(size) == text
 
 
 @given(

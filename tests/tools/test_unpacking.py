@@ -117,7 +117,7 @@ def test_the_command_in_the_error_of_a_source_works(name: str, plain: str, tmp_p
     assert command[:3] == ["python", "-m", "millstream"]
     printed, _ = run(*command[3:], folder=tmp_path)
 
-    assert printed == f"{tmp_path / plain}: 8 B, decompressed\n"
+    assert printed == f"{tmp_path / plain}: 8 bytes, decompressed\n"
     with TextLineDataSource(tmp_path / plain) as source:
         assert every_record(source) == ["one", "two"]
 
