@@ -35,9 +35,9 @@ def as_integer(value: object, name: str, minimum: int | None = None, maximum: in
     return integer
 
 
-def as_integer_or_none(value: object, name: str, minimum: int = 1) -> int | None:
-    """Returns a plain int as `as_integer` does, or None for None."""
-    return None if value is None else as_integer(value, name, minimum)
+def as_integer_or_none(value: object, name: str) -> int | None:
+    """Returns a plain int of at least 1 as `as_integer` does, or None for None."""
+    return None if value is None else as_integer(value, name, 1)
 
 
 def as_flag(value: object, name: str) -> bool:

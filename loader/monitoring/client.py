@@ -10,8 +10,7 @@ from millstream.loader.monitoring.socket_folder import (
     SUFFIX,
     connected,
     folders,
-    is_own_user,
-    peer_user,
+    is_of_own_user,
     private_folder,
     socket_name,
 )
@@ -81,7 +80,7 @@ def _answer_in(folder: int, pid: int, question: str) -> Any:
     if connection is None:
         return None
     with connection:
-        if not is_own_user(peer_user(connection)):
+        if not is_of_own_user(connection):
             raise PermissionError(f"Process {pid} does not belong to this user, {os.geteuid()}.")
         connection.sendall(f"{question}\n".encode())
         chunks = []

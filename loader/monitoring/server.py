@@ -26,10 +26,9 @@ from typing import final
 from millstream.loader.monitoring.socket_folder import (
     address_in,
     connected,
-    is_own_user,
-    peer_user,
+    folders,
+    is_of_own_user,
     private_folder,
-    server_folder,
     socket_name,
 )
 
@@ -108,7 +107,7 @@ class Server:
 
     def _serve(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
         name = socket_name(os.getpid())
-        with private_folder(server_folder(), make=True) as folder:
+        with private_folder(folders()[0], make=True) as folder:
             if (other := connected(folder, name)) is not None:
                 other.close()
                 raise FileExistsError(f"Process {os.getpid()} of another container already has the socket {name!r}.")
@@ -135,7 +134,7 @@ class Server:
                     self._answer_one(connection)
 
     def _answer_one(self, connection: socket.socket) -> None:
-        if not is_own_user(peer_user(connection)):
+        if not is_of_own_user(connection):
             return
         connection.settimeout(ANSWER_SECONDS)
         request = b""

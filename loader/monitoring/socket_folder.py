@@ -23,13 +23,11 @@ CONNECT_SECONDS = 5.0
 """Timeout for an answer. A trainer in C code that holds the interpreter's lock answers after it."""
 
 
-def server_folder() -> Path:
-    """Returns the folder for a trainer's socket: in `$XDG_RUNTIME_DIR`, or else in a temporary folder."""
-    return folders()[0]
-
-
 def folders() -> list[Path]:
-    """Returns the folders that may have sockets of this user's trainers, of any session or job."""
+    """Returns the folders that may have sockets of this user's trainers, of any session or job.
+
+    The first, in `$XDG_RUNTIME_DIR` or else a temporary folder, is that for a socket of this process.
+    """
     user, runtime = os.geteuid(), os.environ.get("XDG_RUNTIME_DIR")
     found = [Path(runtime) / "millstream"] if runtime else []
     temporary = [Path(folder) / f"millstream-{user}" for folder in (tempfile.gettempdir(), "/tmp")]  # noqa: S108
@@ -76,17 +74,11 @@ def socket_name(pid: int) -> str:
     return f"{pid}{SUFFIX}"
 
 
-def peer_user(connection: socket.socket) -> int:
-    """Returns the user id at the other end of a connection, according to the kernel."""
-    _, user, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    )
-    return int(user)
-
-
-def is_own_user(user: int) -> bool:
-    """Returns True for the user of this process. No other user is answered, not even root."""
-    return user == os.geteuid()
+def is_of_own_user(connection: socket.socket) -> bool:
+    """Returns True if the other end belongs to this user, according to the kernel. Not even root is answered."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())
 
 
 def connected(folder: int, name: str) -> socket.socket | None:
