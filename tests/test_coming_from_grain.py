@@ -63,7 +63,6 @@ class AddNoise(grain.RandomMapTransform):
     """A random operation, as one writes it for Grain."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns the element and a draw."""
         return (*element, rng.random()) if isinstance(element, tuple) else (element, rng.random())
 
 
@@ -80,7 +79,6 @@ def shuffled(num_records: int, seed: int = 0, **options: Any) -> grain.IndexSamp
 
 
 def parameters(function: Any) -> set[str]:
-    """Returns the names of a function's parameters."""
     return set(inspect.signature(function).parameters)
 
 

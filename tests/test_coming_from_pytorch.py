@@ -226,7 +226,6 @@ def _() -> None:
 
 
 def batched(*elements: Any) -> Any:
-    """Returns the one batch of some elements."""
     (batch,) = grain.load(elements, num_epochs=1, batch_size=len(elements))
     return batch
 

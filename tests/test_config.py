@@ -25,12 +25,10 @@ def defaults_afterwards() -> Iterator[None]:
 
 
 def records(count: int = 40) -> list[str]:
-    """Returns records of JSON."""
     return [json.dumps({"a": [row] * 3}) for row in range(count)]
 
 
 def decoded(text: str) -> np.ndarray:
-    """Returns the array of a record."""
     return np.array(json.loads(text)["a"])
 
 
@@ -220,7 +218,6 @@ def test_the_debug_mode_measures_times_and_sizes_of_a_loader(caplog: pytest.LogC
 
 
 def seconds(text: str) -> float:
-    """Returns a duration in seconds."""
     number, unit = text.split()
     return float(number.replace(",", "")) * {"µs": 1e-6, "ms": 1e-3, "s": 1.0}[unit]
 

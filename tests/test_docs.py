@@ -27,12 +27,10 @@ LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 
 
 def default_of(parameter: str) -> Any:
-    """Returns the default of a parameter of `DataLoader`."""
     return inspect.signature(millstream.DataLoader).parameters[parameter].default
 
 
 def short_name(document: Path) -> str:
-    """Returns the path of a document inside the repository."""
     return str(document.relative_to(ROOT))
 
 
@@ -139,7 +137,6 @@ def test_every_command_is_a_target_of_the_makefile(document: Path) -> None:
 
 
 def extras_of(project: dict[str, Any]) -> set[str]:
-    """Returns the names of a project's extras."""
     return set(project["project"]["optional-dependencies"])
 
 

@@ -20,7 +20,6 @@ class Add:
     amount: int = 1
 
     def map(self, element: int) -> int:
-        """Returns a larger number."""
         return element + self.amount
 
 
@@ -28,7 +27,6 @@ class Noise:
     """A random map of a library."""
 
     def random_map(self, element: int, rng: np.random.Generator) -> int:
-        """Returns a larger number."""
         return element + int(rng.integers(100))
 
 
@@ -36,7 +34,6 @@ class Numbered:
     """A map with index of a library."""
 
     def map_with_index(self, index: int, element: int) -> tuple[int, int]:
-        """Returns both."""
         return index, element
 
 
@@ -44,7 +41,6 @@ class Even:
     """A filter of a library."""
 
     def filter(self, element: int) -> bool:
-        """Returns True for even numbers."""
         return element % 2 == 0
 
 
@@ -54,7 +50,6 @@ class Twice:
     max_fan_out = 2
 
     def flat_map(self, element: int) -> list[int]:
-        """Returns two elements."""
         return [element, element]
 
 
@@ -115,12 +110,10 @@ FOREIGN: list[Any] = [Add(3), Noise(), Even(), Twice(), Numbered(), Batch(4, dro
 
 
 def operations(*given: Any) -> list[Any]:
-    """Returns operations that type checkers do not know."""
     return list(given)
 
 
 def values(stream: Any) -> list[Any]:
-    """Returns the elements of a stream as plain values."""
     return [[part.tolist() for part in element] if isinstance(element, tuple) else element for element in stream]
 
 

@@ -25,7 +25,6 @@ class Jitter(millstream.RandomMapTransform):
     """Draws the targets anew in each epoch."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Adds a random number to the target."""
         return element[0], element[1] + np.float32(rng.random())
 
 
@@ -36,7 +35,6 @@ def loader(*, num_epochs: int | None = 1, **options: Any) -> millstream.DataLoad
 
 
 def chain() -> millstream.MapDataset[Any]:
-    """Returns a shuffled chain of the same batches."""
     return millstream.MapDataset.source(ROWS).seed(0).shuffle().random_map(Jitter()).batch(4)
 
 
@@ -61,7 +59,6 @@ class Recorder:
 
 
 def targets(batches: Any) -> Iterator[list[float]]:
-    """Yields the targets of batches."""
     return (batch[1].tolist() for batch in batches)
 
 

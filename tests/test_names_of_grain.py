@@ -96,7 +96,6 @@ def parameters_of(name: str) -> list[inspect.Parameter] | None:
 
 
 def values(elements: Any) -> list[Any]:
-    """Returns all elements, arrays as lists."""
     unpacked: list[Any] = jax.tree.map(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, list(elements))
     return unpacked
 
@@ -327,7 +326,6 @@ def _() -> None:
 
 
 def note_worker(index: int, count: int) -> None:
-    """Leaves a file that a worker was initialized."""
     Path(f"worker {index} of {count}").touch()
 
 

@@ -112,3 +112,16 @@ def test_violations_are_found(source: str, words: str) -> None:
 def test_plain_words_pass() -> None:
     """Texts that begin with a noun or a verb, and know what they name, are left alone."""
     assert prose_violations('"""The bytes of a file."""\n\n\ndef f():\n    """Returns the bytes."""\n') == []
+
+
+def test_every_test_states_its_law() -> None:
+    """Each test of each file has a docstring."""
+    tests = [
+        (path, function)
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for function in ast.parse(path.read_text()).body
+        if isinstance(function, ast.FunctionDef) and function.name.startswith("test_")
+    ]
+
+    assert len(tests) > 1000
+    assert [(path.name, function.name) for path, function in tests if not ast.get_docstring(function)] == []

@@ -48,7 +48,6 @@ def philox(key: tuple[int, int], counter: Sequence[int]) -> list[int]:
 
 
 def draw_words(rng: np.random.Generator, count: int = 8) -> list[int]:
-    """Returns the next raw words of a generator."""
     return [int(word) for word in rng.bit_generator.random_raw(count)]
 
 
@@ -144,7 +143,6 @@ def test_operations_at_one_position_of_a_custom_sampler_differ() -> None:
 
 
 def add_draw(element: list[int], rng: np.random.Generator) -> list[int]:
-    """Returns the element with one draw appended."""
     return [*element, int(rng.integers(WORD, dtype=np.uint64))]
 
 

@@ -95,7 +95,6 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, str], s
 
 
 def output_of(outputs: dict[int, str], line: str) -> str:
-    """Returns what the only cell with a line has printed."""
     (number,) = [number for number, cell in enumerate(CELLS) if line in cell]
     return outputs[number]
 

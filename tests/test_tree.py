@@ -55,7 +55,6 @@ class Size(tuple[Any, ...]):
     __slots__ = ()
 
     def __new__(cls, *items: Any) -> Self:
-        """Returns the items."""
         return super().__new__(cls, items)
 
 

@@ -42,7 +42,6 @@ MACHINE = {
 
 
 def measured_here(**results: list[Result]) -> Measured:
-    """Returns results of cases that one machine measured."""
     return Measured(results, {}, dict.fromkeys(results, MACHINE))
 
 
@@ -53,7 +52,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def outcome_of(case: str, contender: Contender, task: str) -> Outcome:
-    """Returns the outcome of an order carried out in this process."""
     return carry_out(Order(case, contender, TINY.name, task), lambda: None)
 
 

@@ -11,12 +11,10 @@ from millstream.transforms import Batch, RandomMap
 
 
 def holes(number: int) -> int | None:
-    """Returns the number, or None for some."""
     return None if number in {13, 14, 29} else number
 
 
 def batches(dataset: Any) -> list[Any]:
-    """Returns what a dataset yields, as lists."""
     return [batch.tolist() for batch in dataset]
 
 
@@ -78,7 +76,6 @@ def test_seek_costs_nothing_where_all_are_there() -> None:
 
 
 def draw(number: Any, rng: Any) -> Any:
-    """Returns the number and a draw."""
     return number * 1000 + int(rng.integers(1000))
 
 

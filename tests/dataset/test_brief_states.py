@@ -14,7 +14,6 @@ NUM_STREAMS = 64
 
 
 def is_kept(number: int) -> bool:
-    """Keeps two thirds of the numbers."""
     return number % 3 > 0
 
 

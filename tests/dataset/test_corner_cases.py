@@ -12,12 +12,10 @@ import millstream as grain
 
 
 def numbers(stop: int) -> "grain.MapDataset[int]":
-    """Returns the numbers below one."""
     return grain.MapDataset.range(stop)
 
 
 def plain(batches: Any) -> list[list[int]]:
-    """Returns batches as lists."""
     return [batch.tolist() for batch in batches]
 
 
@@ -201,7 +199,6 @@ def test_a_stream_is_not_sliced() -> None:
 
 
 def streams_mixed(chain: Any) -> Any:
-    """Returns a stream in a mix with another one."""
     other = grain.MapDataset.range(2).to_iter_dataset()
     return grain.IterDataset.mix([chain if isinstance(chain, grain.IterDataset) else chain.to_iter_dataset(), other])
 

@@ -48,7 +48,6 @@ JUNK: tuple[Any, ...] = (
 
 
 def is_odd(number: int) -> bool:
-    """Keeps half of the numbers."""
     return number % 2 > 0
 
 
@@ -59,11 +58,9 @@ class OwnStates(DatasetIterator[Any]):
         return next(self._parent)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns a state with a list in it."""
         return {"deep": [{"number": 1}], "parent": self._parent.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves the parent."""
         self._parent.set_state(state["parent"])
 
 
@@ -82,17 +79,14 @@ class Counted(IterDataset[Any]):
 
 
 def numbers(start: int = 0) -> IterDataset[Any]:
-    """A straight chain over 100 numbers."""
     return MapDataset.range(start, start + 100).shuffle(seed=1).to_iter_dataset(NO_THREADS)
 
 
 def mixed() -> IterDataset[Any]:
-    """A mixture of two chains, one of them filtered."""
     return IterDataset.mix([numbers(), numbers(1000).filter(is_odd)], weights=[1, 2])
 
 
 def loader(*operations: Any) -> Any:
-    """The iterator of a loader without threads."""
     options: dict[str, Any] = {"batch_size": 2, "shuffle": True, "seed": 1, "read_options": NO_THREADS}
     return iter(millstream.load(range(100), transformations=list(operations), **options))
 
@@ -140,17 +134,14 @@ def damaged(state: Any) -> Iterator[Any]:
 
 
 def replace(new: Any, holder: Any, name: Any) -> None:
-    """Replaces a value."""
     holder[name] = new
 
 
 def add(holder: Any, _: Any) -> None:
-    """Adds a value to a dict or list."""
     holder.update(x=1) if is_dict(holder) else holder.append(1)
 
 
 def is_dict(value: Any) -> bool:
-    """True if a value is a dict."""
     return isinstance(value, dict)
 
 
@@ -163,7 +154,6 @@ def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def at(state: Any, path: tuple[Any, ...]) -> Any:
-    """Returns the value at a path."""
     return functools.reduce(operator.getitem, path, state)
 
 

@@ -23,36 +23,30 @@ def stream(size: int = 4) -> IterDataset[Any]:
 
 
 def save_with_manager(folder: Path, iterator: Any) -> None:
-    """Saves with Orbax's manager of checkpoints."""
     with ocp.CheckpointManager(folder) as manager:
         manager.save(0, args=CheckpointSave(iterator))
 
 
 def restore_with_manager(folder: Path, iterator: Any) -> None:
-    """Restores with it."""
     with ocp.CheckpointManager(folder) as manager:
         assert manager.restore(0, args=CheckpointRestore(iterator)) is iterator
 
 
 def save_with_handler(folder: Path, iterator: Any) -> None:
-    """Saves with the handler alone."""
     with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
         checkpointer.save(folder / "position", iterator)
 
 
 def restore_with_handler(folder: Path, iterator: Any) -> None:
-    """Restores with it."""
     with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
         assert checkpointer.restore(folder / "position", iterator) is iterator
 
 
 def save_new(folder: Path, iterator: Any) -> None:
-    """Saves with the newer interface."""
     ocp_v1.save_checkpointables(folder / "new", {"position": iterator})
 
 
 def load_new(folder: Path, iterator: Any) -> None:
-    """Restores with it."""
     ocp_v1.load_checkpointables(folder / "new", {"position": iterator})
 
 

@@ -43,11 +43,9 @@ class IndexShardIterator(grain.DatasetIterator[Any]):
                 return value
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position."""
         return {"next_index": self._next_index, "parent": self._parent.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Moves there."""
         self._next_index = state["next_index"]
         self._parent.set_state(state["parent"])
 
@@ -71,7 +69,6 @@ class TokenizeAndChunk(grain_experimental.FlatMapTransform):
     max_fan_out: int = 2048
 
     def flat_map(self, element: dict[str, Any]) -> list[dict[str, Any]]:
-        """Returns the chunks."""
         tokens = np.array([ord(letter) for letter in element["text"]], np.int32)
         return [{"text": tokens[start : start + self.length]} for start in range(0, len(tokens), self.length)]
 
@@ -92,12 +89,10 @@ class Rekey(grain.MapTransform):
 
 
 def text_of_bytes(element: Any) -> dict[str, Any]:
-    """Returns a text as a feature."""
     return {"text": element.decode()} if isinstance(element, bytes) else element
 
 
 def texts_of(file: int) -> list[str]:
-    """Returns the texts of a file, of 0 to 20 letters of its own."""
     return [chr(97 + file) * (number * 13 % 21) for number in range(7 + file)]
 
 
@@ -136,7 +131,6 @@ def batches_of_files(paths: Sequence[str], host: int, workers: int) -> Any:
 
 
 def plain(batch: dict[str, Any]) -> dict[str, Any]:
-    """Returns a batch without arrays, for `==`."""
     return {name: np.asarray(value).tolist() for name, value in batch.items()}
 
 

@@ -16,7 +16,6 @@ def odd(number: int) -> int:
 
 
 def skipping(dataset: Any, **options: Any) -> Any:
-    """Returns a chain that skips what fails."""
     return experimental.WithOptionsIterDataset(dataset, experimental.DatasetOptions(on_error="skip", **options))
 
 

@@ -50,16 +50,13 @@ class NumbersIterator(DatasetIterator[int]):
         return self.next - 1
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the next number."""
         return {"next": self.next}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes to a number."""
         self.next = state["next"]
 
 
 def spread(dataset: IterDataset[Any], how: str) -> IterDataset[Any]:
-    """Returns the same dataset, made in some place."""
     options: dict[str, Any] = {"inline": 0, "threads": ReadOptions(3, 100), "workers": 2}
     return dataset.prefetch(options[how])
 
@@ -104,7 +101,6 @@ class KillOnce:
         self.always = always
 
     def __call__(self, element: int) -> int:
-        """Returns the element, unless this is the one."""
         if element == self.element and (self.always or not self.file.exists()):
             self.file.touch()
             os.kill(os.getpid(), signal.SIGKILL)
@@ -185,7 +181,6 @@ def test_a_state_of_another_chain_is_refused() -> None:
 
 
 def names(number: int) -> IterDataset[int]:
-    """Returns a file's elements."""
     return MapDataset.range(number * 100, number * 100 + 3).to_iter_dataset()
 
 

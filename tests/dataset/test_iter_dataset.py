@@ -14,7 +14,6 @@ from support.draw.streams import Stream, as_document, streams
 
 
 def through_json(state: Any) -> Any:
-    """Returns a state that was written and read."""
     return json.loads(json.dumps(state))
 
 

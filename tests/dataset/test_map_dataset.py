@@ -75,7 +75,6 @@ def test_a_data_loader_reads_a_dataset(chain: Chain) -> None:
 
 
 def draw_twice(element: Any, rng: np.random.Generator) -> Any:
-    """Returns an element with two draws."""
     return element, rng.integers(1000), rng.random()
 
 

@@ -38,12 +38,10 @@ UNTYPED_TEN: Any = TEN
 
 
 def read(dataset: MapDataset[Any], count: int | None = None) -> list[Any]:
-    """Returns the first elements, read as one block."""
     return list(dataset.__getitems__(range(len(dataset) if count is None else count)))
 
 
 def draw(element: Any, rng: np.random.Generator) -> tuple[Any, int]:
-    """Returns an element with a draw."""
     return element, int(rng.integers(2**40))
 
 

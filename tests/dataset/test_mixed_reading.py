@@ -21,12 +21,10 @@ from millstream.loader.threads.options import MultiprocessingOptions
 
 
 def add_draw(number: int, rng: np.random.Generator) -> float:
-    """Returns the number and a fraction."""
     return number + float(rng.random())
 
 
 def add_index(index: int, number: float) -> float:
-    """Returns the number, told from that at another index."""
     return number + 1000 * index
 
 
@@ -59,7 +57,6 @@ def mixtures(draw: st.DrawFn) -> MixedIterDataset:
 
 
 def followed(mixture: IterDataset[Any], batch_size: int) -> IterDataset[Any]:
-    """Returns batches of what a mixture has, and draws."""
     return mixture.random_map(add_draw, seed=8).batch(batch_size)
 
 
@@ -71,7 +68,6 @@ def drawn_iterator(dataset: IterDataset[Any]) -> FedIterator:
 
 
 def listed(batches: Any) -> list[list[float]]:
-    """Returns batches as lists."""
     return [batch.tolist() for batch in batches]
 
 
@@ -167,7 +163,6 @@ def test_many_chains_have_one_set_of_workers() -> None:
 
 
 def odd_ones_out(number: int) -> int | None:
-    """Returns the number, or None."""
     return None if number % 17 == 15 else number
 
 

@@ -18,7 +18,6 @@ def thinned(number: int) -> bool:
 
 
 def thinning(**options: Any) -> Any:
-    """Returns 4500 numbers, thinned, under some options."""
     dataset = grain.MapDataset.range(4500).filter(thinned).to_iter_dataset()
     return WithOptionsIterDataset(dataset, DatasetOptions(**options))
 

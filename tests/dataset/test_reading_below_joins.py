@@ -70,22 +70,18 @@ class Gated:
 
 
 def gated(gate: Gate, reading: ReadOptions | None = None) -> list[IterDataset[Any]]:
-    """Returns streams whose records say which one they are of."""
     return [MapDataset.source(Gated(number * LENGTH, gate)).to_iter_dataset(reading) for number in range(NUM_STREAMS)]
 
 
 def keep(_: Any) -> bool:
-    """Keeps all elements, which nothing but running it shows."""
     return True
 
 
 def filtered(streams: list[IterDataset[Any]]) -> list[IterDataset[Any]]:
-    """Returns streams that cannot be read at random."""
     return [stream.filter(keep) for stream in streams]
 
 
 def interleave(streams: list[IterDataset[Any]]) -> IterDataset[Any]:
-    """Returns the streams in turn, all open."""
     return InterleaveIterDataset(streams, cycle_length=NUM_STREAMS)
 
 

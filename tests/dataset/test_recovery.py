@@ -19,7 +19,6 @@ from support.faults.interrupted import interrupt_at
 
 
 def numbers(count: int, start: int = 0) -> IterDataset[Any]:
-    """Returns a stream of numbers that is read when it is asked."""
     return MapDataset.range(start, start + count).to_iter_dataset(ReadOptions(num_threads=0))
 
 

@@ -20,22 +20,18 @@ from support.streams import comparable
 
 
 def is_kept(number: Any) -> bool:
-    """Whether an element stays."""
     return int(np.max(number)) % 3 > 0
 
 
 def add_draw(number: Any, rng: np.random.Generator) -> Any:
-    """Returns the number and a fraction."""
     return number + float(rng.random())
 
 
 def add_index(index: int, number: Any) -> Any:
-    """Returns the number, told from that at another index."""
     return number + 1000 * index
 
 
 def twice(number: Any) -> list[Any]:
-    """Returns two elements."""
     return [number, -number]
 
 
@@ -90,12 +86,10 @@ def mixtures(draw: st.DrawFn, depth: int = 1) -> IterDataset[Any]:
 
 
 def listed(iterator: Any) -> list[Any]:
-    """Returns what is left of an iterator, fit to be compared."""
     return [comparable(element) for element in iterator]
 
 
 def saved(iterator: Any) -> Any:
-    """Returns an iterator's state, as it comes back from a file."""
     return json.loads(json.dumps(iterator.get_state()))
 
 
@@ -185,7 +179,6 @@ class KillOnce:
         self.always = always
 
     def __call__(self, element: tuple[int, int]) -> tuple[int, int]:
-        """Returns the element, unless this is the one."""
         if element[0] == self.number and (self.always or not self.file.exists()):
             self.file.touch()
             os.kill(os.getpid(), signal.SIGKILL)

@@ -41,7 +41,6 @@ class Chain(NamedTuple):
 
 
 def read(start: int = 0) -> IterDataset[Any]:
-    """Returns 60 shuffled numbers."""
     numbers = MapDataset.range(start, start + 60).shuffle(seed=1)
     return numbers.to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
 
@@ -52,52 +51,42 @@ def abs_of(element: Any) -> Any:
 
 
 def is_odd(number: int) -> bool:
-    """True for half of the numbers."""
     return number % 2 > 0
 
 
 def without_fifths(number: int) -> int | None:
-    """Drops some numbers."""
     return number if number % 5 else None
 
 
 def pair(number: int) -> list[int]:
-    """Returns two children."""
     return [number, number + 1]
 
 
 def drawn(number: int, rng: np.random.Generator) -> tuple[int, int]:
-    """Returns a number with a draw."""
     return number, int(rng.integers(1000))
 
 
 def with_index(index: int, element: Any) -> tuple[int, Any]:
-    """Returns an element with its index."""
     return index, element
 
 
 def as_float(dataset: Any) -> Any:
-    """Adds a map."""
     return dataset.map(float)
 
 
 def odd(dataset: Any) -> Any:
-    """Adds a filter."""
     return dataset.filter(is_odd)
 
 
 def pairs(dataset: Any) -> Any:
-    """Adds batches."""
     return dataset.batch(2)
 
 
 def triples(dataset: Any) -> Any:
-    """Adds batches that are lists."""
     return dataset.batch(3, batch_fn=list)
 
 
 def random(dataset: Any) -> Any:
-    """Adds random draws."""
     return dataset.random_map(drawn, seed=0)
 
 
@@ -108,12 +97,10 @@ def holes() -> IterDataset[Any]:
 
 
 def mix() -> IterDataset[Any]:
-    """Returns a mixture, of which one part is filtered."""
     return IterDataset.mix([read(), read(1000).filter(is_odd)])
 
 
 def straight_mix() -> IterDataset[Any]:
-    """Returns a mixture that is read with random access."""
     return IterDataset.mix([read(), read(1000)])
 
 
@@ -262,7 +249,6 @@ def test_states_after_a_stream_do_not_depend_on_the_sizes_of_draws(prefetch: str
 
 
 def process(element: Any) -> tuple[int, Any]:
-    """Returns an element with the process that computes it."""
     return os.getpid(), element
 
 
@@ -285,7 +271,6 @@ class FailsAt:
         self.element = element
 
     def __call__(self, element: float) -> float:
-        """Returns the element as a float."""
         if element == self.element:
             raise ValueError("a bad element")
         return float(element)
@@ -350,7 +335,6 @@ class Interrupting:
         self.calls = 0
 
     def __call__(self, element: float) -> float:
-        """Returns the element."""
         self.calls += 1
         if self.calls == self.at:
             signal.raise_signal(signal.SIGINT)

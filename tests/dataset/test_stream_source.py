@@ -49,11 +49,9 @@ class Stateful(Counting):
         return copied
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the position."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Lets the next iterator begin there."""
         self.start = state["position"]
 
 
@@ -83,16 +81,13 @@ class Own:
         return self.position - 1
 
     def state_dict(self) -> dict[str, int]:
-        """Returns the position."""
         return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Moves to the position."""
         self.position = state["position"]
 
 
 def hugging_face(stop: int) -> Any:
-    """Returns a stream of Hugging Face datasets, in three shards."""
     return datasets.Dataset.from_dict({"number": range(stop)}).to_iterable_dataset(num_shards=min(3, stop))
 
 
@@ -107,7 +102,6 @@ KINDS = {
 
 
 def number_of(element: Any) -> int:
-    """Returns the number of an element of any kind."""
     return int(element["number"] if isinstance(element, dict) else element)
 
 

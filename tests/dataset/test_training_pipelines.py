@@ -53,19 +53,16 @@ class Rekey(grain.MapTransform):
         self.names = names
 
     def map(self, element: dict[str, Any]) -> dict[str, Any]:
-        """Renames them."""
         for new, old in self.names.items():
             element[new] = element.pop(old)
         return element
 
 
 def parse(record: bytes) -> dict[str, Any]:
-    """Returns the text of a record."""
     return {"text": record.decode()}
 
 
 def texts(name: str, count: int) -> list[str]:
-    """Returns documents of a few letters."""
     return [name[0] * (1 + number * 3 % LENGTH) for number in range(count)]
 
 
@@ -107,7 +104,6 @@ def pipeline(files: dict[str, str], workers: int, *, packs: bool) -> grain.IterD
 
 
 def pad_to_length(element: dict[str, Any]) -> dict[str, Any]:
-    """Returns features of one length."""
     return {name: np.pad(value, (0, LENGTH - len(value)), constant_values=PAD) for name, value in element.items()}
 
 
@@ -125,7 +121,6 @@ def expected_texts() -> Iterator[str]:
 
 
 def mixed_names() -> Iterator[str]:
-    """Yields whose turn it is in a mixture without end."""
     endless = {name: grain.MapDataset.source([name]).repeat().to_iter_dataset() for name in WEIGHTS}
     return iter(grain.IterDataset.mix(endless, WEIGHTS))
 

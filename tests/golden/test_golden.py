@@ -73,17 +73,14 @@ def add_draw(element: int, rng: np.random.Generator) -> int:
 
 
 def add_index(index: int, element: int) -> int:
-    """Returns the element and its index beside it."""
     return 1000 * element + index
 
 
 def is_odd(element: int) -> bool:
-    """True if the element is odd."""
     return element % 2 == 1
 
 
 def split(element: int) -> list[int]:
-    """Returns no, one or two children of an element."""
     return [element] * (element % 3)
 
 
@@ -106,7 +103,6 @@ def values_of(elements: Iterable[Any]) -> list[int]:
 
 
 def keys_of(sampler: Any, start: int = 0, count: int = NUM_VALUES) -> list[int]:
-    """Returns the record keys of a sampler from a position on."""
     return [int(key) for key in sampler.record_keys(start, start + count)]
 
 
@@ -119,7 +115,6 @@ def numbers(*operations: Transformation, num_records: int = 50, **options: Any) 
 
 
 def documents(*operations: Transformation) -> millstream.DataLoader:
-    """Returns a loader of shuffled documents."""
     sampler = IndexSampler(len(LENGTHS), shuffle=True, seed=12, num_epochs=2)
     return millstream.DataLoader(data_source=Documents(), sampler=sampler, operations=operations)
 

@@ -24,13 +24,11 @@ PROCESSES = 3
 
 
 def cut_short(states: Path) -> None:
-    """Cuts one process's state in half."""
     file = states / "process_1-of-3.json"
     file.write_bytes(file.read_bytes()[:100])
 
 
 def remove_all(states: Path) -> None:
-    """Removes every state."""
     for file in states.glob("*.json"):
         file.unlink()
 

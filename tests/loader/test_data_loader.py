@@ -26,7 +26,6 @@ INLINE = millstream.ReadOptions(num_threads=0)
 
 
 def loader_with(**changes: Any) -> millstream.DataLoader:
-    """Returns a loader of ten records with some arguments changed."""
     arguments = {"data_source": range(10), "sampler": IndexSampler(10, num_epochs=1), "read_options": INLINE}
     return millstream.DataLoader(**(arguments | changes))  # type: ignore[arg-type]  # wrong ones are the point
 
@@ -106,7 +105,6 @@ WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, 
 
 
 def text_of(error: BaseException) -> str:
-    """Returns an error's message and notes."""
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
@@ -419,7 +417,6 @@ class BatchedSquares(Squares):
     """The same records, read many at a time, too."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Returns the records of all keys."""
         self.calls.append(list(keys))
         return [key**2 for key in keys]
 

@@ -199,7 +199,6 @@ class Mix:
         return 10
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the positions themselves."""
         return np.arange(start, stop)
 
 
@@ -228,7 +227,6 @@ class Lookup(Map[int, int]):
     scale: int = 2
 
     def map(self, element: int) -> int:
-        """Returns what the table has."""
         return self.table[element]
 
 
@@ -236,7 +234,6 @@ class Loud(Map[int, int]):
     """An operation whose repr raises."""
 
     def map(self, element: int) -> int:
-        """Returns the element."""
         return element
 
     def __repr__(self) -> str:

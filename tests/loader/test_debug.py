@@ -33,12 +33,10 @@ class Jitter(millstream.RandomMapTransform[Any, Any]):
     """Random, as it should be."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns the element with noise."""
         return element + rng.normal()
 
 
 def held() -> list[dict[str, Any]]:
-    """Returns a source that holds the arrays of its records."""
     return [{"x": np.arange(1, 3)} for _ in range(RECORDS)]
 
 
@@ -124,25 +122,21 @@ class Image:
 
 
 def double(record: dict[str, Any]) -> dict[str, Any]:
-    """Changes the numbers of an array in the record."""
     record["x"] *= 2
     return record
 
 
 def replace(record: dict[str, Any]) -> dict[str, Any]:
-    """Puts another array into the record."""
     record["x"] = record["x"] / 2
     return record
 
 
 def brighten(record: Image) -> Image:
-    """Changes an array in an object."""
     record.pixels[0] += 1
     return record
 
 
 def append(record: list[float]) -> list[float]:
-    """Makes the record longer."""
     record.append(0.0)
     return record
 
@@ -171,7 +165,6 @@ class Buffered:
         self.element = element
 
     def __call__(self, value: int) -> Any:
-        """Returns the same object each time, with other numbers."""
         array = self.element["x"] if isinstance(self.element, dict) else getattr(self.element, "pixels", self.element)
         array[:] = [value] * len(array)
         return self.element

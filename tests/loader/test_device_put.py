@@ -79,7 +79,6 @@ def settle(iterator: millstream.DeviceIterator) -> None:
 
 
 def staging_threads() -> list[threading.Thread]:
-    """Returns the library's threads that run."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
 
 
@@ -98,7 +97,6 @@ class Trainer(RuleBasedStateMachine):
         self.open()
 
     def open(self) -> None:
-        """Begins with a fresh iterator."""
         self.beneath = iter(self.loader)
         self.iterator = millstream.device_put(self.beneath, buffer_size=self.buffer_size)
 
@@ -177,7 +175,6 @@ def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> 
         """Counts the batches that are drawn."""
 
         def map(self, element: Any) -> Any:
-            """Returns a batch of a shape that nothing else has."""
             drawn.append(len(asked))
             return np.broadcast_to(element[:1], (7, 11, 13)).copy()
 
@@ -620,18 +617,15 @@ def test_devices_of_several_processes(tmp_path: Path) -> None:
 
 
 def straight() -> Any:
-    """Returns a chain that is read at random."""
     return millstream.MapDataset.range(40).shuffle(seed=1).map(lambda number: number * 2).to_iter_dataset().batch(4)
 
 
 def mixed() -> Any:
-    """Returns a chain over a stream that is read in order."""
     streams = [millstream.MapDataset.range(40).to_iter_dataset().filter(lambda number: number % 3) for _ in range(2)]
     return millstream.IterDataset.mix(streams).batch(4)
 
 
 def limited() -> Any:
-    """Returns a stream whose iterator has no steps."""
     return millstream.experimental.LimitIterDataset(straight(), 7)
 
 

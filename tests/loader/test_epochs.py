@@ -21,18 +21,15 @@ class Noise(RandomMap):
     """Adds a random part below 1."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> float:
-        """Returns the sum."""
         return float(element + rng.random())
 
 
 def loader_of(**options: Any) -> millstream.DataLoader:
-    """Returns a shuffled loader of numbers with noise."""
     arguments: dict[str, Any] = {"shuffle": True, "seed": 5, "batch_size": 4, "transformations": [Noise()]}
     return millstream.load(range(RECORDS), **(arguments | options))
 
 
 def rows_of(batches: Any) -> list[float]:
-    """Returns the rows of all batches."""
     return [row for batch in batches for row in batch.tolist()]
 
 
@@ -153,7 +150,6 @@ class Backwards:
         return RecordMetadata(position, offset, np.random.default_rng([self._epoch, position]))
 
     def of_epoch(self, number: int) -> "Backwards":
-        """Returns the sampler of an epoch."""
         return type(self)(self.num_records, number)
 
 
@@ -164,7 +160,6 @@ class Endless(Backwards):
 
 
 def mixture_of(parts: dict[str, Any]) -> MixtureSampler:
-    """Returns a mixture in equal shares."""
     return MixtureSampler(parts, dict.fromkeys(parts, 1))
 
 
@@ -174,7 +169,6 @@ def balanced(order: Any) -> BalancedSampler:
 
 
 def balanced_loader(order: Any) -> millstream.DataLoader:
-    """Returns a loader of records in a balanced order."""
     return millstream.DataLoader(data_source=range(8), sampler=balanced(order), operations=[Batch(4)])
 
 
@@ -297,7 +291,6 @@ class Forever(Backwards):
 
 
 def process_of(number: int) -> int:
-    """Returns the process that computes an element."""
     del number
     return os.getpid()
 

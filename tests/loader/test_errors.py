@@ -33,7 +33,6 @@ def loader_of(reading: millstream.ReadOptions, source: Any, *operations: Any) ->
 
 
 def order_of(size: int) -> list[int]:
-    """Returns the record keys of such a loader, in order."""
     return list(loader_of(millstream.ReadOptions(0), range(size)))
 
 
@@ -119,7 +118,6 @@ class WrongCount(Together):
         self.surplus = surplus
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Returns the records, more or fewer than asked for."""
         return [*keys, 0][: len(keys) + self.surplus] if self.bad in keys else list(keys)
 
 
@@ -142,7 +140,6 @@ class FailsTogether(Together):
     """A source of which each record can be read alone, and several cannot, as of a mock whose method lacks `self`."""
 
     def __getitems__(self, keys: Sequence[int], missing: object) -> list[int]:
-        """Fails: nobody gives the other argument."""
         raise AssertionError(keys, missing)
 
 
@@ -173,7 +170,6 @@ class PipelineFailed(Together):
         return key
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Returns the records, or fails as a whole."""
         return list(map(self.__getitem__, keys))
 
 

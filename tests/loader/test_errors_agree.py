@@ -120,7 +120,6 @@ def test_an_exception_of_the_source_that_is_no_error(kind: type[BaseException]) 
 
 
 def in_order() -> millstream.IndexSampler:
-    """Returns a sampler of all records, once."""
     return millstream.IndexSampler(SIZE, num_epochs=1)
 
 

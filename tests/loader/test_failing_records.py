@@ -98,7 +98,6 @@ class DamagedTogether(Damaged):
     """The same, with a batched read."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Reads many, or fails as a whole."""
         return [self[key] for key in keys]
 
 
@@ -110,7 +109,6 @@ def odd(number: int) -> int:
 
 
 def noisy(number: int, rng: Any) -> int:
-    """Returns a number plus a large draw."""
     return number + 1000 * int(rng.integers(1000))
 
 

@@ -130,7 +130,6 @@ EVERY_EXAMPLE = pytest.mark.parametrize("name", EXAMPLES)
 
 
 def taken(iterator: DataLoaderIterator, count: int) -> list[object]:
-    """Returns the next outputs of an iterator, comparable."""
     return [comparable(next(iterator)) for _ in range(count)]
 
 
@@ -183,7 +182,6 @@ class FailAt(MapTransform):
     """Raises at one number."""
 
     def map(self, element: int) -> int:
-        """Returns the number."""
         if element == 40:
             raise KeyError("bad")
         return element

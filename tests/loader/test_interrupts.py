@@ -84,7 +84,6 @@ def batches_of(loader: millstream.DataLoader) -> list[Any]:
 
 
 def device_iterator(loader: millstream.DataLoader) -> Any:
-    """Returns an iterator that stages batches on JAX's device."""
     return millstream.device_put(iter(loader))
 
 
@@ -557,7 +556,6 @@ def test_a_loader_is_served_whatever_interrupts_the_start_of_it(
 
 
 def answering_threads() -> list[threading.Thread]:
-    """Returns the threads that answer `millstream top`."""
     return [thread for thread in threading.enumerate() if thread.name == "millstream-top"]
 
 

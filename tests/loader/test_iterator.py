@@ -144,7 +144,6 @@ class Flaky:
         return key
 
     def fingerprint(self) -> str:
-        """Returns what it holds in words."""
         return "twenty numbers"
 
 
@@ -187,7 +186,6 @@ class StoppingTogether:
         return 0
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Returns nothing: raises StopIteration."""
         return [next(iter([])) for _ in keys] if 7 not in keys else next(iter([]))
 
 
@@ -259,7 +257,6 @@ def test_a_refused_state_leaves_everything_as_it_was(reading: millstream.ReadOpt
 
 
 def our_threads() -> list[threading.Thread]:
-    """Returns the library's threads that run."""
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
 
 
@@ -518,7 +515,6 @@ class CountsCalls(Map):
         self.calls = 0
 
     def map(self, element: Any) -> Any:
-        """Returns the element."""
         self.calls += 1
         return element
 
@@ -595,7 +591,6 @@ class Remembers(Map):
         self._seen: dict[int, int] = {}
 
     def map(self, element: int) -> int:
-        """Returns the element, and notes it."""
         return self._seen.setdefault(element, element)
 
 

@@ -18,12 +18,10 @@ BATCHES = [list(range(start, start + 4)) for start in range(0, 20, 4)]
 
 
 def chain() -> millstream.IterDataset[Any]:
-    """Returns a chain of five batches."""
     return millstream.MapDataset.range(20).map(abs).to_iter_dataset().batch(4)
 
 
 def loader(**options: Any) -> millstream.DataLoader:
-    """Returns a loader of the same batches."""
     return millstream.load(range(20), num_epochs=1, transformations=[abs], batch_size=4, **options)
 
 

@@ -54,11 +54,9 @@ class Turned(IndexSampler):
     """Another order, in a user's subclass."""
 
     def turn(self, positions: Ints) -> Ints:
-        """Returns the keys."""
         return (positions + 3) % self.num_records
 
     def record_keys_at(self, positions: Ints) -> Ints:
-        """Returns the keys of a block."""
         return self.turn(positions)
 
 
@@ -66,7 +64,6 @@ class InPlace(Turned):
     """The same order, computed in the array of positions."""
 
     def turn(self, positions: Ints) -> Ints:
-        """Returns the keys."""
         positions += 3
         positions %= self.num_records
         return positions
@@ -78,7 +75,6 @@ class OneBuffer(Turned):
     buffer = np.empty(1 << 16, np.int64)
 
     def turn(self, positions: Ints) -> Ints:
-        """Returns the keys."""
         keys = self.buffer[: len(positions)]
         np.mod(positions + 3, self.num_records, out=keys)
         return keys
@@ -142,7 +138,6 @@ class Jitter(millstream.RandomMapTransform):
     """Draws, and returns the draw."""
 
     def random_map(self, _element: int, rng: np.random.Generator) -> int:
-        """Returns an integer."""
         return int(rng.integers(1 << 62))
 
 
@@ -166,7 +161,6 @@ class Runs:
         return millstream.RecordMetadata(position, position, np.random.default_rng(position))
 
     def record_keys(self, start: int, stop: int) -> Ints:
-        """Returns the keys of one run."""
         return np.arange(start, stop)
 
 

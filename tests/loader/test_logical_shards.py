@@ -46,7 +46,6 @@ def on_shards(pipeline: Pipeline, shard_count: int) -> list[Pipeline]:
 
 
 def divisors(number: int) -> list[int]:
-    """Returns the numbers that divide another one."""
     return [count for count in range(1, number + 1) if number % count == 0]
 
 
@@ -57,7 +56,6 @@ def global_batches(streams: Sequence[Any]) -> list[Any]:
 
 
 def document(number: int) -> dict[str, Any]:
-    """Returns some tokens."""
     return {"tokens": np.arange(number * 7 % 9, dtype=np.int32) + 10 * number}
 
 

@@ -10,12 +10,10 @@ from millstream.transforms import Batch, Filter, FlatMap
 
 
 def pass_on(element: Any) -> Any:
-    """Returns its input."""
     return element
 
 
 def dicts() -> list[Any]:
-    """Returns records as dicts of an array."""
     return [{"image": np.full(4, 100.0 + key)} for key in range(16)]
 
 
@@ -27,7 +25,6 @@ def first_batch(source: Any, *operations: Any, batch_size: int | None = 4, **opt
 
 
 def forgetful(element: Any) -> None:
-    """Forgets to return."""
     _ = {**element, "label": 0}
 
 

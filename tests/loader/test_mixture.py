@@ -40,27 +40,22 @@ SIZES = {"a": 7, "b": 11, "c": 4}
 
 
 def draw(element: Any, rng: np.random.Generator) -> Any:
-    """Adds a draw to the element."""
     return (*element, int(rng.integers(10**9)))
 
 
 def number(index: int, element: Any) -> Any:
-    """Adds the index."""
     return (*element, index)
 
 
 def split(element: Any) -> Iterator[Any]:
-    """Splits each even record into two, and drops the others."""
     return iter([(*element, child) for child in range(2 - 2 * (element[1] % 2))])
 
 
 def is_small(element: Any) -> bool:
-    """Keeps the first five records."""
     return bool(element[1] < 5)
 
 
 def sources() -> dict[str, list[Any]]:
-    """Records that know their source and key."""
     return {name: [(name, key) for key in range(size)] for name, size in SIZES.items()}
 
 
@@ -83,7 +78,6 @@ def mixed(operations: list[Any], weights: Any = (2, 3, 1), **options: Any) -> Da
 
 
 def take(loader: DataLoader, count: int) -> list[Any]:
-    """The first elements."""
     with iter(loader) as iterator:
         return [element for element, _ in zip(iterator, range(count), strict=False)]
 
@@ -108,7 +102,6 @@ def test_a_component_yields_what_it_yields_alone(workers: int) -> None:
 
 
 def seen(element: Any) -> Any:
-    """Marks the element."""
     return (*element, "seen")
 
 
@@ -365,7 +358,6 @@ def test_states_of_shards_at_different_positions_of_a_mixture_combine() -> None:
 
 
 def assert_same_batch(one: Any, other: Any) -> None:
-    """Asserts that two batches are equal."""
     assert np.array_equal(one, other), (one, other)
 
 

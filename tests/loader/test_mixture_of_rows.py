@@ -29,36 +29,30 @@ WEIGHTS = {"web": 3, "books": 1, "code": 2}
 
 
 def lengths_of(name: str) -> np.ndarray[Any, Any]:
-    """Returns between 1 and 20 tokens a document."""
     return np.random.default_rng(SIZES[name]).integers(1, 21, SIZES[name])
 
 
 def documents(name: str) -> list[np.ndarray[Any, Any]]:
-    """Returns documents whose tokens say where they are from."""
     first = 10**6 * (1 + list(SIZES).index(name))
     return [first + 100 * key + np.arange(length) for key, length in enumerate(lengths_of(name))]
 
 
 def sampler_of(name: str, **options: Any) -> PackingSampler:
-    """Returns the rows of one component."""
     seed = list(SIZES).index(name)
     return PackingSampler(lengths_of(name), ROW, **{"shuffle": True, "seed": seed, "overflow": "split", **options})
 
 
 def mixture() -> MixtureSampler:
-    """Returns all three, with one change of weights."""
     mixed = MixtureSampler({name: sampler_of(name) for name in SIZES}, WEIGHTS)
     return mixed.reweighted(24, {"web": 1, "books": 3, "code": 0})
 
 
 def nested() -> MixtureSampler:
-    """Returns the web, and a mixture of the others."""
     inner = MixtureSampler([sampler_of("books"), sampler_of("code")], [1, 2])
     return MixtureSampler([sampler_of("web"), inner], [1, 1])
 
 
 def numbered(index: int, document: Any) -> dict[str, Any]:
-    """Adds the index of the document to each of its tokens."""
     return {"tokens": document, "index": np.full(len(document), index)}
 
 
@@ -79,13 +73,11 @@ OPERATIONS: list[Any] = [
 
 
 def take(loader: DataLoader, count: int) -> list[Any]:
-    """Returns the first elements."""
     with iter(loader) as iterator:
         return [next(iterator) for _ in range(count)]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two rows or batches are equal."""
     return list(one) == list(other) and all(np.array_equal(one[name], other[name]) for name in one)
 
 

@@ -30,12 +30,10 @@ ORDER: Any = {"shuffle": True, "seed": 0, "num_epochs": 1}
 
 
 def lengths_of(count: int) -> np.ndarray[Any, Any]:
-    """Returns between 0 and 40 tokens a document."""
     return np.random.default_rng(count).integers(0, 41, count)
 
 
 def documents(count: int) -> list[np.ndarray[Any, Any]]:
-    """Token t of document d is 100 d + t + 1."""
     return [100 * key + 1 + np.arange(length, dtype=np.int64) for key, length in enumerate(lengths_of(count))]
 
 
@@ -210,7 +208,6 @@ class CountedReads:
         return self.documents[key]
 
     def __getitems__(self, keys: list[int]) -> list[Any]:
-        """Returns the documents of some keys."""
         self.reads += 1
         return [self.documents[key] for key in keys]
 

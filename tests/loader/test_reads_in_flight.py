@@ -27,12 +27,10 @@ class BatchedStorage(Storage):
     """The same, read many documents at a time."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[dict[str, Any]]:
-        """Returns the documents at some keys."""
         return self.read(keys)
 
 
 def twice(element: Any) -> list[Any]:
-    """Returns the children of an element."""
     return [element, element]
 
 
@@ -49,7 +47,6 @@ SHAPES: dict[str, list[Transformation]] = {
 
 
 def loader_of(storage: Storage, shape: str, **settings: Any) -> millstream.DataLoader:
-    """Returns a loader of documents in order."""
     sampler = millstream.SequentialSampler(len(storage))
     return millstream.DataLoader(data_source=storage, sampler=sampler, operations=SHAPES[shape], **settings)
 

@@ -52,12 +52,10 @@ class CountingSampler:
         return self.order[position]
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the keys of a run of positions."""
         self.work["keys"] += stop - start
         return self.order.record_keys(start, stop)
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the keys of any positions."""
         self.work["keys"] += positions.size
         return self.order.record_keys_at(positions)
 
@@ -69,7 +67,6 @@ class CountingNoise(RandomMap):
     work: "Counter[str]"
 
     def random_map(self, element: int, rng: np.random.Generator) -> int:
-        """Returns the element plus a draw."""
         self.work["elements"] += 1
         return element + int(rng.integers(1 << 20))
 

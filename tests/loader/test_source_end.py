@@ -33,17 +33,14 @@ class Together(Ending):
     """The same, which is asked for several at once."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Returns records."""
         return [self[key] for key in keys]
 
 
 def numbers_of(outputs: Any) -> list[Any]:
-    """Returns outputs as lists."""
     return [output["a"].tolist() if isinstance(output, dict) else np.asarray(output).tolist() for output in outputs]
 
 
 def document(key: int) -> dict[str, Any]:
-    """Returns a document of as many tokens as its number says."""
     return {"a": np.full(key, key)}
 
 
@@ -212,7 +209,6 @@ class NamedNumbers(Numbers):
     """Numbers that say what they are."""
 
     def fingerprint(self) -> str:
-        """Returns that."""
         return "numbers"
 
 

@@ -66,12 +66,10 @@ class Parameters(Map):
         self._function = functools.partial(max, *numbers, 0)
 
     def map(self, element: Any) -> Any:
-        """Returns the element plus all that is held."""
         return on_numbers(lambda numbers: numbers + sum(self._sizes), element)
 
 
 def closing_over(numbers: tuple[int, ...]) -> Map:
-    """Returns an operation that holds numbers in its closure."""
     held = list(numbers)
     return Map(lambda element: on_numbers(lambda values: values + sum(held), element))
 

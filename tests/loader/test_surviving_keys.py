@@ -128,7 +128,6 @@ def test_operations_without_a_verdict_on_a_record_are_refused(operation: Transfo
 
 
 def nothing_left(_: Any) -> bool:
-    """Keeps nothing."""
     return False
 
 

@@ -148,7 +148,6 @@ class Jitter(millstream.RandomMapTransform):
     """Adds a random number."""
 
     def random_map(self, element: int, rng: np.random.Generator) -> float:
-        """Adds a number below 1."""
         return element + rng.random()
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 
 def keys(*values: int) -> NDArray[np.int64]:
-    """Returns the values as int64."""
     return np.array(values, dtype=np.int64)
 
 
@@ -37,7 +36,6 @@ SAMPLERS = st.builds(
 
 
 def last_position(sampler: IndexSampler) -> int:
-    """Returns the last position that a sampler has."""
     return min(sampler.length or 2**63, 2**63) - 1
 
 
@@ -70,7 +68,6 @@ class ByRun:
     runs: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     def record_keys(self, start: int, stop: int) -> list[int]:
-        """Returns the keys of one run."""
         self.runs.append((start, stop))
         return [3 * position for position in range(start, stop)]
 
@@ -92,7 +89,6 @@ class AnsweringRuns:
         self.answer = answer
 
     def record_keys(self, _start: int, _stop: int) -> Any:
-        """Returns the fixed answer."""
         return self.answer
 
 
@@ -407,7 +403,6 @@ class AnsweringBlocks(IndexSampler):
     answer: Any = None
 
     def record_keys_at(self, _positions: NDArray[np.int64]) -> Any:
-        """Returns the fixed answer."""
         return self.answer
 
 

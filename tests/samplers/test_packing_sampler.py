@@ -19,7 +19,6 @@ OPTIONS = st.sampled_from([("best_fit", "truncate"), ("best_fit", "split"), ("co
 
 
 def listed(rows: Segments) -> list[list[tuple[int, int, int]]]:
-    """Returns key, begin and end of each piece, row by row."""
     triples = list(zip(*(np.asarray(column).tolist() for column in rows[1:]), strict=True))
     return [triples[start:stop] for start, stop in itertools.pairwise(rows.offsets.tolist())]
 

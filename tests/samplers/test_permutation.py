@@ -39,7 +39,6 @@ LARGE = (
 
 
 def offsets(start: int, stop: int) -> Ints:
-    """Returns the offsets [start, stop)."""
     return np.arange(stop - start) + start
 
 
@@ -55,7 +54,6 @@ def shuffles(kind: Kind, n: int) -> Ints:
 
 
 def bins_p(values: Ints, bins: int) -> float:
-    """Returns the p-value of values being uniform over [0, bins)."""
     return float(stats.chisquare(np.bincount(values, minlength=bins)).pvalue)
 
 
@@ -113,7 +111,6 @@ def order_p(permutations: Ints) -> float:
 
 
 def odd_p(permutations: Ints) -> float:
-    """Returns the p-value of half of the permutations being odd."""
     return bins_p(odd(permutations), 2)
 
 

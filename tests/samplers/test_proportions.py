@@ -18,7 +18,6 @@ KINDS = pytest.mark.parametrize("kind", [Table, Tree])
 
 
 def listed(order: Proportions, length: int) -> list[tuple[int, int]]:
-    """Returns component and index of the first positions."""
     components, indices = order.locate(np.arange(length))
     return list(zip(components.tolist(), indices.tolist(), strict=True))
 

@@ -24,11 +24,9 @@ class Reader:
         return [b"%d" % n for n in (indices[0] if len(indices) == 1 else range(*indices))]
 
     def ok(self) -> bool:
-        """Returns whether it could be opened."""
         return True
 
     def num_records(self) -> int:
-        """Returns the number of records in the file."""
         return 100
 
     def writer_options_string(self) -> str | None:
@@ -43,7 +41,6 @@ class EndsEarly(Reader):
     """Gives one record less than it is asked for in a batch."""
 
     def read(self, *indices: Any) -> list[bytes]:
-        """Returns the records but for the last of a list."""
         return super().read(*indices)[: -1 if len(indices) == 1 else None]
 
 
@@ -51,7 +48,6 @@ class Stumbles(Reader):
     """Fails in every batched read."""
 
     def read(self, *indices: Any) -> list[bytes]:
-        """Returns the records of a range; fails for a list."""
         if len(indices) == 1:
             raise RuntimeError("the network stumbled")
         return super().read(*indices)
@@ -61,7 +57,6 @@ class Empty(Reader):
     """Finds nothing at all."""
 
     def read(self, *indices: Any) -> list[bytes]:
-        """Returns nothing."""
         return super().read(*indices)[:0]
 
 
@@ -69,7 +64,6 @@ class Silent(Reader):
     """Does not open, and does not say why."""
 
     def ok(self) -> bool:
-        """Returns whether it could be opened."""
         return False
 
 
@@ -77,7 +71,6 @@ class Vast(Reader):
     """Has more records than can be addressed."""
 
     def num_records(self) -> int:
-        """Returns the number of records in the file."""
         return 1 << 31
 
 

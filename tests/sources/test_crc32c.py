@@ -9,7 +9,6 @@ from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_lengths
 
 
 def masked(crc: int) -> int:
-    """Returns a checksum as TFRecord files have it."""
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32
 
 

@@ -58,7 +58,6 @@ class Format:
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """Returns the lines of a file without their ends."""
     *lines, last = path.read_bytes().split(b"\n")
     return [line.removesuffix(b"\r") for line in lines] + [last] * bool(last)
 
@@ -72,12 +71,10 @@ def or_wrong(parse: Callable[[bytes], Any], content: bytes) -> Any:
 
 
 def read_text(path: Path) -> list[Any]:
-    """Returns the lines of a file of text."""
     return [or_wrong(bytes.decode, line) for line in lines_of(path)]
 
 
 def read_json(path: Path) -> list[Any]:
-    """Returns the values on the lines that are not blank."""
     return [or_wrong(lambda content: json.loads(content.decode()), line) for line in lines_of(path) if line.strip()]
 
 
@@ -155,7 +152,6 @@ AT_RECORDS = np.cumsum([0, *(16 + len(record) for record in RECORDS)]).tolist()
 
 
 def files_of_samples() -> Iterator[tuple[str, bytes]]:
-    """Two files for each record."""
     for number, record in enumerate(RECORDS):
         yield from ((f"folder/{number}.txt", record), (f"folder/{number}.seg.cls", b"%d" % number))
 
@@ -206,7 +202,6 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, form: Format) -> Path:
 
 
 def files_of(form: Format, path: Path) -> list[Path]:
-    """Returns the files that are damaged."""
     return [path.with_name(path.name + ending) for ending in form.beside] or [path]
 
 
@@ -226,7 +221,6 @@ def copies(form: Format, path: Path, contents: Iterable[tuple[Path, bytes]]) -> 
 
 
 def words(record: Any) -> Any:
-    """Returns a record in a form that compares."""
     return record if record is WRONG else repr(record)
 
 
@@ -317,7 +311,6 @@ def test_a_truncation_is_an_error_or_what_stands_in_the_file(form: Format, path:
 
 
 def cut(path: Path) -> None:
-    """Cuts a file in the middle of what it holds."""
     os.truncate(path, len(path.read_bytes().rstrip(b"\0")) // 2)
 
 
@@ -329,7 +322,6 @@ def replace(path: Path) -> None:
 
 
 def rewrite(path: Path) -> None:
-    """Writes other content of the same size into a file."""
     path.write_bytes(path.read_bytes()[::-1])
     os.utime(path, ns=(0, 0))
 

@@ -54,7 +54,6 @@ def plain(value: Any) -> Any:
 
 
 def every(source: Any) -> list[Any]:
-    """Returns all records, by one read, in Python's own numbers."""
     return [plain(record) for record in source.__getitems__(range(len(source)))]
 
 

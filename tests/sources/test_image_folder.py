@@ -95,13 +95,11 @@ def test_any_names_will_do(tmp_path: Path) -> None:
 
 
 def replace_by_file(root: Path) -> None:
-    """Puts a file in the place of a folder."""
     shutil.rmtree(root)
     root.write_bytes(b"")
 
 
 def leave_only_files(root: Path) -> None:
-    """Removes all folders in a folder."""
     shutil.rmtree(root)
     write(root, "a.jpg")
 
@@ -132,7 +130,6 @@ def replace_by_pipe(path: Path) -> None:
 
 
 def replace_by_folder(path: Path) -> None:
-    """Puts a folder there."""
     path.unlink()
     path.mkdir()
 

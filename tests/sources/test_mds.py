@@ -26,13 +26,11 @@ COLUMNS = {"text": "str", "label": "int"}
 
 
 def raw_image(image: PIL.Image.Image) -> bytes:
-    """Returns an image as a `pil` column has it."""
     content: bytes = struct.pack("<3I", *image.size, len(image.mode)) + image.mode.encode() + image.tobytes()
     return content
 
 
 def members(*values: bytes) -> bytes:
-    """Returns a list as a `jpeg_array` column has it."""
     return struct.pack(f"<{len(values) + 1}I", len(values), *map(len, values)) + b"".join(values)
 
 
@@ -139,7 +137,6 @@ def edit_index(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
 
 
 def cut(folder: Path) -> None:
-    """Removes the end of a shard."""
     shard = folder / "shard.00001.mds"
     shard.write_bytes(shard.read_bytes()[:-1])
 

@@ -318,7 +318,6 @@ DIFFERENT: list[Any] = [
 
 
 def fingerprints() -> list[str]:
-    """The fingerprints of all sources above."""
     return [InMemoryDataSource(records).fingerprint() for records in DIFFERENT]
 
 

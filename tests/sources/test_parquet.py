@@ -492,12 +492,10 @@ def test_every_flipped_byte_is_an_error_or_a_record(tmp_path: Path, checksums: b
 
 
 def cut(path: Path) -> None:
-    """Cuts a file in the middle."""
     os.truncate(path, path.stat().st_size // 2)
 
 
 def replace(path: Path) -> None:
-    """Puts another file in the place of one."""
     pq.write_table(table_of(), path.with_name("new"), row_group_size=30)
     path.with_name("new").replace(path)
 

@@ -31,7 +31,6 @@ def content_of(folder: Path, rows: int = ROWS, first: int = 0, group: int = 100)
 
 
 def location(store: ObjectServer, scheme: str) -> str:
-    """Returns where the objects of a bucket are."""
     return f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
 
 

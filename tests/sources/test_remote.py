@@ -52,7 +52,6 @@ def parquet_bytes(numbers: Iterable[int]) -> bytes:
 
 
 def parquet_row(number: int) -> dict[str, Any]:
-    """Returns the row of a number."""
     return {"id": number, "wide": number.to_bytes(2, "little") * 2048}
 
 
@@ -68,7 +67,6 @@ FORMS: dict[str, tuple[Any, Callable[[Iterable[int]], bytes], Callable[[int], An
 
 
 def location(store: ObjectServer, scheme: str) -> str:
-    """Returns where the objects of a bucket are."""
     return f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
 
 

@@ -104,7 +104,6 @@ class DecodedTogether(Decoded):  # type: ignore[misc]  # as above
     """A source whose batched read is the most derived one."""
 
     def __getitems__(self, record_keys: Any) -> list[int]:
-        """Returns the records, decoded in another way."""
         return [200 + int(key) for key in record_keys]
 
 

@@ -130,7 +130,6 @@ def image_folder(folder: Path) -> ImageFolderDataSource:
 
 
 def mds(folder: Path) -> MdsDataSource:
-    """The same as MDS shards."""
     samples = [{"n": n.to_bytes(8, "little"), "text": b"record %d" % n} for n in range(NUM_RECORDS)]
     return MdsDataSource(write_mds(folder, {"n": "int", "text": "str"}, samples, 20))
 
@@ -280,7 +279,6 @@ def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
 
 
 def words(records: Any) -> list[str]:
-    """The records in a form that compares."""
     return [repr(record) for record in records]
 
 

@@ -93,7 +93,6 @@ def write_dataset(
 
 
 def numbers(start: int, stop: int) -> list[dict[str, Any]]:
-    """Returns the Examples of some numbers."""
     return [{"n": number, "text": f"text {number}"} for number in range(start, stop)]
 
 
@@ -102,7 +101,6 @@ SPLITS = {"train": [numbers(0, 10), numbers(10, 10), numbers(10, 25)], "test": [
 
 
 def ids(source: TfdsDataSource) -> list[int]:
-    """Returns the numbers of all records."""
     return [int(record["n"]) for record in source.__getitems__(range(len(source)))]
 
 

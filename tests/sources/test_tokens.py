@@ -17,7 +17,6 @@ from support.stores.object_server import ObjectServer
 
 
 def write_llm_c(path: Path, tokens: Any, magic: int = 20240520) -> None:
-    """Writes tokens as llm.c does."""
     path.write_bytes(struct.pack("<256i", magic, 1, len(tokens), *[0] * 253) + tokens.tobytes())
 
 

@@ -32,7 +32,6 @@ def upload(store: ObjectServer, folder: Path) -> None:
 
 
 def all_records(source: Any) -> list[dict[str, Any]]:
-    """Returns all records by one read."""
     return list(source.__getitems__(range(len(source))))
 
 

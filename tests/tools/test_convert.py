@@ -252,7 +252,6 @@ def long_text(tmp_path: Path) -> Path:
 
 
 def shards_of(folder: Path) -> list[Path]:
-    """Returns the files that are finished."""
     return sorted(folder.glob("b-*.bag"))
 
 

@@ -27,7 +27,6 @@ class Split(millstream.MapTransform):
         self.limit = limit
 
     def map(self, element: str) -> list[str]:
-        """Returns the words."""
         with self._notes.open("a") as file:
             file.write(".")
         return element.split()[: self.limit]
@@ -51,7 +50,6 @@ def notes(tmp_path: Path) -> Path:
 
 
 def kept_in(folder: Path) -> list[Path]:
-    """Returns the files of lengths in a folder."""
     return sorted(folder.glob("*.lengths-*-index"))
 
 
@@ -163,7 +161,6 @@ class Remembered:
         return str(self._texts[key])
 
     def fingerprint(self) -> str:
-        """Returns the name."""
         return f"remembered name={self._name}"
 
 
@@ -193,7 +190,6 @@ class Held:
 
 
 def put_link(path: Path, content: bytes) -> None:
-    """Puts a link to valid lengths at a path."""
     path.with_suffix(".valid").write_bytes(content)
     path.symlink_to(path.with_suffix(".valid"))
 

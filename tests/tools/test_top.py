@@ -21,12 +21,10 @@ QUICK = "--interval=0.2"
 
 
 def environment(runtime: Path) -> dict[str, str]:
-    """Returns the environment of somebody who looks."""
     return {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TERM": "xterm-256color"}
 
 
 def top(runtime: Path, *arguments: Any, status: int = 0) -> tuple[str, str]:
-    """Returns what `millstream top` prints, and what it reports."""
     return run("top", *arguments, folder=runtime, status=status, env=environment(runtime))
 
 

@@ -37,7 +37,6 @@ class PlainAdd(Map):
     amount = 1
 
     def map(self, element: int) -> int:
-        """Adds."""
         return element + self.amount
 
 
@@ -48,7 +47,6 @@ class AddWithOwnConstructor(Map):
         self.amount = amount
 
     def map(self, element: int) -> int:
-        """Adds."""
         return element + self.amount
 
 
@@ -67,7 +65,6 @@ class AddDataclass(Map):
     amount: int
 
     def map(self, element: int) -> int:
-        """Adds."""
         return element + self.amount
 
 
@@ -78,7 +75,6 @@ class AddFrozen(Map):
     amount: int
 
     def map(self, element: int) -> int:
-        """Adds."""
         return element + self.amount
 
 
@@ -89,7 +85,6 @@ class AddSlots(Map):
     amount: int
 
     def map(self, element: int) -> int:
-        """Adds."""
         return element + self.amount
 
 
@@ -104,7 +99,6 @@ class AddOfTwoBases(Map, Amount):
     """A subclass that leaves construction to its second base."""
 
     def map(self, element: int) -> int:
-        """Adds."""
         return element + self.amount
 
 
@@ -116,7 +110,6 @@ class AbstractAdd(Map, abc.ABC):
         """Returns what to add."""
 
     def map(self, element: int) -> int:
-        """Adds."""
         return element + self.amount()
 
 
@@ -124,7 +117,6 @@ class AddOne(AbstractAdd):
     """The concrete one."""
 
     def amount(self) -> int:
-        """Returns 1."""
         return 1
 
 
@@ -206,7 +198,6 @@ class Noise(RandomMapTransform):
     """A random operation as in Grain's guide."""
 
     def random_map(self, element: float, rng: np.random.Generator) -> float:
-        """Adds noise."""
         return element + rng.random()
 
 
@@ -214,7 +205,6 @@ class Enumerate(MapWithIndexTransform):
     """An operation with an index."""
 
     def map_with_index(self, index: int, element: Any) -> tuple[int, Any]:
-        """Returns both."""
         return index, element
 
 
@@ -222,7 +212,6 @@ class Even(FilterTransform):
     """A filter."""
 
     def filter(self, element: int) -> bool:
-        """Keeps even numbers."""
         return element % 2 == 0
 
 
@@ -232,7 +221,6 @@ class Twice(FlatMapTransform):
     max_fan_out = 2
 
     def flat_map(self, element: Any) -> Sequence[Any]:
-        """Returns the element twice."""
         return [element, element]
 
 
@@ -243,7 +231,6 @@ class Repeat(FlatMapTransform):
     max_fan_out: int
 
     def flat_map(self, element: Any) -> Sequence[Any]:
-        """Returns the element several times."""
         return [element] * self.max_fan_out
 
 
@@ -254,7 +241,6 @@ def test_instances_of_every_kind_pass_as_they_are(operation: Any) -> None:
 
 
 def double(element: int) -> int:
-    """Doubles."""
     return 2 * element
 
 
@@ -331,11 +317,9 @@ class TwoKinds(Map, Filter):
     """Is of two kinds."""
 
     def map(self, element: Any) -> Any:
-        """Returns the element."""
         return element
 
     def filter(self, element: Any) -> bool:
-        """Keeps true elements."""
         return bool(element)
 
 
@@ -423,7 +407,6 @@ class OldStyle:
     """An operation that gets an iterator of records and yields."""
 
     def __call__(self, records: Any) -> Any:
-        """Yields."""
         yield from records
 
 
@@ -431,7 +414,6 @@ class YieldingMap(Map):
     """A subclass whose method yields."""
 
     def map(self, element: Any) -> Any:
-        """Yields."""
         yield element
 
 
@@ -441,12 +423,10 @@ class YieldingFlatMap(FlatMap):
     max_fan_out = 1
 
     def flat_map(self, element: Any) -> Any:
-        """Yields."""
         yield element
 
 
 def yielding(*elements: Any) -> Any:
-    """Yields."""
     yield from elements
 
 

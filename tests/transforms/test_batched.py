@@ -17,12 +17,10 @@ class Lengths(Map):
     """The lengths of texts, counted together."""
 
     def map_batch(self, elements: list[str]) -> list[int]:
-        """Returns the lengths."""
         return [len(text) for text in elements]
 
 
 def doubled(numbers: list[int]) -> list[int]:
-    """Returns numbers times two."""
     return [2 * number for number in numbers]
 
 
@@ -134,12 +132,10 @@ class Both(Lengths):
     """A class that says twice what it does."""
 
     def map(self, element: str) -> int:
-        """Returns the length."""
         return len(element)
 
 
 def yielding(numbers: list[int]) -> Any:
-    """Yields."""
     yield from numbers
 
 

@@ -10,7 +10,6 @@ from millstream.transforms import PackAndBatchOperation
 
 
 def documents(count: int) -> list[dict[str, Any]]:
-    """Returns documents of 1 to 6 tokens."""
     return [{"a": np.full(1 + number * 5 % 6, number), "left out": 3} for number in range(1, count + 1)]
 
 

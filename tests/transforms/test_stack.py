@@ -97,7 +97,6 @@ class Arena:
         self.pieces: list[Array] = []
 
     def __call__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Returns the next piece."""
         piece: Array = np.ndarray(shape, dtype, buffer=self.memory.data, offset=self.used)
         self.used += -(-piece.nbytes // 64) * 64
         self.pieces.append(piece)
@@ -378,7 +377,6 @@ class Scaled:
 
     @functools.cached_property
     def double(self) -> float:
-        """Returns twice the value."""
         return 2 * self.value
 
 

@@ -20,7 +20,6 @@ from millstream.dataset import (
 
 
 def numbers(count: int, start: int = 0) -> IterDataset[int]:
-    """Returns a stream of numbers in a row."""
     return MapDataset.range(start, start + count).to_iter_dataset()
 
 

@@ -14,7 +14,6 @@ GLOBAL = 12
 
 
 def dataset(count: int = 50) -> MapDataset[Any]:
-    """Returns shuffled numbers over two epochs, with draws."""
     shuffled = MapDataset.range(count).shuffle(seed=3).random_map(lambda n, rng: (n, rng.random()), seed=5)
     return shuffled.repeat(2)
 

@@ -24,16 +24,13 @@ class Doubled(MapTransform[Any, Any]):
     """Doubles the columns x, in float64, and says so."""
 
     def map(self, element: Any) -> Any:
-        """Returns the element."""
         return {"x": element["x"].astype(np.float64) * 2}
 
     def output_spec(self, spec: Any) -> Any:
-        """Says what comes out."""
         return {"x": ShapeDtypeStruct(spec["x"].shape, np.dtype(np.float64))}
 
 
 def columns() -> MapDataset[Any]:
-    """Returns records of columns."""
     return MapDataset.source(InMemoryDataSource(COLUMNS))
 
 

@@ -25,7 +25,6 @@ def documents(count: int = 23) -> grain.MapDataset[Any]:
 
 
 def document(number: int) -> dict[str, Any]:
-    """Returns one document."""
     return {"tokens": np.full(number * 5 % LENGTH + 1, number, np.int32)}
 
 
@@ -51,7 +50,6 @@ def write_tfrecord(path: Path, count: int) -> str:
 
 
 def split(number: int) -> list[int]:
-    """Returns none, one or two children."""
     return [number] * (number % 3)
 
 
@@ -262,7 +260,6 @@ class Unlimited(grain.FlatMapTransform):
     """Splits a number into as many as it says, without a limit."""
 
     def flat_map(self, element: int) -> list[int]:
-        """Returns the children."""
         return [element] * element
 
 
@@ -384,7 +381,6 @@ def packed(**options: Any) -> Any:
 
 
 def cut(**options: Any) -> Any:
-    """Returns a stream that is cut into rows with some options."""
     return grain.experimental.ConcatThenSplitIterDataset(documents(), **{"length_struct": {"tokens": 4}, **options})
 
 

@@ -36,12 +36,10 @@ IDENTITY = {
 
 
 def at(state: LoaderState, **changes: Any) -> LoaderState:
-    """Returns a state of another place."""
     return state._replace(places=(state.places[0]._replace(**changes),))
 
 
 def with_stream(state: LoaderState, **changes: Any) -> LoaderState:
-    """Returns a state of another stream."""
     return state._replace(stream=dataclasses.replace(state.stream, **changes))
 
 

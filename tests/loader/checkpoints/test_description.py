@@ -27,12 +27,10 @@ from millstream.transforms import Map
 
 
 def listed(value: object) -> dict[str, str]:
-    """Returns the identity of a value."""
     return described(value).identity
 
 
 def content(value: object) -> dict[str, str]:
-    """Returns the content of a value."""
     return described(value).content
 
 
@@ -346,11 +344,9 @@ class Crop(Map):
 
     @functools.cached_property
     def table(self) -> list[int]:
-        """Made when first used."""
         return [1, 4]
 
     def map(self, element: Any) -> Any:
-        """Returns the element."""
         return element
 
 
@@ -362,7 +358,6 @@ class Named:
         self.noise = noise
 
     def fingerprint(self) -> str:
-        """Returns the name."""
         return self.name
 
 

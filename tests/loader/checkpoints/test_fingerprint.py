@@ -19,18 +19,15 @@ SAMPLER = IndexSampler(7)
 
 
 def words(source: Any = range(7), sampler: Any = SAMPLER, operations: Any = ()) -> dict[str, str]:
-    """Returns the identity of a pipeline."""
     checked = [as_transformation(operation) for operation in operations]
     return dict(fingerprint_of(source, sampler, checked).identity)
 
 
 def source_words(source: Any) -> dict[str, str]:
-    """Returns the words of a source."""
     return {path: text for path, text in words(source).items() if path.startswith("source")}
 
 
 def sampler_words(sampler: Any) -> dict[str, str]:
-    """Returns the words of a sampler."""
     return {path: text for path, text in words(sampler=sampler).items() if path.startswith("sampler")}
 
 
@@ -52,7 +49,6 @@ class Signed(Folder):
     """A source that knows what it is."""
 
     def fingerprint(self) -> Any:
-        """Returns what it was told to."""
         return self.path
 
 
@@ -76,11 +72,9 @@ class Recipe(Map):
     noise: int = 0
 
     def fingerprint(self) -> str:
-        """Returns its name."""
         return f"recipe name={self.name}"
 
     def map(self, element: Any) -> Any:
-        """Returns the element."""
         return element
 
 
@@ -129,7 +123,6 @@ class Backwards(IndexSampler):
     """An IndexSampler with another order."""
 
     def record_keys_at(self, positions: Any) -> Any:
-        """Returns the keys in reverse order."""
         return self.num_records - 1 - super().record_keys_at(positions)
 
 
@@ -166,12 +159,10 @@ class Even(Filter):
     """Keeps the even elements."""
 
     def filter(self, element: int) -> bool:
-        """Says whether the element is even."""
         return element % 2 == 0
 
 
 def same(element: Any) -> Any:
-    """Returns the element."""
     return element
 
 

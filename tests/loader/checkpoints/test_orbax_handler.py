@@ -36,7 +36,6 @@ class Jitter(RandomMap):
     size: int
 
     def random_map(self, element: int, rng: np.random.Generator) -> int:
-        """Returns the element plus a draw."""
         return element + int(rng.integers(self.size))
 
 
@@ -47,7 +46,6 @@ class DropMultiples(Filter):
     of: int
 
     def filter(self, element: int) -> bool:
-        """Says whether the element stays."""
         return element % self.of != 0
 
 
@@ -101,13 +99,11 @@ def save_with_manager(folder: Path, iterator: DataLoaderIterator, meanwhile: Cal
 
 
 def restore_with_manager(folder: Path, iterator: DataLoaderIterator) -> object:
-    """Restores with a new CheckpointManager."""
     with ocp.CheckpointManager(folder) as manager:
         return manager.restore(manager.latest_step(), args=CheckpointRestore(iterator))
 
 
 def model() -> dict[str, jax.Array]:
-    """Returns what is saved beside the iterator."""
     return {"weights": jnp.arange(6.0).reshape(2, 3)}
 
 
@@ -137,13 +133,11 @@ def save_with_checkpointer(folder: Path, iterator: DataLoaderIterator, meanwhile
 
 
 def restore_with_checkpointer(folder: Path, iterator: DataLoaderIterator) -> object:
-    """Restores with Orbax's oldest class."""
     with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
         return checkpointer.restore(folder / "loader", iterator)
 
 
 def save_checkpointables(folder: Path, iterator: DataLoaderIterator, meanwhile: Callable[[], object]) -> None:
-    """Saves beside a model with the newer interface."""
     ocp_v1.save_checkpointables(folder / "new", {"model": model(), "loader": iterator})
     meanwhile()
 
@@ -196,7 +190,6 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def state_file(folder: Path) -> Path:
-    """Returns the only state below a folder."""
     (found,) = folder.rglob("process_*-of-*.json")
     return found
 

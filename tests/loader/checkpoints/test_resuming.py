@@ -48,7 +48,6 @@ class Spec:
 
     @property
     def reading(self) -> millstream.ReadOptions:
-        """The threads."""
         return millstream.ReadOptions(self.threads, 8)
 
     @property
@@ -74,14 +73,12 @@ class Spec:
         )
 
     def mapped(self) -> MapDataset[Any]:
-        """Returns a dataset that is read at random."""
         dataset: MapDataset[Any] = MapDataset.range(30).shuffle(seed=self.seed)
         for operation in self.operations:
             dataset = dataset.map(operation)
         return dataset
 
     def stream(self) -> IterDataset[Any]:
-        """Returns the same, read in order."""
         return self.mapped().to_iter_dataset(self.reading)
 
 
@@ -98,12 +95,10 @@ class OwnStream(IterDataset[Any]):
 
 
 def document(number: int) -> dict[str, Any]:
-    """Returns a document as long as a number says."""
     return {"t": np.full(1 + int(number) % 5, number)}
 
 
 def is_odd(row: Any) -> bool:
-    """Returns whether the first number of a row is odd."""
     return bool(row["t"][0] % 4)
 
 
@@ -163,7 +158,6 @@ def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest
 
 
 def taken(iterator: Iterator[Any], count: int) -> list[Any]:
-    """Returns the next elements, comparable."""
     return [comparable(element) for element in itertools.islice(iterator, count)]
 
 

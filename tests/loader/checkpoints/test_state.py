@@ -64,13 +64,11 @@ def states(draw: st.DrawFn) -> LoaderState:
 
 
 def sealed(fields: dict[str, Any]) -> bytes:
-    """Returns the fields as JSON with a CRC that fits."""
     body = {key: value for key, value in fields.items() if key != "crc32"}
     return json.dumps(body | {"crc32": zlib.crc32(canonical(body))}).encode()
 
 
 def canonical(fields: Any) -> bytes:
-    """Returns the fields as a state writes them."""
     return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
 
 

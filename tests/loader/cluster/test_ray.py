@@ -73,7 +73,6 @@ class Nodes:
                 self.lose(node)
 
     def lose(self, node: Any) -> None:
-        """Has a node vanish, without a word to anybody."""
         self.cluster.remove_node(node, allow_graceful=False)
 
 
@@ -161,7 +160,6 @@ def test_elements_of_all_kinds_come_back_as_they_are(records: list[Any]) -> None
 
 
 def image(number: int) -> dict[str, Any]:
-    """Returns an array of 64 KiB, and a number."""
     return {"image": np.full((256, 256), number, np.uint8), "label": number}
 
 
@@ -237,7 +235,6 @@ def test_actors_stay_over_epochs() -> None:
 
 
 def pool_of_closed(loader: millstream.DataLoader) -> list[Any]:
-    """Returns the idle pools of a loader."""
     assert loader._execution.pools is not None
     return loader._execution.pools.idle
 
@@ -264,7 +261,6 @@ KILLS = 3
 
 
 def ready_actors(iterator: millstream.DataLoaderIterator) -> list[Actor]:
-    """Returns the actors that work for an iterator and are ready."""
     return [actor for actor in pool_of(iterator).workers if actor.pid is not None]
 
 
@@ -307,7 +303,6 @@ def test_a_pipeline_that_cannot_cross_is_an_error() -> None:
 
 
 def is_not_there() -> None:
-    """Fails as an import does that finds nothing."""
     raise ModuleNotFoundError("No module named 'of_the_trainer_alone'")
 
 

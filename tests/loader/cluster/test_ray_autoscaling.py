@@ -42,7 +42,6 @@ class Autoscaled:
         return sum(bool(node["Alive"]) for node in ray.nodes()) - 1
 
     def wait_for(self, num_nodes: int) -> None:
-        """Returns when it has this many."""
         deadline = time.monotonic() + 2 * WAIT_SECONDS
         while self.num_nodes() != num_nodes:
             assert time.monotonic() < deadline, f"there are {self.num_nodes()} nodes"
@@ -91,7 +90,6 @@ def cluster() -> Iterator[Autoscaled]:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Returns the processes of the cluster that has a folder."""
     found = psutil.process_iter(["environ"])
     return [process for process in found if (process.info["environ"] or {}).get("CLUSTER") == str(folder)]
 

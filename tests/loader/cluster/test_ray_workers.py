@@ -11,7 +11,6 @@ import millstream
 
 
 def loader_of(**options: Any) -> millstream.DataLoader:
-    """Returns a loader of ten numbers."""
     return millstream.DataLoader(data_source=range(10), sampler=millstream.SequentialSampler(10), **options)
 
 

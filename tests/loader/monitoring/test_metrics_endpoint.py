@@ -32,7 +32,6 @@ sys.stdin.readline()
 
 
 def free_port() -> int:
-    """Returns a port that nothing uses."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

@@ -42,12 +42,10 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def doubled(value: int) -> int:
-    """Returns twice the value."""
     return 2 * value
 
 
 def loader_of(**options: Any) -> millstream.DataLoader:
-    """Returns a loader of ten batches."""
     return millstream.load(range(40), num_epochs=1, transformations=[doubled], batch_size=4, **options)
 
 

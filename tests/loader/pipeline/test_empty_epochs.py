@@ -38,7 +38,6 @@ def kept_from(position: int) -> list[Any]:
         """Replaces an element by its index."""
 
         def map_with_index(self, index: int, element: Any) -> Any:
-            """Returns the index."""
             del element
             return index
 

@@ -131,7 +131,6 @@ class Numbers(Outputs):
         self.start = start
 
     def after(self, row: int) -> Cursor:
-        """Returns the position after an element."""
         return Cursor(self.start + row + 1, (0,))
 
 

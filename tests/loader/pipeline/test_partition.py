@@ -106,7 +106,6 @@ def test_padded_and_trimmed_shards_have_equally_many_blocks(partition: Partition
 
 
 def own_positions(partition: Partition, block: int) -> list[int]:
-    """Returns the positions of a block, without a template's."""
     return [] if partition.is_template(block) else partition.positions(block, block + 1).tolist()
 
 

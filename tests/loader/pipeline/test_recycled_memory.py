@@ -14,7 +14,6 @@ from millstream.loader.pipeline.recycled_memory import ALIGNMENT, MIN_BYTES, Rec
 
 
 def address_of(array: np.ndarray) -> int:
-    """Returns where an array's data begins."""
     return int(array.__array_interface__["data"][0])
 
 

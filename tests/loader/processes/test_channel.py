@@ -19,7 +19,6 @@ from millstream.loader.transport.pipeline_file import PipelineFile
 
 
 def said(content: Any) -> Task:
-    """Returns a message with some content."""
     return Task(1, [2, 3], content, 0, None, 1)
 
 
@@ -85,7 +84,6 @@ def number_in(descriptor: int) -> int:
 
 
 def open_descriptors() -> int:
-    """Returns how many descriptors this process has."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (no paths are wanted)
 
 

@@ -42,7 +42,6 @@ def picture(number: int) -> dict[str, Any]:
 
 
 def mean(batch: dict[str, Any]) -> Any:
-    """Computes something costly from a batch."""
     return batch["image"].mean(axis=0), batch["label"]
 
 
@@ -50,7 +49,6 @@ class Odd(Filter):
     """Keeps odd numbers."""
 
     def filter(self, element: int) -> bool:
-        """Says whether the number is odd."""
         return element % 2 == 1
 
 
@@ -60,7 +58,6 @@ class Twins(FlatMap):
     max_fan_out = 2
 
     def flat_map(self, element: int) -> list[int]:
-        """Returns the number and its negative."""
         return [element, -element]
 
 

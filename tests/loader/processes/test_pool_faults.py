@@ -15,18 +15,15 @@ from support.processes.worker_pools import BATCH, EXPECTED, SIZE, loader_of, pyt
 
 
 def flip(path: Path, content: bytes, record: bytes) -> None:
-    """Flips a bit of a record in a file."""
     place = content.index(record)
     path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
 
 
 def truncate(path: Path, content: bytes, record: bytes) -> None:
-    """Cuts a file off at a record."""
     os.truncate(path, content.index(record))
 
 
 def remove(path: Path, content: bytes, record: bytes) -> None:
-    """Removes a file."""
     del content, record
     path.unlink()
 

@@ -57,7 +57,6 @@ def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
 
 
 def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
-    """Returns the fork server and the workers of an iterator."""
     return [fork_server_of(iterator), *pids_of(iterator)]
 
 

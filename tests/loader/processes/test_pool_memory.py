@@ -36,7 +36,6 @@ def expected_numbers() -> list[list[int]]:
 
 
 def is_full_of(batch: Any, numbers: list[int]) -> bool:
-    """Says whether each row of a batch is filled with its number."""
     return bool((batch == np.array(numbers)[:, np.newaxis]).all())
 
 

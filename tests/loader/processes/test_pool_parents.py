@@ -310,7 +310,6 @@ print("boxes", all(type(box) is Box for box in boxes), [box.numbers for box in b
 
 
 def result_of(text: str) -> str:
-    """Returns the line that the program prints."""
     return text[text.index("boxes") :].splitlines()[0]
 
 

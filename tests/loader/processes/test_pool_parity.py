@@ -96,7 +96,6 @@ def nested_leaves(number: int) -> Any:
 
 
 def swapped(batch: Any) -> Any:
-    """Returns a batch whose parts are in another order."""
     return batch[::-1]
 
 

@@ -201,7 +201,6 @@ class Consumer(RuleBasedStateMachine):
         return [worker for worker in workers if worker.is_ready and worker.pid and worker not in self.killed]
 
     def continue_all(self) -> None:
-        """All workers continue."""
         for worker in self.living_workers():
             send(worker, signal.SIGCONT)
 
@@ -210,7 +209,6 @@ class Consumer(RuleBasedStateMachine):
         self.iterator.seek(0)
 
     def teardown(self) -> None:
-        """Leaves the iterator at the end."""
         if getattr(self, "iterator", None) is not None:
             self.leave()
             pool_executor.logger.removeHandler(self.alarm)
@@ -224,7 +222,6 @@ class Alarm(logging.Handler):
         self._consumer = consumer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Lets them continue."""
         del record
         self._consumer.continue_all()
 

@@ -12,22 +12,18 @@ import millstream
 
 
 def note(folder: Path, index: int, count: int) -> None:
-    """Writes a file with the process and its arguments."""
     (folder / f"{os.getpid()}-{index}-{count}").touch()
 
 
 def notes(folder: Path) -> list[tuple[int, int, int]]:
-    """Returns process, index and count of each call."""
     return sorted(tuple(map(int, path.name.split("-"))) for path in folder.iterdir())  # type: ignore[misc]  # three
 
 
 def process_after_init(number: int) -> tuple[int, int]:
-    """Returns the number and the process."""
     return number, os.getpid()
 
 
 def numbers(count: int) -> millstream.IterDataset[tuple[int, int]]:
-    """Returns numbers, each with the process that computed it."""
     return millstream.MapDataset.range(count).map(process_after_init).to_iter_dataset()
 
 

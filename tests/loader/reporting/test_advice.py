@@ -18,12 +18,10 @@ from support.draw.loader_snapshots import snapshot_of_run, with_order, with_sour
 
 
 def kinds(snapshot: LoaderSnapshot) -> list[str]:
-    """Returns which advice is given."""
     return [advice.kind for advice in advice_of(snapshot)]
 
 
 def text_of(snapshot: LoaderSnapshot, kind: str) -> str:
-    """Returns the one advice of a kind."""
     (text,) = [advice.text for advice in advice_of(snapshot) if advice.kind == kind]
     return text
 
@@ -170,7 +168,6 @@ def written_by(front: Front) -> set[str]:
 
 
 def as_arguments(written: str) -> Any:
-    """Returns arguments that were written out, as a dict."""
     return eval(f"dict({written})", {name: getattr(millstream, name) for name in millstream.__all__})
 
 
@@ -393,6 +390,5 @@ def test_advice_tells_workers_that_sleep_from_workers_that_compute() -> None:
 
 
 def sleep(number: int) -> int:
-    """Returns the number, after a wait without a core."""
     time.sleep(0.01)
     return number

@@ -25,7 +25,6 @@ PIXELS = arrays.arrays(
 
 
 def images_in(page: str) -> list[NDArray[Any]]:
-    """Returns the images of a page, as another library reads them."""
     found = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for data in found]
 

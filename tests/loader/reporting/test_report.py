@@ -55,7 +55,6 @@ def loader_of(*operations: Any, workers: int = 0, threads: int = 0, records: boo
 
 
 def trace_of(loader: millstream.DataLoader, folder: Path) -> list[dict[str, Any]]:
-    """Returns the events of the trace that a loader writes."""
     events: list[dict[str, Any]] = json.loads(loader.report(folder / "trace.json").read_text())["traceEvents"]
     return events
 

@@ -43,7 +43,6 @@ def summary_of(source: Any, *operations: Any, trains: int = 0, workers: int = 0)
 
 
 def kinds(summary: Any) -> set[str]:
-    """Returns which advice is given."""
     return {advice.kind for advice in summary.advice}
 
 

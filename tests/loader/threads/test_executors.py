@@ -65,7 +65,6 @@ class BatchedSource(Source):
     """Numbers, read many at a time: the function gets the first of them."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Returns the numbers."""
         self.read(keys[0])
         return list(keys)
 
@@ -131,13 +130,11 @@ class Meter:
         self.changed = threading.Condition()
 
     def read(self, _: object) -> None:
-        """Counts one record."""
         with self.changed:
             self.count += 1
             self.changed.notify_all()
 
     def reaches(self, count: int) -> bool:
-        """Returns whether this many records are read soon."""
         with self.changed:
             return self.changed.wait_for(lambda: self.count >= count, WAIT_SECONDS)
 
@@ -146,7 +143,6 @@ class CountedBatches(Source):
     """Numbers read many at a time, each of which is counted."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Returns the numbers."""
         return list(map(self.__getitem__, keys))
 
 

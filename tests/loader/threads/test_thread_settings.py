@@ -56,7 +56,6 @@ class Source:
         return NUM_RECORDS
 
     def __getitems__(self, keys: list[int]) -> list[Any]:
-        """Returns each record, all of which are read in one call."""
         seen = settings_here(0)
         return [np.array([*seen[:-1], key]) for key in keys]
 

@@ -29,7 +29,6 @@ class Stuck:
         return key
 
     def read_from_storage(self, keys: Sequence[int]) -> None:
-        """Waits if the key is among these."""
         if self._key in keys:
             self.released.wait()
 
@@ -38,7 +37,6 @@ class BatchedStuck(Stuck):
     """The same, read many at a time."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        """Returns the numbers."""
         self.read_from_storage(keys)
         return list(keys)
 

@@ -45,12 +45,10 @@ SIZES = st.sampled_from([1, 63, 64, 1000, 1024, 30_000, LARGE_LEAF_BYTES - 1, LA
 
 
 def address(array: NDArray[Any]) -> int:
-    """Returns where an array begins."""
     return int(array.__array_interface__["data"][0])
 
 
 def run_of(arrays: list[Any]) -> Elements:
-    """Returns a run of some elements."""
     numbers = np.arange(len(arrays), dtype=np.int64)
     return Elements(arrays, Origins(np.stack([numbers] * 5)))
 
@@ -145,7 +143,6 @@ class ArenaMachine(RuleBasedStateMachine):
             assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
 
     def sent(self, arrays: list[Filled]) -> list[Filled]:
-        """Returns some of the worker's arrays as the parent gets them."""
         payload = pack(run_of([array for array, _ in arrays]), self.allocator, NO_CLASSES)
         values, _ = unpack(payload, self.view, NO_CLASSES)
         return list(zip(values, [value for _, value in arrays], strict=True))
@@ -335,7 +332,6 @@ def loader_of_pictures(size: int, worker_count: int = 2) -> millstream.DataLoade
 
 
 def expected_of_pictures(size: int) -> list[list[float]]:
-    """Returns the first number of each element of each batch."""
     return np.arange(size, dtype=np.float64).reshape(-1, BATCH).tolist()
 
 

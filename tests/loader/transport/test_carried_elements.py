@@ -19,7 +19,6 @@ CLASSES = ClassTable()
 
 
 def origins_of(count: int) -> Origins:
-    """Returns origins with a size and a decision."""
     return Origins(np.arange(7 * count).reshape(7, count))
 
 

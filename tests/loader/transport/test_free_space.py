@@ -37,6 +37,5 @@ def test_pieces_in_use_are_apart_and_neighbours_that_are_free_are_one(steps: lis
 
 
 def extent_at(free: list[bool], start: int) -> int:
-    """Returns the size of the free extent that a byte is in."""
     first = start - [*free[start::-1], False].index(False) + 1
     return [*free[first:], False].index(False)

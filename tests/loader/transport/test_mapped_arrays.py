@@ -57,7 +57,6 @@ def mapped(file: Path, mode: Any = "r") -> Any:
 
 
 def by_mmap(file: Path) -> Any:
-    """Returns a file as an array over Python's own map."""
     with file.open("rb") as opened:
         return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint16)
 
@@ -167,7 +166,6 @@ def test_small_arrays_cross_as_bytes(file: Path) -> None:
 
 
 def cut(file: Path) -> None:
-    """Cuts a file off."""
     os.truncate(file, HEADER)
 
 
@@ -201,7 +199,6 @@ class Add(millstream.MapTransform):
         self.tokens = tokens
 
     def map(self, element: Any) -> Any:
-        """Returns the element and a row of the file."""
         return element + self.tokens[int(element.flat[0]) % len(self.tokens)]
 
 

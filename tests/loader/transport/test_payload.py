@@ -35,7 +35,6 @@ NO_CLASSES = ClassTable()
 
 
 def run_of(values: list[Any]) -> Elements:
-    """Returns a run of some elements."""
     numbers = np.arange(len(values), dtype=np.int64)
     return Elements(values, Origins(np.outer([1, 10, 100, 1000, 10000], numbers)))
 
@@ -52,7 +51,6 @@ def leaf_arrays(element: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
-    """Returns where an array begins."""
     return int(array.__array_interface__["data"][0])
 
 
@@ -235,7 +233,6 @@ def test_notes_cross_once() -> None:
 
 
 def fail_at_the_bottom() -> NoReturn:
-    """Raises an exception for a reason."""
     reason = KeyError("the reason")
     raise ValueError("what was raised") from reason
 

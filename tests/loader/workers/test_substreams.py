@@ -33,7 +33,6 @@ def substream_of(first: int, count: int) -> Substream:
 
 
 def kept(first: int, count: int) -> list[int]:
-    """Returns what it makes."""
     return [number for number in range(first, first + count) if number % 3]
 
 

@@ -33,7 +33,6 @@ def path(tmp_path: Path) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Returns the names of all files in a folder, sorted."""
     return sorted(path.name for path in folder.iterdir())
 
 

@@ -40,7 +40,6 @@ def urls(store: ObjectServer) -> list[str]:
 
 
 def copies(folder: Path) -> list[str]:
-    """Returns the names of all files in a cache but its lock."""
     return sorted(path.name for path in folder.iterdir() if path.name != "lock")
 
 

@@ -46,13 +46,11 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_lines(path: Path) -> Path:
-    """Writes a file of a hundred lines."""
     path.write_text("".join(f"{line}\n" for line in LINES))
     return path
 
 
 def key_of(path: Path, kind: str = "lines") -> IndexKey:
-    """Returns what the index of a file must be of."""
     return IndexKey(str(path), kind, 1, FileIdentity.of(str(path)))
 
 
@@ -67,7 +65,6 @@ def index_beside(path: Path) -> Path:
 
 
 def index_in_cache(path: Path) -> Path:
-    """Makes the index of a file in the cache."""
     TextLineDataSource(path).close()
     return Path(key_of(path).cached)
 
@@ -76,7 +73,6 @@ KEEPERS = [index_in_cache, index_beside]
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns all lines of a file."""
     with TextLineDataSource(path) as source:
         return every_record(source)
 
@@ -131,19 +127,16 @@ def test_every_truncation_of_an_index_is_noticed(path: Path, keep: Callable[[Pat
 
 
 def put_npz(place: Path) -> None:
-    """Puts an archive of arrays at a path."""
     with place.open("wb") as file:
         np.savez(file, a=np.arange(3))
 
 
 def put_link(place: Path) -> None:
-    """Puts a link to an index that fits at a path."""
     place.rename(place.with_name("elsewhere"))
     place.symlink_to(place.with_name("elsewhere"))
 
 
 def put_foreign(place: Path) -> None:
-    """Makes an index one that another user could have written."""
     shift_offsets(place)
     place.chmod(0o666)
 
@@ -283,7 +276,6 @@ def test_lines_that_are_not_where_the_index_says_are_errors(path: Path) -> None:
 
 
 def write_megatron_lengths(path: Path, lengths: list[int]) -> None:
-    """Writes the same twelve tokens as sequences of some lengths."""
     write_megatron(path, np.split(np.arange(12, dtype=np.uint16), np.cumsum(lengths)[:-1]))
 
 
@@ -346,7 +338,6 @@ def test_an_index_damaged_while_it_is_open_is_rebuilt(
 
 
 def set_block(patch: pytest.MonkeyPatch) -> None:
-    """Makes the blocks under one checksum small."""
     for module in (offset_index, offsets_module):
         patch.setattr(module, "BLOCK", 8)
 

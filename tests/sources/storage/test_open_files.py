@@ -46,7 +46,6 @@ class File:
         self.is_open = True
 
     def close(self) -> None:
-        """Closes it."""
         assert self.is_open
         self.is_open = False
         with self.disk.lock:
