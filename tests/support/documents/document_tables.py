@@ -1,11 +1,13 @@
 """The tables of a document, row by row, and the tests that prove what the rows say."""
 
+import functools
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 Test = Callable[[], None]
 
+_TESTS = Path(__file__).parents[2]
 _RULE = re.compile(r"\|[-|]+\|")
 
 
@@ -34,7 +36,14 @@ def first_cells(document: Path, sections: Collection[str] = ()) -> list[str]:
 
 
 class RowTests(dict[str, Test]):
-    """The tests of one document's rows, by the first cell of the row."""
+    """The tests of one document's rows, by the first cell of the row.
+
+    Attributes:
+        laws: for each row that states the law of a test elsewhere, the test's file below `tests/` and its name.
+    """
+
+    def __init__(self, laws: Mapping[str, str] | None = None) -> None:
+        super().__init__({row: functools.partial(_assert_is_a_test, law) for row, law in (laws or {}).items()})
 
     def of(self, first_cell: str) -> Callable[[Test], Test]:
         """Returns a decorator for the test of a row."""
@@ -45,3 +54,8 @@ class RowTests(dict[str, Test]):
             return test
 
         return register
+
+
+def _assert_is_a_test(law: str) -> None:
+    file, name = law.split("::")
+    assert f"\ndef test_{name}(" in (_TESTS / file).read_text(), f"{law} is not a test"
