@@ -241,16 +241,6 @@ def test_legacy_names_and_keywords() -> None:
     assert record.data == "text"
 
 
-def test_private_names_of_loaders_are_their_arguments() -> None:
-    """Programs read Grain's private attributes."""
-    loader = millstream.load(range(5), batch_size=2)
-    assert loader._data_source is loader.data_source
-    assert loader._sampler is loader.sampler
-    assert loader._operations is loader.operations
-    assert loader._shard_options is loader.shard_options
-    assert loader._multiprocessing_options == loader.multiprocessing_options
-
-
 def test_stats_of_own_datasets_are_accepted() -> None:
     """`self._stats` has Grain's methods in datasets and iterators of users, which change no element."""
 
@@ -280,27 +270,6 @@ def test_stats_of_own_datasets_are_accepted() -> None:
             return OwnIterator(iter(self._parent))
 
     assert list(OwnStream(OwnMap(millstream.MapDataset.range(3)).to_iter_dataset())) == [0, 10, 20]
-
-
-def test_a_batched_read_that_fails_is_a_warning_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Records that can be read one by one are, as with the mocks of TensorFlow Datasets."""
-
-    class Mocked:
-        def __len__(self) -> int:
-            return 6
-
-        def __getitem__(self, key: int) -> int:
-            return key
-
-        def __getitems__(self) -> list[int]:
-            return []
-
-    assert [batch.tolist() for batch in millstream.load(Mocked(), num_epochs=1, batch_size=2)] == [
-        [0, 1],
-        [2, 3],
-        [4, 5],
-    ]
-    assert sum("__getitems__ failed" in message for message in caplog.messages) == 1
 
 
 def test_images_of_pillow_stack_as_arrays() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from millstream import IterDataset, MapDataset
-from millstream.dataset import InterleaveIterDataset, ZipIterDataset
-from millstream.errors import CheckpointError
+from millstream.dataset import ZipIterDataset
 
 NUM_STREAMS = 64
 
@@ -44,20 +43,6 @@ def test_the_state_of_a_mixture_of_64_has_less_than_4_kb(filtered: bool, is_foll
         assert list(itertools.islice(iterator, 200)) == following
 
 
-def test_a_state_of_other_chains_is_refused() -> None:
-    """A chain of another seed is another one: it is an error, and the iterator stays where it was."""
-    with iter(ZipIterDataset(chains())) as other:
-        next(other)
-        state = other.get_state()
-    with iter(ZipIterDataset(chains(seed=1))) as iterator:
-        first = next(iterator)
-        before = iterator.get_state()
-        with pytest.raises(CheckpointError, match="belongs to another one"):
-            iterator.set_state(state)
-        assert iterator.get_state() == before
-        assert next(iterator) != first
-
-
 def test_changed_code_of_a_chain_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """A function of the same name with another body may make the same elements: the log says so."""
     versions: list[Any] = []
@@ -75,20 +60,3 @@ def test_changed_code_of_a_chain_is_a_warning(caplog: pytest.LogCaptureFixture) 
         iterator.set_state(state)
         assert next(iterator) == (4, 4)
     assert "a dataset below others resumes, although its code" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("2 ", "-2 "), ("2 ", "x "), (" 0 0 ", " 0 "), (" 0 0 ", " 0 0 0 "), ("2 2", "2 2000")]
-)
-def test_a_damaged_state_is_refused(old: str, new: str) -> None:
-    """A state that no chain has saved is an error, never another position."""
-    dataset = InterleaveIterDataset([MapDataset.range(9)] * 2, cycle_length=2)
-    with iter(dataset) as iterator:
-        for _ in range(4):
-            next(iterator)
-        state = iterator.get_state()
-        slot = state["slots"][0]
-        slot["state"] = slot["state"].replace(old, new, 1)
-        with pytest.raises(CheckpointError):
-            iterator.set_state(state)
-        assert next(iterator) == 2

@@ -60,13 +60,6 @@ def test_a_limit_ends_with_what_is_shorter() -> None:
     assert list(grain.experimental.LimitIterDataset(stream, 9)) == [0, 1, 2]
 
 
-def test_bytes_keep_their_zeros() -> None:
-    """A batch of bytes is an array of objects: NumPy's own kind would cut off zeros at the end."""
-    (batch,) = grain.MapDataset.source([b"a\0", b"b"]).batch(2)
-
-    assert batch.tolist() == [b"a\0", b"b"]
-
-
 def test_a_generator_of_ones_own_may_be_kept() -> None:
     """The one that an operation gets is used again for other elements; one made from what it draws is the element's."""
     kept = list(numbers(4).random_map(lambda _, rng: np.random.default_rng(rng.integers(2**63)), seed=3))
@@ -144,27 +137,6 @@ def test_a_method_may_be_replaced_on_its_class(monkeypatch: pytest.MonkeyPatch) 
 
     assert list(numbers(3).map(lambda x: x + 1)) == [1, 2, 3]
     assert built == ["map"]
-
-
-class EverySecond(grain.RandomAccessDataSource[int]):
-    """A source that reads a dataset by index."""
-
-    def __init__(self) -> None:
-        self._dataset = numbers(20).shuffle(seed=1)
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, key: int, /) -> int:
-        return self._dataset[2 * key]
-
-
-@pytest.mark.parametrize("worker_count", [0, 1])
-def test_a_source_may_read_a_dataset(worker_count: int) -> None:
-    """A source may read a dataset by index, also in a worker process."""
-    dataset = numbers(20).shuffle(seed=1)
-    with iter(grain.load(EverySecond(), num_epochs=1, worker_count=worker_count)) as iterator:
-        assert list(iterator) == [dataset[2 * key] for key in range(10)]
 
 
 class Rounds:

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex
 
-import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -239,40 +238,11 @@ def test_columns_pass_through_index_nodes() -> None:
     assert mixed.batch(30)[0]["x"].tolist() == [mixed[position]["x"] for position in range(30)]
 
 
-@pytest.mark.third_party
-def test_a_hugging_face_dataset_is_read_many_at_once() -> None:
-    """A Hugging Face dataset is a source, by its `__getitems__`."""
-    rows = datasets.Dataset.from_dict({"x": list(range(40)), "text": [str(number) for number in range(40)]})
-    dataset = MapDataset.source(rows).shuffle(seed=0)
-
-    assert sorted(record["x"] for record in read(dataset)) == list(range(40))
-    assert read(dataset) == [dataset[position] for position in range(40)]
-    assert next(iter(DataLoader(data_source=dataset, sampler=SequentialSampler(40), operations=[Batch(4)])))[
-        "text"
-    ].tolist() == [record["text"] for record in read(dataset, 4)]
-
-
 def test_a_dataset_is_a_source_of_its_first_epoch() -> None:
     """`source(dataset)` has the dataset's first epoch in each of its own."""
     inner = TEN.shuffle(seed=0)
 
     assert read(MapDataset.source(inner).repeat(2)) == 2 * read(inner)
-
-
-def test_workers_read_a_dataset() -> None:
-    """A chain with functions of this module yields the same in worker processes as inline."""
-    factor = 3
-    dataset = MapDataset.mix([TEN.shuffle(seed=2), Every(TEN, 2)]).map(lambda x: x * factor).random_map(draw, seed=1)
-    sampler = IndexSampler(len(dataset), shuffle=True, seed=3, num_epochs=2)
-
-    def batches(worker_count: int) -> list[Any]:
-        loader = DataLoader(
-            data_source=dataset, sampler=sampler, operations=[Batch(4, batch_fn=list)], worker_count=worker_count
-        )
-        with iter(loader) as iterator:
-            return list(iterator)
-
-    assert batches(2) == batches(0)
 
 
 class Squares(MapDataset[int]):

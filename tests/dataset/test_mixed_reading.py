@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import Batch, FirstFitPack, IterDataset, MapDataset
+from millstream import IterDataset, MapDataset
 from millstream.dataset.chain import NO_THREADS, Chain
 from millstream.dataset.fed_iterator import FedIterator
 from millstream.dataset.mixed_reading import MixtureIterator
@@ -128,38 +127,6 @@ def test_a_mixture_resumes_in_another_one(
                 fresh.set_state(one)
                 assert fresh.get_state() == one
                 assert listed(fresh) == expected[number + 1 :]
-
-
-def many(count: int) -> IterDataset[Any]:
-    """Returns a mixture of many chains, of which the last one asks for workers itself."""
-    parts = [
-        MapDataset.range(1000 * number, 1000 * number + 40).shuffle(seed=number).to_iter_dataset().map(float)
-        for number in range(count)
-    ]
-    return IterDataset.mix([*parts[:-1], parts[-1].mp_prefetch(3)], range(1, count + 1))
-
-
-def test_many_chains_have_one_set_of_workers() -> None:
-    """35 datasets with two workers have two processes, and the elements, rows and states of a run without workers."""
-    lengths = {"tokens": 50}
-    chain = many(35).map(lambda number: {"tokens": np.full(int(number) % 7 + 1, number)})
-    packed = chain.apply([FirstFitPack(lengths, num_packing_bins=4), Batch(2)])
-    with iter(packed) as alone:
-        expected, states = [], [alone.get_state()]
-        for batch in alone:
-            expected.append(batch["tokens"].tolist())
-            states.append(json.loads(json.dumps(alone.get_state())))
-    assert alone.get_state() == states[-1]
-    assert len(expected) > 8
-    with iter(packed.mp_prefetch(2)) as spread:
-        assert isinstance(spread, MixtureIterator)
-        first = next(spread)["tokens"].tolist()
-        workers = [process for server in psutil.Process().children() for process in server.children()]
-        assert len(workers) == 2
-        assert [first, *(batch["tokens"].tolist() for batch in spread)] == expected
-        for step, state in enumerate(states):
-            spread.set_state(state)
-            assert [batch["tokens"].tolist() for batch in itertools.islice(spread, 1)] == expected[step : step + 1]
 
 
 def odd_ones_out(number: int) -> int | None:

@@ -138,14 +138,6 @@ def test_many_streams_have_one_set_of_workers() -> None:
         assert [number for number, *_ in elements] == [number for number, _ in alone]
 
 
-def test_one_stream_twice() -> None:
-    """A dataset may be mixed with itself: each has a position of its own."""
-    one = numbers(0)
-    mixture = IterDataset.mix([one, one], [2, 1])
-    with iter(mixture.mp_prefetch(2)) as spread, iter(mixture) as alone:
-        assert [number for number, _ in spread] == [number for number, _ in alone]
-
-
 def test_a_mixture_of_others_resumes() -> None:
     """A named mixture resumes with or without workers: new streams start at their beginning, in the same workers."""
     parts = {"a": numbers(0), "b": numbers(1000), "c": numbers(2000)}
@@ -209,23 +201,6 @@ def test_an_element_that_kills_its_workers_is_named(tmp_path: Path) -> None:
         assert [number for number, _ in itertools.islice(spread, len(expected))] == expected
         with pytest.raises(WorkerDiedError, match=r"2 worker processes died .* from the record"):
             next(spread)
-
-
-def divided(element: tuple[int, int]) -> float:
-    """Returns a fraction; ZeroDivisionError at one of the elements."""
-    return 1 / (element[0] - 1025)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_comes_at_its_turn(workers: int) -> None:
-    """Again and again, with a note of which element it was, and its stream resumes at it."""
-    mixture = IterDataset.mix([numbers(0).map(lambda element: float(element[0])), numbers(1000).map(divided)])
-    dataset = mixture.filter(lambda number: number != 3.0)
-    with iter(dataset.mp_prefetch(workers) if workers else dataset) as iterator:
-        for _ in range(3):
-            with pytest.raises(ZeroDivisionError) as caught:
-                list(iterator)
-            assert "Map(divided)" in "".join(caught.value.__notes__)
 
 
 def test_rows_are_packed_from_streams_that_drop() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream
-from millstream import CheckpointError, IterDataset
+from millstream import IterDataset
 
 
 class Counting:
@@ -173,17 +173,6 @@ def test_a_stream_goes_on_after_an_error() -> None:
             next(iterator)
         assert iterator.get_state() == state
         assert list(iterator) == list(range(1500, 1600))
-
-
-def test_states_of_other_streams_are_refused() -> None:
-    """The iterator stays where it was."""
-    with iter(IterDataset.source(Stateful(5))) as iterator, iter(IterDataset.source(StatefulIterators(5))) as other:
-        next(iterator)
-        with pytest.raises(CheckpointError, match="saved 'StatefulIterators', here 'Stateful'"):
-            iterator.set_state(other.get_state())
-        with pytest.raises(CheckpointError, match="must be one of a stream with states of its own"):
-            iterator.set_state(iter(IterDataset.source([1])).get_state())
-        assert next(iterator) == 1
 
 
 def test_what_cannot_begin_again_is_refused() -> None:

@@ -192,12 +192,6 @@ def test_length_is_known_or_says_why_not() -> None:
     assert tqdm(load_with(num_epochs=None), file=io.StringIO()).total is None
 
 
-def test_all_that_is_dropped_is_an_empty_stream() -> None:
-    """A batch size beyond the records yields one short batch, or nothing where remainders are dropped."""
-    assert [batch.tolist() for batch in load_with(batch_size=2**31)] == [list(range(10))]
-    assert list(load_with(batch_size=2**31, drop_remainder=True)) == []
-
-
 def flattened(values: Sequence[Any]) -> NDArray[np.int64]:
     """Returns all numbers of some elements: a batch that keeps every record key, however nested its elements are."""
     return np.concatenate([np.ravel(value) for value in values])
@@ -477,13 +471,6 @@ def test_construction_reads_nothing_and_starts_nothing() -> None:
     iter(loader)
 
     assert source.calls == []
-
-
-def test_a_loader_can_be_iterated_again_and_again() -> None:
-    """Each `iter` is a new pass from the beginning."""
-    loader = load_with(shuffle=True, seed=0, batch_size=4)
-
-    assert [comparable(batch) for batch in loader] == [comparable(batch) for batch in loader]
 
 
 def test_an_iterator_of_a_loader_that_is_closed_meanwhile_is_closed() -> None:

@@ -1,6 +1,5 @@
 """Batches on the device: the same stream, the same protocol, and never more of them than was asked for."""
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -17,15 +16,12 @@ from typing import Any, NamedTuple
 import jax
 import ml_dtypes
 import numpy as np
-import orbax.checkpoint as ocp
-import orbax.checkpoint.experimental.v1 as ocp_v1
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import millstream
-from millstream.checkpoint import CheckpointRestore, CheckpointSave
 from millstream.loader import device_iterator
 from millstream.loader.placement import Placement
 from millstream.loader.threads import shared_threads, waiting
@@ -192,30 +188,6 @@ def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> 
             gc.collect()
             assert sum(array.shape == (7, 11, 13) for array in jax.live_arrays()) == buffer_size
     assert all(number < asked_before + buffer_size for number, asked_before in enumerate(drawn))
-
-
-def test_an_error_arrives_at_its_turn_and_next_tries_again() -> None:
-    """An error follows the batches before it and keeps the position; the next try delivers the batch."""
-    fails = [ConnectionError("once"), ConnectionError("twice")]
-
-    def flaky(batch: Any) -> Any:
-        if batch.tolist() == EXPECTED[3] and fails:
-            raise fails.pop()
-        return batch
-
-    with millstream.device_put(iter(loader_of(flaky)), buffer_size=4) as iterator:
-        iterator.start_prefetch()
-        settle(iterator)
-        assert [next(iterator).tolist() for _ in range(3)] == EXPECTED[:3]
-        for word in ("twice", "once"):
-            with pytest.raises(ConnectionError, match=word) as caught:
-                next(iterator)
-            assert "flaky" in caught.value.__notes__[0]
-            assert iterator.step == 3
-        assert [batch.tolist() for batch in iterator] == EXPECTED[3:]
-        for _ in range(2):
-            with pytest.raises(StopIteration):
-                next(iterator)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -481,33 +453,6 @@ def test_it_goes_on_where_the_iterator_is() -> None:
         assert (iterator.step, iterator.get_state()) == (1, state)
         assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
     assert repr(iterator) == "<DeviceIterator at step 10, prefetches up to 2 batches to the default device>"
-
-
-@pytest.mark.parametrize("interface", ["manager", "v1"])
-def test_it_is_saved_and_restored_by_orbax(interface: str, tmp_path: Path) -> None:
-    """Orbax saves the training loop's position, whatever is staged, and restores it into either kind of iterator."""
-    with millstream.device_put(iter(loader_of()), buffer_size=3) as saved:
-        for _ in range(4):
-            next(saved)
-        settle(saved)
-        if interface == "manager":
-            with ocp.CheckpointManager(tmp_path) as manager:
-                manager.save(4, args=ocp.args.Composite(loader=CheckpointSave(saved)))
-        else:
-            ocp_v1.save_checkpointables(tmp_path / "new", {"loader": saved})
-        assert next(saved).tolist() == EXPECTED[4]
-    plain, staged = iter(loader_of()), millstream.device_put(iter(loader_of()))
-    with contextlib.closing(plain), contextlib.closing(staged):
-        next(staged)
-        for restored in (plain, staged):
-            if interface == "manager":
-                with ocp.CheckpointManager(tmp_path) as manager:
-                    args = ocp.args.Composite(loader=CheckpointRestore(restored))
-                    assert manager.restore(4, args=args).loader is restored
-            else:
-                ocp_v1.load_checkpointables(tmp_path / "new", {"loader": restored})
-            assert restored.step == 4
-            assert [batch.tolist() for batch in restored] == EXPECTED[4:]
 
 
 @pytest.mark.parametrize(

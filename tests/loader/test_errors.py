@@ -64,22 +64,6 @@ def test_elements_that_do_not_stack_are_named(operations: tuple[Any, ...], readi
     assert f"{batch}, at record key {order[4]} (position 4)" in error.__notes__[1]
 
 
-def test_an_error_of_batch_fn_is_its_own(reading: millstream.ReadOptions) -> None:
-    """An exception of `batch_fn` keeps type and text, with the operation and the batch's first record."""
-    order = order_of(12)
-
-    def refuse(elements: Sequence[int]) -> Any:
-        if order[9] in elements:
-            raise ZeroDivisionError("odd one out")
-        return elements
-
-    error = first_error(loader_of(reading, range(12), abs, Batch(3, batch_fn=refuse)), ZeroDivisionError, step=3)
-
-    assert str(error) == "odd one out"
-    batch = "Batch(batch_size=3, batch_fn=refuse)"
-    assert error.__notes__ == [f"millstream: in operation 1, {batch}, at record key {order[9]} (position 9)."]
-
-
 def test_more_children_than_max_fan_out_are_refused(reading: millstream.ReadOptions) -> None:
     """A FlatMap that splits an element further than it said is a ValueError with the limit and the record."""
     order = order_of(10)

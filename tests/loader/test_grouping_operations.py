@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import operator
 import os
 import signal
 import zlib
@@ -342,16 +341,6 @@ def test_an_element_that_fits_into_no_batch_is_named(operation: Transformation, 
     with pytest.raises(ValueError, match=message) as caught:
         next(iterator)
     assert any("operation 0" in note and "record key 1" in note for note in caught.value.__notes__)
-
-
-def test_buckets_have_one_shape_each() -> None:
-    """All batches of a bucket have one shape, except the last of a window."""
-    buckets = BucketBatch([4, 8, ROW], [4, 3, 2], ["a", "b"], window_size=30)
-    operations = [Document(), buckets, MapTransform(operator.itemgetter("a"))]
-    sampler = IndexSampler(90, shuffle=True, seed=1, num_epochs=2)
-    batches = list(DataLoader(data_source=range(90), sampler=sampler, operations=operations))
-    assert sum(batch.shape not in {(4, 4), (3, 8), (2, ROW)} for batch in batches) <= 6
-    assert sum(map(len, batches)) == 180
 
 
 def test_a_bos_that_replaces_nothing_is_a_warning() -> None:

@@ -16,7 +16,6 @@ import pytest
 import millstream
 from millstream.errors import CheckpointError
 from millstream.loader.threads import shared_threads, thread_executor
-from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from support.streams import comparable
 
@@ -506,45 +505,6 @@ def test_nothing_is_kept_alive_by_what_was_used(fails: bool, reading: millstream
         assert [reference() for reference in watched] == [None] * 3
     finally:
         gc.enable()
-
-
-class CountsCalls(Map):
-    """A transform that keeps count, as people do to log."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def map(self, element: Any) -> Any:
-        self.calls += 1
-        return element
-
-
-def test_an_operation_that_changes_itself_still_resumes(reading: millstream.ReadOptions) -> None:
-    """A state speaks of the operations as they were built, and fits a fresh loader in a fresh process."""
-    iterator, fresh = (iter(loader_of(reading, CountsCalls(), Batch(3))) for _ in range(2))
-    for _ in range(2):
-        next(iterator)
-    fresh.set_state(iterator.get_state())
-
-    assert [batch.tolist() for batch in fresh] == [batch.tolist() for batch in iterator]
-
-
-def test_a_shard_without_records_is_an_empty_stream(reading: millstream.ReadOptions) -> None:
-    """More shards than records leave some with nothing: they end at once, and can be saved and sought all the same."""
-    loader = millstream.DataLoader(
-        data_source=[5, 6],
-        sampler=millstream.IndexSampler(2, num_epochs=1),
-        operations=[Batch(2)],
-        shard_options=ShardOptions(3, 4),
-        read_options=reading,
-    )
-    iterator = iter(loader)
-
-    assert len(loader) == 0
-    assert list(iterator) == []
-    iterator.seek(0)
-    iterator.set_state(iterator.get_state())
-    assert list(iterator) == []
 
 
 REPAIRED = """

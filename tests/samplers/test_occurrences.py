@@ -77,6 +77,7 @@ def scanned(sampler: Any, stop: int, num_keys: int) -> list[list[int]]:
     return [sorted(positions) for positions in found]
 
 
+@settings(max_examples=50)
 @given(drawn=mixtures() | mixtures(rows=True), stop=st.integers(0, 70))
 def test_positions_are_those_that_a_scan_finds(drawn: tuple[Any, int], stop: int) -> None:
     """`positions_of` is, for all orders, mixtures and rows, the ascending list that a scan finds."""

@@ -74,7 +74,7 @@ def parts(draw: st.DrawFn) -> tuple[int, int, int | None]:
     return file, start, stop
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(st.lists(parts(), min_size=1, max_size=6), st.data())
 def test_parts_of_files_laid_end_to_end(
     folder: Path, chosen: list[tuple[int, int, int | None]], data: st.DataObject

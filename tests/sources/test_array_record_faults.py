@@ -57,7 +57,7 @@ def failures(source: ArrayRecordDataSource) -> list[int]:
     return list(messages)
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(
     st.integers(0, FILE_BYTES - 1) | st.integers(0, 2_000) | st.integers(-(1 << 16), 200 - (1 << 16)), st.integers(0, 7)
 )
@@ -131,16 +131,6 @@ def test_empty_records_of_healthy_files_are_records(tmp_path: Path) -> None:
             source.__getitems__([1, 0])
 
 
-def test_a_file_removed_while_open_is_read_on(healthy: Path, tmp_path: Path) -> None:
-    """An open file outlives its name."""
-    path = tmp_path / "file"
-    path.write_bytes(healthy.read_bytes())
-    with ArrayRecordDataSource(path) as source:
-        assert source[0] == RECORDS[0]
-        path.unlink()
-        assert list(source.__getitems__(range(300))) == RECORDS
-
-
 def test_a_file_removed_or_changed_before_its_first_read_is_an_error(healthy: Path, tmp_path: Path) -> None:
     """A file that was removed or replaced after construction is an error until it is put back."""
     path = tmp_path / "file"
@@ -181,22 +171,6 @@ def test_a_file_written_to_before_its_first_read_is_an_error(healthy: Path, tmp_
     os.utime(path, (1_700_000_000, 1_700_000_000))
     with source, duplicate:
         assert source[7] == duplicate[7] == RECORDS[7]
-
-
-@pytest.mark.parametrize("content", [b"", b"x", b"text" * 100_000, bytes(200_000), bytes(1 << 18)])
-def test_other_files_are_refused_at_construction(tmp_path: Path, content: bytes) -> None:
-    """Empty files, text and zeros are not ArrayRecord files; the error has the path and the library's reason."""
-    path = tmp_path / "other"
-    path.write_bytes(content)
-    with pytest.raises(
-        DataSourceError, match=rf"{re.escape(repr(str(path)))} is not an ArrayRecord file, or is damaged"
-    ):
-        ArrayRecordDataSource(path)
-    with (
-        ArrayRecordDataSource(f"{path}[0:5]") as source,
-        pytest.raises(DataSourceError, match=r"record 3 of its file \(record key 3\): .* is not an ArrayRecord file"),
-    ):
-        source.__getitems__([3, 4])
 
 
 def test_a_range_beyond_the_file_is_an_error(healthy: Path) -> None:

@@ -88,24 +88,6 @@ def set_costs(monkeypatch: pytest.MonkeyPatch, batched_read: float, fast_record:
     monkeypatch.setattr(array_record_file, "_FAST_RECORD_SECONDS", fast_record)
 
 
-def test_fast_records_are_read_one_by_one(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as single records come fast, the batched read is not started."""
-    set_costs(monkeypatch, batched_read=1e9, fast_record=0.0)
-    reader = Reader(path, "")
-    file = open_array_record(lambda *_: reader, path, {})
-    assert file.read([7, 3, 3], [7, 3, 3]) == [b"7", b"3", b"3"]
-    assert reader.calls == [(7, 8), (3, 4), (3, 4)]
-
-
-def test_slow_records_are_read_at_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a slow record, all others are read in one call."""
-    set_costs(monkeypatch, batched_read=0.0, fast_record=0.0)
-    reader = Reader(path, "")
-    file = open_array_record(lambda *_: reader, path, {})
-    assert file.read([7, 3, 3], [7, 3, 3]) == [b"7", b"3", b"3"]
-    assert reader.calls == [(7, 8), ([3, 3],)]
-
-
 @pytest.mark.parametrize("slow_from", [1, 2, 3, 7, 40, 90, 1000])
 def test_records_come_in_order_whenever_they_turn_slow(
     path: str, slow_from: int, monkeypatch: pytest.MonkeyPatch

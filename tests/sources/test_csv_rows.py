@@ -35,7 +35,7 @@ def fresh(folder: Path, content: str) -> Path:
     return folder / "file"
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     TABLES,
     # For Python's writer: delimiter, line end and quoting; with "\n" as line end, it would leave "\r" unquoted.

@@ -273,7 +273,7 @@ def check(form: Format, path: Path, original: list[Any], *, may_be_shorter: bool
 
 
 def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(form: Format, path: Path) -> None:
-    """A file with one of 240 bytes changed has errors or the records that it contains, none less and no crash."""
+    """A file with one of 120 bytes changed has errors or the records that it contains, none less and no crash."""
     original = outcome(form, path)
     assert original is not None
     assert len(original) == 12
@@ -283,7 +283,7 @@ def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(form: Format, pat
     chosen = []
     for file, whole in wholes.items():
         # What fills up blocks is tried as well, but not above all.
-        for places, count in ((np.flatnonzero(whole), 200), (np.flatnonzero(whole == 0), 40)):
+        for places, count in ((np.flatnonzero(whole), 100), (np.flatnonzero(whole == 0), 20)):
             chosen += [(file, place) for place in rng.permutation(places)[:count].tolist()]
     contents = []
     for file, place in chosen:
@@ -296,13 +296,13 @@ def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(form: Format, pat
 
 
 def test_a_truncation_is_an_error_or_what_stands_in_the_file(form: Format, path: Path) -> None:
-    """A file cut at any of 240 lengths has errors or the records that it contains."""
+    """A file cut at any of 120 lengths has errors or the records that it contains."""
     original = outcome(form, path)
     assert original is not None
     cuts = []
     for file in files_of(form, path):
         whole = file.read_bytes()
-        lengths = {*range(0, len(whole), max(1, len(whole) // 240)), *range(max(0, len(whole) - 20), len(whole))}
+        lengths = {*range(0, len(whole), max(1, len(whole) // 120)), *range(max(0, len(whole) - 20), len(whole))}
         cuts += [(file, whole[:length], whole[length:]) for length in sorted(lengths)]
     for copy, (_, start, end) in zip(copies(form, path, [cut[:2] for cut in cuts]), cuts, strict=True):
         is_found = check(form, copy, original, may_be_shorter=True)

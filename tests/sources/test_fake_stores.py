@@ -1,7 +1,5 @@
 """Every format, read from the fakes of S3 and Google Cloud Storage that others have written."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,37 +77,6 @@ def test_the_records_are_those_of_the_files(scheme: str, files: Path, tmp_path: 
             assert source.fingerprint() == fingerprint
     with millstream.BagzDataSource(f"{scheme}://bucket/*/a.bag*") as source:
         assert every_record(source) == [*RECORDS, *RECORDS]
-
-
-@pytest.mark.parametrize("scheme", ["gs"], indirect=True)
-def test_array_records_of_google_are_read_by_their_library(scheme: str, tmp_path: Path) -> None:
-    """ArrayRecord files in Google's fake are read by their own library, without a cache."""
-    assert scheme == "gs"
-    # In a process of its own: the library looks once where the store is.
-    code = """
-import millstream
-source = millstream.ArrayRecordDataSource("gs://bucket/folder/*.array_record")
-print(len(source), source[7][:9], source.__getitems__([299])[0][:11])
-"""
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "300 b'record 7 ' b'record 299 '\n"
-
-
-def test_a_loader_reads_it(scheme: str, files: Path) -> None:
-    """Shuffled, by threads of this process and by workers: the batches are those of the file."""
-    expected = None
-    for place in (str(files), f"{scheme}://bucket/folder"):
-        for workers in (0, 2):
-            with (
-                millstream.JsonLinesDataSource(f"{place}/a.jsonl") as source,
-                millstream.load(
-                    source, shuffle=True, seed=1, num_epochs=1, batch_size=32, worker_count=workers
-                ) as loader,
-            ):
-                batches = [batch["n"].tolist() for batch in loader]
-            expected = expected or batches
-            assert batches == expected
-    assert sorted(n for batch in expected or [] for n in batch) == [*range(300)]
 
 
 def test_what_is_not_there_is_an_error_with_its_url(scheme: str) -> None:

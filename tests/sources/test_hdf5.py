@@ -184,25 +184,6 @@ def measured_peak() -> Iterator[Callable[[], int]]:
         tracemalloc.stop()
 
 
-def test_workers_read_the_same(tmp_path: Path) -> None:
-    """Processes of their own, which h5py is new to, deliver the batches of one process."""
-    write_demos(tmp_path)
-    with h5py.File(tmp_path / "c.h5", "w") as file:
-        file.create_dataset("x", data=np.arange(40).reshape(20, 2), chunks=(3, 2), compression="lzf")
-    for source in (
-        Hdf5DataSource({"action": f"{tmp_path}/*.hdf5/data/*/actions"}),
-        Hdf5DataSource({"action": f"{tmp_path}/c.h5/x"}),
-    ):
-        alone, others = (
-            [
-                batch["action"].tolist()
-                for batch in millstream.load(source, shuffle=True, seed=3, batch_size=4, num_epochs=1, worker_count=n)
-            ]
-            for n in (0, 2)
-        )
-        assert alone == others
-
-
 def test_a_file_that_the_process_has_open_is_read(tmp_path: Path) -> None:
     """Open for reading in h5py, before and after; open for writing, it is refused, since the file may lack rows."""
     path = tmp_path / "a.h5"
@@ -348,11 +329,11 @@ def by_source(source: Hdf5DataSource, path: Path) -> list[Any]:
 
 
 def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(tmp_path: Path) -> None:
-    """At every ninth byte: refused by name, or each row is an error with its key or what h5py reads."""
+    """At every 17th byte: refused by name, or each row is an error with its key or what h5py reads."""
     path = tmp_path / "a.h5"
     datasets = write_sample(path)
     whole, refused, wrong = path.read_bytes(), 0, 0
-    for offset in range(0, len(whole), 9):
+    for offset in range(0, len(whole), 17):
         path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x41]) + whole[offset + 1 :])
         try:
             source = Hdf5DataSource(datasets)
@@ -364,8 +345,8 @@ def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(tmp_path: Path) -
         for one, other in zip(found, by_h5py(path), strict=True):
             assert one in (WRONG, other)
         wrong += WRONG in found
-    assert refused > 20
-    assert wrong > 10
+    assert refused > 10
+    assert wrong > 5
 
 
 def test_a_truncation_is_an_error(tmp_path: Path) -> None:

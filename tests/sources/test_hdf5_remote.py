@@ -8,7 +8,6 @@ import h5py
 import numpy as np
 import pytest
 
-import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import Hdf5DataSource
 from support.stores.object_server import ObjectServer
@@ -68,21 +67,6 @@ def test_rows_and_chunks_of_a_batch_are_requested_together(store: ObjectServer, 
         store.forget()
         source.__getitems__([1, 24, 44])
         assert len(store.requests) == 3  # The rows without filters.
-
-
-def test_workers_read_the_same(store: ObjectServer, tmp_path: Path) -> None:
-    """Worker processes and threads deliver the batches of one process."""
-    store.objects["bucket/a.h5"] = content_of(tmp_path)
-    source = Hdf5DataSource({name: f"{store.url}/bucket/a.h5/data/*/{name}" for name in NAMES})
-    streams = [
-        [
-            batch["lzf"][:, 0, 0].tolist()
-            for batch in millstream.load(source, shuffle=True, seed=0, batch_size=8, num_epochs=1, **options)
-        ]
-        for options in ({}, {"worker_count": 1}, {"read_options": millstream.ReadOptions(num_threads=0)})
-    ]
-    assert streams[0] == streams[1] == streams[2]
-    assert sorted(number for batch in streams[0] for number in batch) == list(range(60))
 
 
 def test_a_store_that_lost_or_changed_the_file_is_an_error(store: ObjectServer, tmp_path: Path) -> None:

@@ -189,7 +189,6 @@ def test_a_batch_of_columns_is_the_batch_of_the_records(path: Path, columns: lis
         assert all(column.flags.writeable for column in batch.values())
 
 
-TEXTS = st.lists(st.one_of(st.none(), st.text(max_size=3)), min_size=1, max_size=30)
 LISTS = st.lists(st.lists(st.one_of(st.none(), st.integers(-9, 9)), max_size=20), min_size=1, max_size=30)
 
 
@@ -209,20 +208,6 @@ def test_any_values_come_back(tmp_path: Path, rows: list[Any], lists: list[Any],
 
     assert [record["x"] for record in records] == rows[:count]
     assert [None if record["y"] is None else list(record["y"]) for record in records] == lists[:count]
-
-
-def test_lists_of_one_length_and_of_many_are_the_same_lists(tmp_path: Path) -> None:
-    """Lists of equal lengths, copied as a table, and of unequal ones are the lists of the file."""
-    rows = [list(range(number, number + 50)) for number in range(60)]
-    rows[40] = [1, 2]
-    pq.write_table(pa.table({"x": rows}), tmp_path / "a.parquet", row_group_size=7)
-    with ParquetDataSource(tmp_path / "a.parquet") as source:
-        equal = source.__getitems__([3, 59, 8, 3])
-        unequal = source.__getitems__([3, 40, 59])
-
-    assert isinstance(equal, ColumnarRecords)
-    assert [record["x"].tolist() for record in equal] == [rows[3], rows[59], rows[8], rows[3]]
-    assert [record["x"].tolist() for record in unequal] == [rows[3], rows[40], rows[59]]
 
 
 def test_a_changed_record_changes_no_other(path: Path) -> None:
@@ -289,24 +274,6 @@ def test_batches_that_need_some_row_groups_of_a_window_get_their_rows(
             assert [int(record["id"]) for record in records] == keys.tolist()
             assert [record["text"] for record in records] == [f"row {key} é" for key in keys.tolist()]
             assert [record["tokens"][1] for record in records] == (keys + 1).tolist()
-
-
-def test_workers_make_the_same_batches(path: Path) -> None:
-    """Batches of columns from workers equal those of the process itself."""
-
-    def batches(worker_count: int) -> list[Any]:
-        with ParquetDataSource(path) as source:
-            sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=2, seed=3, num_epochs=2)
-            with millstream.DataLoader(
-                data_source=source,
-                sampler=sampler,
-                operations=[millstream.Batch(16)],
-                shard_options=millstream.NoSharding(),
-                worker_count=worker_count,
-            ) as loader:
-                return [{name: np.array(column) for name, column in batch.items()} for batch in loader]
-
-    assert all(map(same, batches(0), batches(2)))
 
 
 def test_no_more_is_kept_than_there_is_room_for(path: Path) -> None:

@@ -94,20 +94,6 @@ def test_units_are_the_chunks_that_are_decoded(tmp_path: Path) -> None:
         assert len(np.unique(batch["label"] // 6)) <= 2 * source.window_units
 
 
-def test_workers_read_the_same(tmp_path: Path) -> None:
-    """Processes of their own deliver the batches of one process."""
-    write_zarr(tmp_path / "x", np.arange(40).reshape(20, 2), 3)
-    source = ZarrDataSource({"x": tmp_path / "x"})
-    alone, others = (
-        [
-            batch["x"].tolist()
-            for batch in millstream.load(source, shuffle=True, seed=1, batch_size=4, num_epochs=1, worker_count=count)
-        ]
-        for count in (0, 2)
-    )
-    assert alone == others
-
-
 def test_arrays_of_a_server_are_read(tmp_path: Path, store: ObjectServer) -> None:
     """By their URL, like those of a disk."""
     rows = np.arange(60).reshape(20, 3)

@@ -151,7 +151,7 @@ def alike(draw: st.DrawFn) -> list[Any]:
     return draw(st.lists(template(draw, depth=3), min_size=1, max_size=4))
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(alike())
 def test_stack_equals_the_oracle(elements: list[Any]) -> None:
     """Any nested structure stacks to exactly what the definition says, into the allocator's memory, and apart from it.

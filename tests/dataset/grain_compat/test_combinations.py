@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import CheckpointError, IterDataset, MapDataset
+from millstream import IterDataset, MapDataset
 from millstream.dataset import (
     CacheIterDataset,
     InterleaveIterDataset,
@@ -51,20 +51,6 @@ def test_a_named_mixture_is_resumed_with_others() -> None:
         list(itertools.islice(iterator, 8))
         other.set_state(json.loads(json.dumps(iterator.get_state())))
         assert sorted(itertools.islice(other, 6)) == [104, 105, 106, 200, 201, 202]
-
-
-def test_a_mixture_of_others_is_refused() -> None:
-    """A state of another unnamed mixture, or of another kind, is a CheckpointError."""
-    with (
-        iter(IterDataset.mix([numbers(5), numbers(5)])) as two,
-        iter(IterDataset.mix([numbers(5)])) as one,
-        iter(IterDataset.mix({"a": numbers(5)})) as named,
-        iter(numbers(5)) as plain,
-    ):
-        for iterator, other in itertools.permutations([two, one, named, plain], 2):
-            with pytest.raises(CheckpointError):
-                iterator.set_state(other.get_state())
-            assert next(iterator) in {0, 1, 2}
 
 
 class Own(IterDataset[int]):
@@ -111,17 +97,6 @@ def test_a_mixture_that_is_drawn_from_in_blocks_is_that_of_single_elements(
         iterator.set_state(state)
         assert iterator.get_state() == state
         assert [batch.tolist() for batch in iterator] == expected[step:]
-
-
-def test_an_error_in_a_mixture_comes_at_its_turn() -> None:
-    """The error comes after all elements that were due before it, although other parts were drawn from further."""
-    mixed = IterDataset.mix([Own(50, fails_at=7), numbers(100, 100)], [1, 2])
-    with iter(mixed) as single, iter(mixed.map(float)) as drawn:
-        before = list(itertools.islice(single, 21))
-        assert list(itertools.islice(drawn, 21)) == before
-        for iterator in (single, drawn):
-            with pytest.raises(LookupError, match="no 7"):
-                list(iterator)
 
 
 @pytest.mark.parametrize(("lengths", "words"), [([4, 5], r"\[0\] has ended before"), ([5, 5, 4], r"\[2\] has ended")])

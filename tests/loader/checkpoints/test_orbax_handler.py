@@ -16,6 +16,7 @@ import pytest
 
 import millstream
 from millstream.checkpoint import CheckpointHandler, CheckpointRestore, CheckpointSave
+from millstream.dataset import MapDataset
 from millstream.errors import CheckpointError
 from millstream.loader import DataLoader, DataLoaderIterator, ReadOptions
 from millstream.loader.checkpoints.state_files import read_states, write_state
@@ -218,6 +219,41 @@ def test_a_restored_iterator_goes_on_exactly(
         assert interface.restore(tmp_path, restored) is restored
         assert restored.step == SAVED_STEP
         assert equal_streams(list(restored), whole[SAVED_STEP:])
+
+
+OTHER_ITERATORS: dict[str, Callable[[], Any]] = {
+    "chain": lambda: iter(MapDataset.range(40).seed(3).shuffle().to_iter_dataset().batch(4)),
+    "on a device": lambda: millstream.device_put(iter(loader()), buffer_size=3),
+}
+
+
+@each_interface
+@pytest.mark.parametrize("name", OTHER_ITERATORS)
+def test_other_iterators_go_on_exactly(interface: Interface, name: str, tmp_path: Path) -> None:
+    """Chains and iterators on a device are saved at the step of the training loop, whatever is staged."""
+    with OTHER_ITERATORS[name]() as saved, OTHER_ITERATORS[name]() as restored:
+        for _ in range(SAVED_STEP):
+            next(saved)
+        interface.save(tmp_path, saved, lambda: None)
+        next(restored)
+        assert interface.restore(tmp_path, restored) is restored
+        assert restored.step == SAVED_STEP
+        assert [batch.tolist() for batch in restored] == [batch.tolist() for batch in saved]
+
+
+def test_a_chain_needs_its_own_state(tmp_path: Path) -> None:
+    """A folder without this process's state, or with one that is no JSON, is a CheckpointError that says so."""
+    others = [tmp_path / f"process_{index}-of-2.json" for index in range(2)]
+    for path in others:
+        path.write_text("{}")
+    with OTHER_ITERATORS["chain"]() as iterator:
+        with pytest.raises(CheckpointError, match="holds no process_0-of-1"):
+            CheckpointHandler().restore(tmp_path, iterator)
+        for path in others:
+            path.unlink()
+        (tmp_path / "process_0-of-1.json").write_text("not JSON")
+        with pytest.raises(CheckpointError, match="not valid JSON"):
+            CheckpointHandler().restore(tmp_path, iterator)
 
 
 @each_interface

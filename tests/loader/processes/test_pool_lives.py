@@ -108,15 +108,6 @@ def test_an_iterator_goes_on_with_the_same_workers() -> None:
         assert processes_of(iterator) == processes
 
 
-def test_calls_that_nobody_waits_for_are_forgotten() -> None:
-    """Results of calls from before a seek are dropped on arrival."""
-    with iter(loader_of(worker_buffer_size=4)) as iterator:
-        for step in (0, 7, 2, 11, 0, 5, 1):
-            iterator.seek(step)
-            assert next(iterator).tolist() == EXPECTED[step]
-        assert [batch.tolist() for batch in iterator] == EXPECTED[2:]
-
-
 def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
     """Two iterators over one loader do not share workers; one pool stays when both have ended."""
     loader = loader_of()
@@ -349,20 +340,6 @@ def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[]
     error.__traceback__ = None
     gc.collect()
     assert processes_below() == []
-
-
-def test_an_iterator_in_a_cycle_is_collected() -> None:
-    """An iterator in a reference cycle ends its workers when it is collected."""
-    iterator = iter(loader_of())
-    next(iterator)
-    processes = processes_of(iterator)
-    cycle: list[object] = [iterator]
-    cycle.append(cycle)
-    gone = weakref.ref(iterator)
-    del iterator, cycle
-    gc.collect()
-    assert gone() is None
-    assert still_there(processes) == []
 
 
 def test_an_interrupt_while_waiting(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Threads really work at once, never further ahead than allowed, in order, and always come to an end."""
 
 import contextlib
-import itertools
 import math
 import subprocess
 import sys
@@ -247,25 +246,6 @@ def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("all_by_threads")
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, LookupError, RecursionError])
-@pytest.mark.parametrize("source", [range(20), BatchedSource(20)])
-def test_whatever_a_thread_raises_arrives_at_its_turn(kind: type[BaseException], source: Any) -> None:
-    """An exit or interrupt that ends a call in a thread ends no thread: it reaches the consumer after what precedes."""
-
-    def fail(key: int) -> int:
-        if key == 9:
-            raise kind
-        return key
-
-    with iter(loader_of(3, Map(fail), Batch(4), source=source)) as iterator:
-        assert [next(iterator).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        with pytest.raises(kind):
-            next(iterator)
-        iterator.seek(3)
-        assert [batch.tolist() for batch in iterator] == [[12, 13, 14, 15], [16, 17, 18, 19]]
-
-
-@pytest.mark.usefixtures("all_by_threads")
 def test_nothing_is_read_behind_a_failure() -> None:
     """A block whose first record fails is not read any further: a broken disk is not asked a thousand times."""
     meter = Meter()
@@ -393,16 +373,6 @@ def test_the_interpreter_waits_for_a_read_before_it_ends(last_line: str, tmp_pat
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert (done.stdout, done.stderr) == ("read to its end\n", "")
-
-
-def test_an_empty_schedule_is_exhausted_at_once() -> None:
-    """Where nothing is left to do, nothing is taken, and both executors end."""
-    for threads in (0, 2):
-        loader = loader_of(threads, Batch(8, drop_remainder=True), source=range(5))
-        assert list(loader) == []
-        with iter(loader) as iterator:
-            iterator.start_prefetch()
-            assert list(itertools.islice(iterator, 3)) == []
 
 
 FORKING_SCRIPT = """
