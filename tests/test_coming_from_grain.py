@@ -80,7 +80,7 @@ LAWS = {
         "dataset/test_map_dataset_methods.py::an_inserted_map_changes_neither_order_nor_draws"
     ),
     "`mp_prefetch(n)` after filters, packing, draws or `batch`": "dataset/test_iter_dataset.py::workers_change_nothing",
-    "weights of a mixture": "samplers/test_proportions.py::each_component_is_counted_without_a_gap",
+    "weights of a mixture": "samplers/test_mixture_sampler.py::each_component_is_counted_without_a_gap",
     "weights of datasets with names": "dataset/test_map_dataset_methods.py::weights_of_a_mapping_go_by_name",
     "last window of a `WindowShuffleMapDataset`": (
         "dataset/test_map_dataset_methods.py::a_window_shuffle_keeps_every_element_in_its_window"

@@ -5,8 +5,11 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -220,3 +223,26 @@ def test_every_call_of_the_page_of_tasks_exists() -> None:
     assert called - public - set(dir(builtins)) - {"CheckpointSave", "CheckpointRestore", "random_map"} == set()
     errors = set(re.findall(r"^\| `(\w+Error)", page, re.MULTILINE))
     assert errors - {error for error in dir(millstream) if error.endswith("Error")} == {"TypeError", "ValueError"}
+
+
+PAGE = Path(__file__).parents[1] / "docs" / "pytorch.md"
+
+
+@pytest.mark.third_party
+def test_the_page_runs(tmp_path: Path) -> None:
+    """Its asserts hold: states of every library resume exactly, also with another number of workers."""
+    for library in ("torch", "torchdata", "lightning", "accelerate"):
+        pytest.importorskip(library, reason=f"{library} is not a dependency: pip install {library}")
+    program = "\n".join(re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+
+    assert program.count("assert ") == 3
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[0] == "10"

@@ -16,7 +16,7 @@ from millstream.dataset import (
     RepeatIterDataset,
     ZipIterDataset,
 )
-from millstream.loader.threads import thread_executor
+from millstream.loader.threads import shared_threads, thread_executor
 from support.stores.waiting_storage import Storage
 
 NUM_STREAMS = 4
@@ -126,15 +126,24 @@ def peak_of(document: dict[str, Any]) -> int:
     return int(document["tokens"][0])
 
 
-@pytest.mark.parametrize("join", ["interleave", "zip", "mix", "mix of filtered", "limit of interleave", "mix of zips"])
-def test_the_threads_of_all_streams_below_a_join_add_up(join: str) -> None:
-    """Each stream may have two reads in flight, so all of them together have twice as many as there are streams."""
-    limit = 2 * NUM_STREAMS
+def most_reads_in_flight(join: str, limit: int) -> Any:
+    """Returns how many reads of all streams, two threads each, were in flight; they wait until `limit` of them are."""
     source = MapDataset.source(Storage(limit)).map(peak_of)
     streams = [source.to_iter_dataset(ReadOptions(2, 64)) for _ in range(NUM_STREAMS)]
     with iter(JOINS[join](streams)) as iterator:
-        peaks = [np.max(peak) for peak in itertools.islice(iterator, 100 if "limit" in join else MAX_OUTPUTS)]
-    assert max(peaks) == limit
+        return max(np.max(peak) for peak in itertools.islice(iterator, 100 if "limit" in join else MAX_OUTPUTS))
+
+
+@pytest.mark.parametrize("join", ["interleave", "zip", "mix", "mix of filtered", "limit of interleave", "mix of zips"])
+def test_the_threads_of_all_streams_below_a_join_add_up(join: str) -> None:
+    """Each stream may have two reads in flight, so all of them together have twice as many as there are streams."""
+    assert most_reads_in_flight(join, limit=2 * NUM_STREAMS) == 2 * NUM_STREAMS
+
+
+def test_the_threads_of_all_streams_below_a_join_have_a_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many threads all streams ask for, no more than MAX_SHARED_THREADS reads are in flight."""
+    monkeypatch.setattr(shared_threads, "MAX_SHARED_THREADS", 6)
+    assert most_reads_in_flight("interleave", limit=6) == 6
 
 
 @pytest.mark.parametrize("join", JOINS)

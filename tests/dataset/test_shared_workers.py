@@ -1,19 +1,19 @@
-"""Streams of which elements are dropped, mixed by worker processes: one set of them does the work of all."""
+"""One set of worker processes does the work of all streams of a dataset, stays for the next pass, and ends with it."""
 
+import copy
+import gc
 import itertools
 import json
 import os
+import pickle
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from millstream import FirstFitPack, IterDataset, MapDataset, WindowShuffle
+from millstream import FirstFitPack, IterDataset, MapDataset
 from millstream.errors import WorkerDiedError
 from support.processes.process_tree import processes_below, worker_pids
 from support.streams import comparable
@@ -23,98 +23,12 @@ def is_kept(number: Any) -> bool:
     return int(np.max(number)) % 3 > 0
 
 
-def add_draw(number: Any, rng: np.random.Generator) -> Any:
-    return number + float(rng.random())
-
-
-def add_index(index: int, number: Any) -> Any:
-    return number + 1000 * index
-
-
-def twice(number: Any) -> list[Any]:
-    return [number, -number]
-
-
-class Own(IterDataset[Any]):
-    """Some numbers, by an iterator that is nobody's but its own."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # which becomes an iterator with states
-        return iter([float(number) for number in range(self.count)])
-
-
-STEPS: dict[str, Any] = {
-    "map": lambda stream: stream.map(float),
-    "filter": lambda stream: stream.filter(is_kept),
-    "random": lambda stream: stream.random_map(add_draw, seed=7),
-    "index": lambda stream: stream.map_with_index(add_index),
-    "flat": lambda stream: stream.flat_map(twice, max_fan_out=2),
-    "window": lambda stream: stream.apply(WindowShuffle(5, seed=3)),
-    "pairs": lambda stream: stream.batch(2, drop_remainder=True).map(lambda pair: float(pair.sum())),
-    "workers": lambda stream: stream.mp_prefetch(3),
-}
-
-
-@st.composite
-def streams(draw: st.DrawFn, depth: int = 1) -> IterDataset[Any]:
-    """Draws a stream: of a MapDataset, of an iterator, or mixed, and operations after it."""
-    kind = draw(st.sampled_from(["map", "map", "map", "own", "mixed"] if depth else ["map"]))
-    stream: IterDataset[Any]
-    if kind == "mixed":
-        stream = draw(mixtures(depth - 1))
-    elif kind == "own":
-        stream = Own(draw(st.integers(1, 30)))
-    else:
-        first = draw(st.integers(0, 50))
-        numbers = MapDataset.range(first, first + draw(st.integers(1, 40))).seed(first).shuffle()
-        stream = numbers.repeat(draw(st.integers(1, 3))).to_iter_dataset()
-    for step in draw(st.lists(st.sampled_from(sorted(STEPS)), max_size=3)):
-        stream = STEPS[step](stream)
-    return stream
-
-
-@st.composite
-def mixtures(draw: st.DrawFn, depth: int = 1) -> IterDataset[Any]:
-    """Draws a mixture of which at least one stream drops elements."""
-    names = draw(st.lists(st.sampled_from("abcd"), min_size=1, max_size=4, unique=True))
-    parts = {name: draw(streams(depth)) for name in names}
-    parts[names[0]] = parts[names[0]].filter(is_kept)
-    return IterDataset.mix(parts, {name: draw(st.integers(1, 9)) for name in names})
-
-
 def listed(iterator: Any) -> list[Any]:
     return [comparable(element) for element in iterator]
 
 
 def saved(iterator: Any) -> Any:
     return json.loads(json.dumps(iterator.get_state()))
-
-
-@settings(max_examples=8, deadline=None)
-@given(mixtures(), st.integers(1, 5), st.integers(1, 3), st.data())
-def test_workers_change_nothing(mixture: IterDataset[Any], batch_size: int, workers: int, data: st.DataObject) -> None:
-    """The elements are those without workers, from every state on that was taken with them or without."""
-    dataset = mixture.random_map(add_draw, seed=8).filter(is_kept).batch(batch_size)
-    with iter(dataset) as alone, iter(dataset.mp_prefetch(workers)) as spread:
-        expected, found = [], []
-        states = [(saved(alone), saved(spread))]
-        for element in alone:
-            expected.append(comparable(element))
-            found.append(comparable(next(spread)))
-            states.append((saved(alone), saved(spread)))
-        with pytest.raises(StopIteration):
-            next(spread)
-        assert found == expected
-        for step in data.draw(st.lists(st.integers(0, len(expected)), max_size=3)):
-            spread.set_state(states[step][0])
-            assert listed(itertools.islice(spread, 2)) == expected[step : step + 2]
-            alone.set_state(states[step][1])
-            assert listed(itertools.islice(alone, 2)) == expected[step : step + 2]
-        spread.set_state(states[-1][1])
-        assert listed(spread) == []
 
 
 def numbers(first: int, count: int = 60) -> IterDataset[Any]:
@@ -211,3 +125,43 @@ def test_rows_are_packed_from_streams_that_drop() -> None:
     packed = IterDataset.mix(documents, range(1, 6)).apply(FirstFitPack({"tokens": 16}, num_packing_bins=4)).batch(2)
     with iter(packed) as alone, iter(packed.mp_prefetch(2)) as spread:
         assert listed(spread) == listed(alone)
+
+
+def chain(kind: str) -> IterDataset[Any]:
+    """Returns a dataset of numbers with two workers."""
+    numbers = MapDataset.range(60).to_iter_dataset()
+    made: dict[str, IterDataset[Any]] = {
+        "read": numbers,
+        "fed": IterDataset.mix([numbers.filter(bool), numbers]),
+        "mixture": IterDataset.mix([numbers, numbers]),
+        "in the middle": numbers.map(float).mp_prefetch(2).map(int),
+    }
+    return made[kind].map(abs).mp_prefetch(0 if kind == "in the middle" else 2)
+
+
+@pytest.mark.parametrize("kind", ["read", "fed", "mixture", "in the middle"])
+def test_the_next_pass_finds_the_workers(kind: str) -> None:
+    """Passes have the same processes, also after one that was left; two at once have their own, and the right elements.
+
+    All end when an iterator is closed, after which the dataset can be read again, or with the dataset.
+    """
+    dataset = chain(kind)
+    expected = list(dataset)
+    first = worker_pids()
+    assert len(first) == 2
+    for element in dataset:
+        assert element == expected[0]
+        break
+    assert list(dataset) == expected
+    assert worker_pids() == first
+    with iter(dataset) as iterator:
+        next(iterator)
+    assert worker_pids() == set()
+    one, other = iter(dataset), iter(dataset)
+    pairs = list(zip(one, other, strict=True))
+    assert pairs == [(element, element) for element in expected]
+    for copied in (copy.copy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert "_warm" not in vars(copied)
+    del dataset, iterator, one, other
+    gc.collect()
+    assert worker_pids() == set()

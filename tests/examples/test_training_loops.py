@@ -1,5 +1,7 @@
-"""The training loops that people copy learn, and resume after being killed as if nothing had happened."""
+"""The examples that people copy run, learn, and resume after being killed as if nothing had happened."""
 
+import itertools
+import json
 import re
 import signal
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from support.documents.example_scripts import EXAMPLES, loaded
 
@@ -78,3 +81,65 @@ def test_no_example_needs_another_file() -> None:
         assert imported & names == set(), path.name
         assert re.search(r"^    pip install '?millstream", text[:1000], re.MULTILINE), path.name
         assert f"    python {path.name}" in text[:1000]
+
+
+def test_the_demonstration_succeeds_and_leaves_its_records_and_a_position(tmp_path: Path) -> None:
+    """What was saved with workers resumes without; the chain, its operations and its time are shown."""
+    command = [sys.executable, str(EXAMPLES / "text_chain.py"), f"--output={tmp_path}", "--steps=8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "all 16 batches are those of an undisturbed run" in done.stdout
+    assert "  .map(Tokenizer(4096 words))\n  .shuffle(seed=42)\n" in done.stdout
+    assert "Batch(batch_size=32, drop_remainder=True)\n    ['tokens']: int32 (32, 128)" in done.stdout
+    assert "Two worker processes: first batch after" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "paragraphs.array_record",
+        "position.json",
+        "undisturbed.json",
+    }
+
+
+def test_packed_rows_hold_every_paragraph_and_nothing_else(tmp_path: Path) -> None:
+    """Decoded, the segments of all hosts' rows are the paragraphs, each trimmed to a row."""
+    with loaded("text_chain") as example:
+        known = list(itertools.islice(example.paragraphs(), 200))
+        path = tmp_path / "paragraphs.array_record"
+        example.write_records(path, (json.dumps(paragraph).encode() for paragraph in known))
+        tokenizer = example.Tokenizer(paragraph["text"] for paragraph in known)
+        parts = [tokenizer.parts(paragraph["text"])[: example.ROW_LENGTH] for paragraph in known]
+        found: set[str] = set()
+        for host in range(2):
+            with iter(example.training_dataset(path, tokenizer, host, 2)) as batches:
+                count = 0
+                while count < 300:  # Three times its share of an epoch.
+                    batch = next(batches)
+                    for tokens, segments in zip(batch["tokens"], batch["tokens_segment_ids"], strict=True):
+                        found |= {tokenizer.decode(tokens[segments == n]) for n in range(1, segments.max() + 1)}
+                        count += int(segments.max())
+
+    assert found == {"".join(part) for part in parts}
+
+
+EXAMPLE = EXAMPLES / "train_digits.py"
+
+
+def test_the_demonstration_succeeds_and_leaves_only_its_records_and_a_plot(tmp_path: Path) -> None:
+    """B, killed in mid-epoch, and C, resumed from B's checkpoint, are A; checkpoints are cleared away."""
+    command = [sys.executable, str(EXAMPLE), f"--output={tmp_path}"]
+    flags = ["--steps=400", "--checkpoint_every=10", "--kill_at=75"]
+    done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "All 400 steps of B and C are those of A" in done.stdout
+    assert "<- C resumes from the checkpoint" in done.stdout
+    assert "<- B is killed" in done.stdout
+    assert "DIFFER" not in done.stdout
+    accuracy = re.search(r"held-out digits: ([0-9.]+)%", done.stdout)
+    assert accuracy is not None
+    assert float(accuracy[1]) > 80
+    assert done.stderr == ""
+    assert {path.name for path in tmp_path.iterdir()} == {"digits", "train_digits.png"}
+    with Image.open(tmp_path / "train_digits.png") as plot:
+        plot.load()
+        assert plot.format == "PNG"

@@ -1,9 +1,12 @@
-"""Streams and states of release 0.2.0, stored as files: every later release yields and resumes the same.
+"""Streams, states and public parameters of release 0.2.0, stored as files: every later release has the same.
 
 Which batches come for given arguments is a promise, and all other tests compare the product with an oracle that uses
 the product's random numbers. These files do not change. A new case prints its value when its entry is missing.
 """
 
+import enum
+import importlib
+import inspect
 import json
 import operator
 import re
@@ -249,3 +252,35 @@ def test_states_of_the_release_resume(name: str) -> None:
         assert resumed.step == 3
         for _ in range(3):
             assert values_of([next(resumed)]) == values_of([next(uninterrupted)])
+
+
+STORED = Path(__file__).with_name("parameters.json")
+
+
+def public_parameters() -> dict[str, str]:
+    """Returns the names of the parameters of every public class and function, and of the members of enums."""
+    parts = ["", ".dataset", ".loader", ".samplers", ".sources", ".tools", ".transforms"]
+    found = {}
+    for module in (importlib.import_module(f"millstream{part}") for part in parts):
+        for name in module.__all__:
+            value = getattr(module, name)
+            key = f"{module.__name__}.{name}"
+            if inspect.isclass(value) and issubclass(value, enum.Enum):
+                # The parameters of its constructor are those of the version of Python.
+                found[key] = ", ".join(value.__members__)
+            elif inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, Exception)):
+                found[key] = ", ".join(inspect.signature(value).parameters)
+    return found
+
+
+def test_public_names_keep_their_parameters() -> None:
+    """Each stored name exists and has its stored parameters. Names and parameters may have been added."""
+    today = public_parameters()
+
+    for name, parameters in json.loads(STORED.read_text()).items():
+        assert name in today
+        assert {*parameters.split(", ")} <= {*today[name].split(", "), ""}, name
+
+
+if __name__ == "__main__":
+    STORED.write_text(json.dumps(public_parameters(), indent=2) + "\n")

@@ -269,13 +269,3 @@ def test_a_loader_is_shown_as_what_comes_from_where() -> None:
         "  └",
         "  trainer: no batch yet",
     ]
-
-
-def test_profiling_needs_not_be_enabled() -> None:
-    """Grain's `enable_profiling` is accepted, and changes nothing."""
-    for enabled in (False, True):
-        loader = millstream.DataLoader(
-            data_source=[1, 2], sampler=millstream.SequentialSampler(2), enable_profiling=enabled
-        )
-        assert list(loader) == [1, 2]
-        assert loader.profile()["next"] > 0

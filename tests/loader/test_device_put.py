@@ -574,19 +574,18 @@ def limited() -> Any:
     return millstream.experimental.LimitIterDataset(straight(), 7)
 
 
-def in_chain(device_buffer_size: int) -> Callable[[Any], Any]:
+def in_chain(device: Any, device_buffer_size: int) -> Callable[[Any], Any]:
     """Returns a function that puts the device at the end of a chain and iterates over it."""
     return lambda chain: iter(
-        millstream.experimental.device_put(
-            chain, jax.devices()[0], cpu_buffer_size=2, device_buffer_size=device_buffer_size
-        )
+        millstream.experimental.device_put(chain, device, cpu_buffer_size=2, device_buffer_size=device_buffer_size)
     )
 
 
 PLACES: dict[str, Callable[[Any], Any]] = {
     "outermost": lambda chain: millstream.device_put(iter(chain)),
-    "in the chain": in_chain(3),
-    "in the chain, not ahead": in_chain(0),
+    "in the chain": in_chain(jax.devices()[0], 3),
+    "in the chain, one ahead, on the default device": in_chain(None, 1),
+    "in the chain, not ahead": in_chain(jax.devices()[0], 0),
 }
 each_place = pytest.mark.parametrize("place", PLACES)
 

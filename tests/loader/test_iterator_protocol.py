@@ -1,6 +1,7 @@
 """One protocol of iterators: those of loaders, of chains and of device_put have the same methods, which agree."""
 
 import contextlib
+import json
 import os
 import threading
 from collections.abc import Callable
@@ -59,6 +60,24 @@ def test_every_iterator_has_positions_states_and_views(make: Callable[[], Any], 
             move(argument)
             assert batches.step == 2
             assert [batch.tolist() for batch in batches] == rest
+
+
+STREAMS: dict[str, Callable[[], Any]] = {
+    "mixture": lambda: millstream.IterDataset.mix([chain(), chain()], weights=[1, 2]),
+    "limit": lambda: millstream.experimental.LimitIterDataset(chain(), 4),
+    "limit of a mixture": lambda: millstream.experimental.LimitIterDataset(STREAMS["mixture"](), 7),
+}
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_joins_are_stateful(name: str) -> None:
+    """`state_dict` of a mixture or limit, loaded into another iterator at any step, leads to the same rest."""
+    expected = [batch.tolist() for batch in STREAMS[name]()]
+    with iter(STREAMS[name]()) as saved, iter(STREAMS[name]()) as loaded:
+        for step in range(len(expected) + 1):
+            loaded.load_state_dict(json.loads(json.dumps(saved.state_dict())))
+            assert [batch.tolist() for batch in loaded] == expected[step:]
+            next(saved, None)
 
 
 @pytest.mark.parametrize("name", ITERATORS)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import ArrayRecordDataSource
-from millstream.sources.files import multi_file as files
 
 LENGTHS = (10, 1, 0, 25)
 BIG_RECORDS = [np.random.default_rng(n).bytes(n % 5_000) for n in range(3_000)]
@@ -319,14 +318,3 @@ def test_a_dropped_source_closes_its_files_at_once(folder: Path) -> None:
     assert open_descriptors() == before + 3
     del source
     assert open_descriptors() == before
-
-
-def test_no_more_files_are_open_than_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a limit of one open file, all records are read, one open file at a time."""
-    monkeypatch.setattr(files, "MAX_OPEN_FILES", 1)
-    expected = [record for file in range(4) for record in records_of(file)]
-    before = open_descriptors()
-    with ArrayRecordDataSource(folder / "train-*") as source:
-        for keys in (range(36), range(35, -1, -1), [0, 35, 0, 10, 35]):
-            assert list(source.__getitems__(keys)) == [expected[key] for key in keys]
-            assert open_descriptors() == before + 1

@@ -236,34 +236,6 @@ def test_few_file_descriptors(tmp_path: Path, spare: int, answer: str) -> None:
         assert re.search(r"cannot open '.*': Too many open files\. Raise the limit \(`ulimit -n`\)", ran.stdout)
 
 
-SHARING = """
-import os, resource, sys
-import array_record.python.array_record_module
-from millstream.sources import ArrayRecordDataSource
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-before = len(os.listdir("/proc/self/fd"))
-sources = [ArrayRecordDataSource(sys.argv[1] + "/file-*") for _ in range(3)]
-for number in (1, 2, 3, 1):
-    for source in sources[:number]:
-        assert source.__getitems__(range(100)) == [b"%d" % n for n in range(100)]
-        print(len(os.listdir("/proc/self/fd")) - before)
-"""
-
-
-def test_half_of_the_descriptors_are_left(tmp_path: Path) -> None:
-    """However many files and sources, half of what the process may open stays free for the trainer."""
-    for number in range(100):
-        write(tmp_path / f"file-{number:02}", [b"%d" % number])
-    ran = subprocess.run(
-        [sys.executable, "-c", SHARING, str(tmp_path)], check=True, capture_output=True, text=True, timeout=300
-    )
-    counts = list(map(int, ran.stdout.split()))
-    assert len(counts) == 7
-    assert counts[0] == 32
-    assert all(20 <= count <= 32 for count in counts)
-
-
 FORKED = """
 import os, sys, threading
 from concurrent.futures import ThreadPoolExecutor

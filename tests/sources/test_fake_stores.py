@@ -1,5 +1,8 @@
-"""Every format, read from the fakes of S3 and Google Cloud Storage that others have written."""
+"""Every format, read from fakes of S3 and Google Cloud Storage; ArrayRecord files of gs:// by their own library."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,10 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream
+from millstream.sources import ArrayRecordDataSource
 from support.files.record_files import every_record, write_bagz, write_megatron, write_tar, write_tfrecord
 from support.stores.fake_stores import fake_gcs, fake_s3
+from support.stores.object_server import ObjectServer
 from support.stores.store_clients import clients_of
 
 pytestmark = pytest.mark.third_party
@@ -86,3 +91,65 @@ def test_what_is_not_there_is_an_error_with_its_url(scheme: str) -> None:
             millstream.TFRecordDataSource(url)
     with pytest.raises(FileNotFoundError, match="none-"):
         millstream.TFRecordDataSource(f"{scheme}://bucket/folder/none-*")
+
+
+@pytest.fixture
+def bucket(store: ObjectServer, tmp_path: Path) -> dict[str, str]:
+    """Two objects of a hundred records, in the environment of the process that reads them."""
+    for name in ("a", "b"):
+        writer = ArrayRecordWriter(str(tmp_path / name), "group_size:1")
+        for number in range(100):
+            writer.write(b"%s %d" % (name.encode(), number))
+        writer.close()
+        store.objects[f"bucket/d/{name}"] = (tmp_path / name).read_bytes()
+    return {**os.environ, "CLOUD_STORAGE_EMULATOR_ENDPOINT": store.url}
+
+
+def run(code: str, environment: dict[str, str], folder: Path) -> str:
+    """Returns what a process prints."""
+    words = [sys.executable, "-c", f"import millstream\n{code}"]
+    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_records_come_from_the_bucket(bucket: dict[str, str], tmp_path: Path) -> None:
+    """Objects, ranges of them and patterns, one by one and many at once, in this process and in workers."""
+    code = """
+source = millstream.ArrayRecordDataSource(["gs://bucket/d/b[10:12]", "gs://bucket/d/a"])
+print(len(source), source[0], source.__getitems__([101, 2, 1]), source.unit_sizes.tolist())
+print(len(millstream.ArrayRecordDataSource("gs://bucket/d/*")))
+with millstream.load(source, batch_size=51, worker_count=1, num_epochs=1) as loader:
+    print([batch.tolist()[-1] for batch in loader])
+"""
+    assert run(code, bucket, tmp_path).splitlines() == [
+        "102 b'b 10' [b'a 99', b'a 0', b'b 11'] [2, 100]",
+        "200",
+        "[b'a 48', b'a 99']",
+    ]
+
+
+def test_what_the_library_cannot_read_is_an_error(bucket: dict[str, str], tmp_path: Path) -> None:
+    """A missing object is an error at construction, a range beyond the end at the read, with the object's name."""
+    code = """
+for read in (
+    lambda: millstream.ArrayRecordDataSource("gs://bucket/d/c"),
+    lambda: millstream.ArrayRecordDataSource("gs://bucket/d/a[0:200]")[0],
+):
+    try:
+        read()
+    except millstream.DataSourceError as error:
+        print(error)
+"""
+    first, second = run(code, bucket, tmp_path).splitlines()
+    assert first.startswith("'gs://bucket/d/c' cannot be read: ")
+    assert second.endswith("'gs://bucket/d/a' has 100 records, but a range of it ends at record 200.")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a", "https://host/a", ["gs://bucket/a[0:1]", "http://host/a"]])
+def test_stores_that_the_library_does_not_read_need_a_cache(url: Any) -> None:
+    """URLs that the library cannot read are an error that names the cache, before any request."""
+    with pytest.raises(
+        ValueError, match=r"which reads local files and gs://, got '.*/a'.*cache=FileCache\(max_bytes\)"
+    ):
+        ArrayRecordDataSource(url)

@@ -1,7 +1,9 @@
-"""What is not a source is refused with what to write instead, and what is one is accepted."""
+"""What is not a source is refused with what to write instead; what is one is accepted; each format has one class."""
 
 import types
+from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 import millstream
+from millstream.sources.formats import FORMATS, FileFormat
 from millstream.sources.source_checks import advice_for
 
 
@@ -129,3 +132,19 @@ def test_the_more_derived_read_wins(name: str) -> None:
     assert next(iter(millstream.MapDataset.source(make()).batch(8))).tolist() == expected
     assert list(millstream.load(both, num_epochs=1)) == expected * 2
     assert list(millstream.load(millstream.InMemoryDataSource(make()), num_epochs=1)) == expected
+
+
+def test_each_format_is_listed_once() -> None:
+    """No two formats have a name, an extension or a class in common."""
+    for words in (
+        [kind.name for kind in FORMATS],
+        [kind.source for kind in FORMATS],
+        [ending for kind in FORMATS for ending in kind.extensions],
+    ):
+        assert [word for word, count in Counter(words).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
+def test_a_format_names_the_class_that_users_know(kind: FileFormat) -> None:
+    """The class that opens files of a format is the public one of that name."""
+    assert getattr(import_module(f"millstream.sources.{kind.module}"), kind.source) is getattr(millstream, kind.source)

@@ -1,8 +1,9 @@
-"""TFRecord files: every record as it was written, or an error that says where."""
+"""TFRecord files and their checksums: every record as it was written, or an error that says where."""
 
 import sys
 from pathlib import Path
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import TFRecordDataSource, crc32c, tfrecord
+from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_lengths
 from millstream.sources.formats import format_of_file
 from support.files.record_files import every_record, write_tfrecord
 
@@ -92,3 +94,22 @@ def test_check_crc_is_a_flag(tmp_path: Path) -> None:
     """`check_crc` that is not a bool is a TypeError."""
     with pytest.raises(TypeError, match="check_crc must be True or False, got 'no'"):
         TFRecordDataSource(tmp_path / "a", check_crc="no")  # type: ignore[arg-type]  # as users may
+
+
+def masked(crc: int) -> int:
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32
+
+
+def test_known_values_come_out() -> None:
+    """The examples of RFC 3720, appendix B.4, come out, whatever the lengths."""
+    known = {bytes(32): 0x8A9136AA, bytes(range(32)): 0x46DD794E, b"123456789": 0xE3069283, b"": 0}
+
+    assert masked_crc32c(list(known)).tolist() == [masked(crc) for crc in known.values()]
+
+
+@given(st.lists(st.binary(min_size=8, max_size=8), max_size=20))
+def test_checksums_of_lengths_are_those_of_the_library(lengths: list[bytes]) -> None:
+    """The tables give the library's checksum of each row of eight bytes."""
+    rows = np.frombuffer(b"".join(lengths), np.uint8).reshape(-1, 8)
+
+    assert masked_crc32c_of_lengths(rows).tolist() == [masked(google_crc32c.value(length)) for length in lengths]

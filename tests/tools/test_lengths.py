@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,32 +186,6 @@ class Held:
 
     def __getitem__(self, key: Any) -> str:
         return str(self._texts[key])
-
-
-def put_link(path: Path, content: bytes) -> None:
-    path.with_suffix(".valid").write_bytes(content)
-    path.symlink_to(path.with_suffix(".valid"))
-
-
-def put_foreign(path: Path, content: bytes) -> None:
-    """Puts valid lengths that another user could have written at a path."""
-    path.write_bytes(content)
-    path.chmod(0o666)
-
-
-@pytest.mark.parametrize("put", [lambda path, _: os.mkfifo(path), lambda path, _: path.mkdir(), put_link, put_foreign])
-def test_other_files_in_place_of_lengths_are_not_used(
-    texts: Path, notes: Path, put: Callable[[Path, bytes], None]
-) -> None:
-    """A pipe, a folder, a link, and a file that every user may write to: the records are counted again."""
-    with TextLineDataSource(texts) as source:
-        millstream.lengths_of(source, [Split(notes)])
-        (kept,) = kept_in(texts.parent)
-        content = kept.read_bytes()
-        kept.unlink()
-        put(kept, content)
-        assert millstream.lengths_of(source, [Split(notes)]).tolist() == WORDS
-    assert len(notes.read_text()) == 2 * len(TEXTS)
 
 
 @pytest.mark.parametrize(

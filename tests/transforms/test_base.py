@@ -22,7 +22,6 @@ from millstream.transforms import (
     FlatMap,
     FlatMapTransform,
     Map,
-    MapTransform,
     MapWithIndex,
     MapWithIndexTransform,
     RandomMap,
@@ -390,17 +389,6 @@ def test_calling_what_is_not_overridden_says_so(call: Callable[[], Any], words: 
     """The method that a subclass should have overridden names class and method when called."""
     with pytest.raises(NotImplementedError, match=words):
         call()
-
-
-def test_long_names_are_the_same_classes() -> None:
-    """Grain's long names and the short ones are one class each, and the exported names are sorted."""
-    assert MapTransform is Map
-    assert RandomMapTransform is RandomMap
-    assert MapWithIndexTransform is MapWithIndex
-    assert FilterTransform is Filter
-    assert FlatMapTransform is FlatMap
-    assert transforms.__all__ == sorted(transforms.__all__)
-    assert isinstance(Map(double), transforms.Transformation)
 
 
 class OldStyle:

@@ -10,12 +10,6 @@ import pytest
 from millstream.transforms import Batch
 
 
-def test_defaults() -> None:
-    """A Batch keeps the remainder and stacks, unless told otherwise."""
-    batch = Batch(4)
-    assert (batch.batch_size, batch.drop_remainder, batch.batch_fn, batch.pad_remainder) == (4, False, None, False)
-
-
 def test_values_are_plain_python() -> None:
     """The ints and bools of numpy become Python's, so that two equal operations look equal."""
     batch = Batch(np.int32(4), drop_remainder=np.True_)  # type: ignore[arg-type]

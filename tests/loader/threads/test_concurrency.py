@@ -1,17 +1,30 @@
-"""As many threads work as help, whatever they wait for."""
+"""As many threads work as help, on calls of the size that helps, and several executors share them."""
 
 import collections
 import threading
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream
+from millstream.loader.pipeline.calls import BlockCall
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads import concurrency
+from millstream.loader.threads.call_size import (
+    CALL_SECONDS,
+    MAX_CALL_BYTES,
+    MAX_CALL_SECONDS,
+    RECORDS_PER_CALL,
+    CallSize,
+)
 from millstream.loader.threads.concurrency import Concurrency
+from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.shared_threads import MAX_SHARED_THREADS, SharedThreads
 
 MOST = 16
 
@@ -123,3 +136,138 @@ def test_readers_are_told_apart_by_a_number_in_their_names() -> None:
     with iter(loader) as iterator:
         assert [next(iterator).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
     assert [name.split("_")[1:] for name in names - {threading.current_thread().name}] == [["0"]]
+
+
+def plan_of(*operations: millstream.transforms.Transformation) -> Plan:
+    """Returns a plan over 1,000,000 records."""
+    return millstream.DataLoader(
+        data_source=range(1_000_000), sampler=millstream.SequentialSampler(1_000_000), operations=operations
+    )._plan
+
+
+def sizes_of(size: CallSize, plan: Plan, cost: Callable[[int], float], count: int, record_bytes: int = 8) -> list[int]:
+    """Returns the sizes of calls, made one after another, that take `cost(size)` seconds."""
+    sizes = []
+    for _ in range(count):
+        call = BlockCall(plan.shards[0], 0, size.blocks)
+        sizes.append(size.blocks)
+        table = np.zeros((5, size.blocks), np.int64)
+        call.complete(Elements([np.empty(record_bytes, np.uint8)] * size.blocks, Origins(table)))
+        size.record(call, cost(size.blocks))
+    return sizes
+
+
+@pytest.mark.parametrize("latency", [1e-5, 0.02, 0.05, 0.2])
+def test_calls_grow_while_larger_ones_are_cheaper_per_block(latency: float) -> None:
+    """A request that takes as long for one record as for many gets the maximum, however long it takes."""
+    plan = plan_of()
+    sizes = sizes_of(CallSize(plan), plan, lambda _: latency, 12)
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == RECORDS_PER_CALL
+
+
+@pytest.mark.parametrize("seconds", [1e-4, 0.002, 0.02, 0.3])
+def test_calls_stay_short_where_each_record_has_its_own_cost(seconds: float) -> None:
+    """Where a record takes as long in a large call, calls are short, and no larger size is tried more than rarely."""
+    plan = plan_of()
+    sizes = sizes_of(CallSize(plan), plan, lambda size: seconds * size, 400)
+    too_long = [size for size in sizes if size > 1 and size * seconds > CALL_SECONDS]
+    assert len(too_long) <= len(sizes) // 32
+
+
+def test_calls_shrink_when_a_block_is_no_longer_cheaper() -> None:
+    """Where the latency was shared and then each record costs, a call soon takes less than the maximum again."""
+    plan = plan_of()
+    size = CallSize(plan)
+    assert sizes_of(size, plan, lambda _: 0.02, 12)[-1] == RECORDS_PER_CALL
+    sizes = sizes_of(size, plan, lambda count: 0.01 * count, 40)
+    assert 0.01 * max(sizes[20:]) <= MAX_CALL_SECONDS
+    assert sizes[-1] <= 8
+
+
+@pytest.mark.parametrize("record_bytes", [8, 100_000, MAX_CALL_BYTES])
+def test_calls_have_a_maximum_of_bytes(record_bytes: int) -> None:
+    """However much latency they share, calls that make several blocks stay below the maximum of bytes."""
+    plan = plan_of()
+    sizes = sizes_of(CallSize(plan), plan, lambda _: 0.02, 12, record_bytes)
+    assert all(size == 1 or size * record_bytes <= MAX_CALL_BYTES for size in sizes)
+    assert sizes[-1] * 4 * record_bytes > MAX_CALL_BYTES or sizes[-1] == RECORDS_PER_CALL
+
+
+def test_a_call_has_one_batch_where_a_block_is_a_large_one() -> None:
+    """A batch has its latency to itself: other batches come in other calls, which overlap."""
+    plan = plan_of(millstream.Batch(256))
+    assert set(sizes_of(CallSize(plan), plan, lambda _: 0.02, 12)) == {1}
+
+
+class Executor:
+    """Stands for an executor: shared threads need no more of it than its identity."""
+
+
+@given(st.lists(st.integers(0, 5000), min_size=2, max_size=8), st.integers(1, 2000))
+def test_all_executors_together_have_one_buffer(reads: list[int], buffer: int) -> None:
+    """Shares add up to no more than the buffer, and who has read more may read further ahead."""
+    threads, executors = SharedThreads(), [Executor() for _ in reads]
+    for executor in executors:
+        threads.enter(executor, ReadOptions(4, buffer))
+    for executor, count in zip(executors, reads, strict=True):
+        threads.record_read(executor, count)
+    shares = [threads.records_ahead(executor) for executor in executors]
+    assert sum(shares) <= buffer
+    # What was read early has been halved since, so only the last two compare.
+    if reads[-1] >= reads[-2]:
+        assert shares[-1] >= shares[-2]
+
+
+def test_shares_follow_what_was_read_last() -> None:
+    """After a few buffers, an executor that is no longer drawn from has next to nothing."""
+    threads, former, present = SharedThreads(), Executor(), Executor()
+    for executor in (former, present):
+        threads.enter(executor, ReadOptions(2, 100))
+    threads.record_read(former, 400)
+    assert threads.records_ahead(former) > 90
+    for _ in range(40):
+        threads.record_read(present, 100)
+    assert threads.records_ahead(present) > 90
+    assert threads.records_ahead(former) < 10
+
+
+def test_what_has_left_takes_no_share() -> None:
+    """Executors that remain have the buffer of one that has read and left, and a single one has all of it."""
+    threads, first, second, third = SharedThreads(), Executor(), Executor(), Executor()
+    for executor in (first, second, third):
+        threads.enter(executor, ReadOptions(2, 100))
+    threads.record_read(first, 300)
+    assert threads.records_ahead(second) < 10
+    threads.leave(first)
+    assert threads.records_ahead(second) == threads.records_ahead(third) == 50
+    threads.leave(third)
+    assert threads.records_ahead(second) == 100
+
+
+def test_threads_add_up_and_the_last_executor_ends_them() -> None:
+    """The numbers of threads add up, the largest buffer is that of all, and a later executor gets new threads."""
+    threads, first, second = SharedThreads(), Executor(), Executor()
+    readers = threads.enter(first, ReadOptions(2, 300))
+    assert threads.enter(second, ReadOptions(8, 100)) is readers
+    assert (readers.size, threads.records_ahead(first) + threads.records_ahead(second)) == (10, 300)
+    are_stopped = []
+    for executor in (first, first, second):
+        threads.leave(executor)
+        are_stopped.append(readers.is_stopped)
+    assert are_stopped == [False, False, True]
+    later = threads.enter(second, ReadOptions(2, 100))
+    assert later is not readers
+    assert not later.is_stopped
+    threads.leave(second)
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=20))
+def test_no_more_threads_than_all_ask_for(asked: list[int]) -> None:
+    """Many executors have MAX_SHARED_THREADS at most, unless one of them asks for more."""
+    threads, executors = SharedThreads(), [Executor() for _ in asked]
+    for executor, number in zip(executors, asked, strict=True):
+        threads.enter(executor, ReadOptions(number, 100))
+    assert threads.level == min(sum(asked), max(MAX_SHARED_THREADS, *asked))
+    for executor in executors:
+        threads.leave(executor)

@@ -1,4 +1,4 @@
-"""No byte of a batch is overwritten while anybody can read it, and all memory is reused when nobody can."""
+"""No byte of a batch is overwritten while anybody can read it; all free memory is known, and used again."""
 
 import contextlib
 import gc
@@ -30,6 +30,7 @@ from millstream.loader.transport.arena import (
     whole_pages,
 )
 from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.free_space import FreeSpace
 from millstream.loader.transport.payload import pack, release, unpack
 from support.processes.arena_pairs import arena_file, arena_pair, mapped_arenas, real_bytes, watched_arenas
 from support.processes.worker_pools import in_background
@@ -320,29 +321,6 @@ def picture(number: int) -> NDArray[np.float32]:
     return np.full(ELEMENTS, number, dtype=np.float32)
 
 
-def loader_of_pictures(size: int, worker_count: int = 2) -> millstream.DataLoader:
-    """Returns a loader of batches of 256 KB."""
-    return millstream.DataLoader(
-        data_source=range(size),
-        sampler=millstream.IndexSampler(size, num_epochs=1),
-        operations=[picture, millstream.Batch(BATCH)],
-        worker_count=worker_count,
-        read_options=millstream.ReadOptions(0),
-    )
-
-
-def expected_of_pictures(size: int) -> list[list[float]]:
-    return np.arange(size, dtype=np.float64).reshape(-1, BATCH).tolist()
-
-
-def test_parts_of_batches_that_are_kept_stay_as_they_are() -> None:
-    """A view of one row of a batch keeps the batch's memory."""
-    with iter(loader_of_pictures(BATCH * 100)) as iterator:
-        rows = [batch[3, 5:7] for batch in iterator]
-
-    assert [row.tolist() for row in rows] == [[batch[3]] * 2 for batch in expected_of_pictures(BATCH * 100)]
-
-
 def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeping part of each batch keeps no other memory, descriptor or address space, over several loaders."""
 
@@ -372,3 +350,39 @@ def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) ->
         assert len(os.listdir("/proc/self/fd")) == descriptors + len(arenas)  # noqa: PTH208
     assert [int(label[0, 0]) for label, _ in kept] == [0, 16, 32, 48] * 3
     assert [int(hidden[0, 0]) for _, hidden in kept] == [0, 16, 32, 48] * 3
+
+
+SIZE = 64
+
+
+@given(st.lists(st.tuples(st.integers(1, 20), st.booleans(), st.integers(0, 10)), max_size=60))
+def test_pieces_in_use_are_apart_and_neighbours_that_are_free_are_one(steps: list[tuple[int, bool, int]]) -> None:
+    """Against a list of bytes: a piece comes from the smallest extent that has room for it, or there is none."""
+    space, free, used = FreeSpace(), [True] * SIZE, []
+    space.add(0, SIZE)
+    for num_bytes, takes, which in steps:
+        if takes:
+            extents = [len(extent) for extent in "".join("f" if byte else " " for byte in free).split()]
+            smallest = min((size for size in extents if size >= num_bytes), default=None)
+            start = space.take(num_bytes)
+            assert (start is None) == (smallest is None)
+            if start is not None:
+                assert all(free[start : start + num_bytes])
+                assert extent_at(free, start) == smallest
+                free[start : start + num_bytes] = [False] * num_bytes
+                used.append((start, num_bytes))
+        elif used:
+            start, size = used.pop(which % len(used))
+            space.add(start, size)
+            free[start : start + size] = [True] * size
+        assert space.num_bytes == sum(free)
+    for start, num_bytes in used:
+        space.add(start, num_bytes)
+
+    assert space.take_largest() == (0, SIZE)
+    assert space.num_bytes == 0
+
+
+def extent_at(free: list[bool], start: int) -> int:
+    first = start - [*free[start::-1], False].index(False) + 1
+    return [*free[first:], False].index(False)
