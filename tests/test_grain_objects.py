@@ -24,22 +24,16 @@ class Add:
 
 
 class Noise:
-    """A random map of a library."""
-
     def random_map(self, element: int, rng: np.random.Generator) -> int:
         return element + int(rng.integers(100))
 
 
 class Numbered:
-    """A map with index of a library."""
-
     def map_with_index(self, index: int, element: int) -> tuple[int, int]:
         return index, element
 
 
 class Even:
-    """A filter of a library."""
-
     def filter(self, element: int) -> bool:
         return element % 2 == 0
 
@@ -55,8 +49,6 @@ class Twice:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Grain's Batch."""
-
     batch_size: int
     drop_remainder: bool = False
     batch_fn: Callable[[list[Any]], Any] | None = None
@@ -64,16 +56,12 @@ class Batch:
 
 @dataclasses.dataclass(slots=True)
 class ReadOptions:
-    """Grain's ReadOptions."""
-
     num_threads: int = 16
     prefetch_buffer_size: int = 500
 
 
 @dataclasses.dataclass(slots=True)
 class MultiprocessingOptions:
-    """Grain's MultiprocessingOptions."""
-
     num_workers: int = 0
     per_worker_buffer_size: int = 1
     enable_profiling: bool = False
@@ -81,8 +69,6 @@ class MultiprocessingOptions:
 
 @dataclasses.dataclass(frozen=True)
 class ShardOptions:
-    """Grain's ShardOptions."""
-
     shard_index: int
     shard_count: int
     drop_remainder: bool = False
@@ -90,8 +76,6 @@ class ShardOptions:
 
 @dataclasses.dataclass(frozen=True)
 class NoSharding(ShardOptions):
-    """Grain's NoSharding."""
-
     shard_index: int = 0
     shard_count: int = 1
 

@@ -22,8 +22,6 @@ ROWS = millstream.InMemoryDataSource((np.arange(10, dtype=np.float32)[:, None], 
 
 
 class Jitter(millstream.RandomMapTransform):
-    """Draws the targets anew in each epoch."""
-
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         return element[0], element[1] + np.float32(rng.random())
 

@@ -38,8 +38,6 @@ IDENTIFIERS = r"^_?(MOST|LEAST|FEW|most|least)_"
 
 
 class Text(NamedTuple):
-    """A text of a module that people read."""
-
     line: int
     kind: str
     text: str

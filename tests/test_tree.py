@@ -21,8 +21,6 @@ from millstream.transforms.batching.stack import stack
 
 
 class Pair(NamedTuple):
-    """A named tuple."""
-
     left: Any
     right: Any
 

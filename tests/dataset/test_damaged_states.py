@@ -65,15 +65,11 @@ class OwnStates(DatasetIterator[Any]):
 
 
 class Own(IterDataset[Any]):
-    """A user's dataset over another one."""
-
     def __iter__(self) -> Any:
         return OwnStates(iter(self._parent))
 
 
 class Counted(IterDataset[Any]):
-    """A user's dataset without states."""
-
     def __iter__(self) -> Any:
         return iter(range(100))
 

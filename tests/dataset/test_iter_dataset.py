@@ -72,15 +72,11 @@ def test_workers_change_nothing(stream: Stream, workers: int, is_last: bool, dat
         assert list(itertools.islice(iterator, step)) == stream.values[:step]
         state = through_json(iterator.get_state())
         assert list(iterator) == stream.values[step:]
-        iterator.set_state(state)
-        assert list(iterator) == stream.values[step:]
-        with iter(alone) as other:
-            other.set_state(state)
-            assert list(other) == stream.values[step:]
-            other.set_state(state)
-            state = through_json(other.get_state())
-        iterator.set_state(state)
-        assert list(iterator) == stream.values[step:]
+    for dataset in (alone, spread):
+        with iter(dataset) as resumed:
+            resumed.set_state(state)
+            state = through_json(resumed.get_state())
+            assert list(resumed) == stream.values[step:]
 
 
 def test_operations_that_split_may_follow_each_other() -> None:

@@ -259,8 +259,6 @@ class Squares(MapDataset[int]):
 
 
 class Named:
-    """A plain class to inherit from, too."""
-
     name = "named"
 
 
@@ -299,8 +297,6 @@ def test_users_subclass_map_dataset() -> None:
 
 
 class Half(MapDataset[int]):
-    """Lacks `__getitem__`."""
-
     def __len__(self) -> int:
         return 3
 
@@ -451,8 +447,6 @@ def test_an_error_of_a_source_names_the_record() -> None:
     """The exception of a source has a note with the record, read alone or in a block."""
 
     class Broken(CountedSource):
-        """Lacks a record."""
-
         def __getitem__(self, key: int) -> int:
             return fail_at_seven(key)
 

@@ -105,8 +105,6 @@ def straight_mix() -> IterDataset[Any]:
 
 
 class Numbers(IterDataset[int]):
-    """A user's stream."""
-
     def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # wrapped by the class
         return iter(range(40))
 

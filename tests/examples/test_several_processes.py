@@ -22,8 +22,6 @@ LINE = re.compile(r"step (\d+): loss ([\d.]+), batch (\w+)\n")
 
 
 class Step(NamedTuple):
-    """A line that a program prints for a step."""
-
     loss: float
     batch: str
 

@@ -30,8 +30,6 @@ def findings(*operations: Any, source: Any = range(RECORDS), batch_size: int | N
 
 
 class Jitter(millstream.RandomMapTransform[Any, Any]):
-    """Random, as it should be."""
-
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         return element + rng.normal()
 
@@ -116,8 +114,6 @@ class Kept:
 
 @dataclasses.dataclass
 class Image:
-    """A record of a user's own class."""
-
     pixels: Any
 
 

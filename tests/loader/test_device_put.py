@@ -168,8 +168,6 @@ def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> 
     drawn: list[int] = []
 
     class Counts(millstream.MapTransform):
-        """Counts the batches that are drawn."""
-
         def map(self, element: Any) -> Any:
             drawn.append(len(asked))
             return np.broadcast_to(element[:1], (7, 11, 13)).copy()
@@ -192,15 +190,11 @@ def test_no_more_is_staged_than_was_said(steps: list[int], buffer_size: int) -> 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """A dataclass that JAX knows nothing of."""
-
     image: Any
     extra: Any
 
 
 class Pair(NamedTuple):
-    """A named tuple."""
-
     first: Any
     second: Any
 

@@ -100,17 +100,6 @@ def test_without_a_batch_every_small_combination_is_as_documented(shard_count: i
         assert [[[record] for record in loader] for loader in made] == expected
 
 
-def example(number: int) -> dict[str, Any]:
-    """Returns an element with leaves of several kinds, decided by a number."""
-    return {
-        "number": number,
-        "image": np.full((2,), number, np.float32),
-        "text": "x" * (number % 4),
-        "raw": b"y" * (number % 3),
-        "nothing": None,
-    }
-
-
 def test_columns_are_padded_as_records_are() -> None:
     """A source of columns, whose batches are never taken apart, gives the padded batches of its records."""
     columns: dict[str, Any] = {"x": np.arange(14, dtype=np.int32).reshape(7, 2), "y": np.arange(7) / 2}

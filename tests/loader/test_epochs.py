@@ -18,8 +18,6 @@ RECORDS = 10
 
 
 class Noise(RandomMap):
-    """Adds a random part below 1."""
-
     def random_map(self, element: Any, rng: np.random.Generator) -> float:
         return float(element + rng.random())
 
@@ -154,8 +152,6 @@ class Backwards:
 
 
 class Endless(Backwards):
-    """A sampler whose epochs have no end."""
-
     length = None
 
 

@@ -49,7 +49,7 @@ def small_groups() -> Iterator[None]:
 
 @EVERY_PIPELINE
 @given(data=st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_the_consumers_thread(kind: str, data: st.DataObject) -> None:
     """Blocks of records give the stream of one record after another, with num_threads=0."""
     assert_is_the_oracle_and_resumes(data.draw(PIPELINES[kind]), data)

@@ -95,8 +95,6 @@ class Damaged:
 
 
 class DamagedTogether(Damaged):
-    """The same, with a batched read."""
-
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
         return [self[key] for key in keys]
 

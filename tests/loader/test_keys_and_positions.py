@@ -135,8 +135,6 @@ def test_a_samplers_failure_comes_at_its_own_batch(way: str, answer: int | None,
 
 
 class Jitter(millstream.RandomMapTransform):
-    """Draws, and returns the draw."""
-
     def random_map(self, _element: int, rng: np.random.Generator) -> int:
         return int(rng.integers(1 << 62))
 

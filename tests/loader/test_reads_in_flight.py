@@ -24,8 +24,6 @@ MAX_OUTPUTS = 3000
 
 
 class BatchedStorage(Storage):
-    """The same, read many documents at a time."""
-
     def __getitems__(self, keys: Sequence[int]) -> list[dict[str, Any]]:
         return self.read(keys)
 

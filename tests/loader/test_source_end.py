@@ -206,8 +206,6 @@ class Numbers:
 
 
 class NamedNumbers(Numbers):
-    """Numbers that say what they are."""
-
     def fingerprint(self) -> str:
         return "numbers"
 

@@ -145,8 +145,6 @@ def test_any_number_of_processes_has_the_same_global_batch(kind: str) -> None:
 
 
 class Jitter(millstream.RandomMapTransform):
-    """Adds a random number."""
-
     def random_map(self, element: int, rng: np.random.Generator) -> float:
         return element + rng.random()
 

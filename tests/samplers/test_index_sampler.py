@@ -52,8 +52,6 @@ class ByPosition:
 
 
 class Finite(ByPosition):
-    """The same with an end."""
-
     def __len__(self) -> int:
         return 5
 

@@ -23,8 +23,6 @@ BIG_RECORDS = [np.random.default_rng(n).bytes(n % 5_000) for n in range(3_000)]
 
 @dataclasses.dataclass
 class FileInstruction:
-    """What TensorFlow Datasets hands out."""
-
     filename: str
     skip: int
     take: int

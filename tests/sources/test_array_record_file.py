@@ -62,22 +62,16 @@ class Stumbles(Reader):
 
 
 class Empty(Reader):
-    """Finds nothing at all."""
-
     def read(self, *indices: Any) -> list[bytes]:
         return super().read(*indices)[:0]
 
 
 class Silent(Reader):
-    """Does not open, and does not say why."""
-
     def ok(self) -> bool:
         return False
 
 
 class Vast(Reader):
-    """Has more records than can be addressed."""
-
     def num_records(self) -> int:
         return 1 << 31
 

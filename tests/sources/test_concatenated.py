@@ -150,8 +150,6 @@ def test_closing_closes_the_parts() -> None:
 
 
 class Pair(NamedTuple):
-    """Two columns by name."""
-
     x: Any
     y: Any
 

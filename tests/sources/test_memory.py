@@ -23,16 +23,12 @@ from millstream.transforms.batching.stack import stack
 
 
 class Pair(NamedTuple):
-    """Two columns with names."""
-
     image: Any
     label: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """Columns of a class of the user's."""
-
     image: Any
     extra: Any
 

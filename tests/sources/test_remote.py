@@ -197,7 +197,7 @@ def test_what_fails_now_and_then_is_repeated(store: ObjectServer, form: str, sch
     kind, content, record = FORMS[form]
     store.objects["bucket/a"] = content(range(ROWS))
     seen: set[int | None] = set()
-    failures = itertools.cycle([429, 500, 503, "reset", "short"])
+    failures: itertools.cycle[str | int] = itertools.cycle([429, 500, 503, "reset", "short"])
 
     def fails_first(request: Request) -> str | int | None:
         is_first = request.start not in seen

@@ -50,8 +50,6 @@ class AddWithOwnConstructor(Map):
 
 
 class AddCallingSuper(AddWithOwnConstructor):
-    """A subclass whose constructor calls Map's."""
-
     def __init__(self, amount: int) -> None:
         super(AddWithOwnConstructor, self).__init__()
         self.amount = amount
@@ -113,8 +111,6 @@ class AbstractAdd(Map, abc.ABC):
 
 
 class AddOne(AbstractAdd):
-    """The concrete one."""
-
     def amount(self) -> int:
         return 1
 
@@ -194,22 +190,16 @@ def test_types_leave_no_trace() -> None:
 
 
 class Noise(RandomMapTransform):
-    """A random operation as in Grain's guide."""
-
     def random_map(self, element: float, rng: np.random.Generator) -> float:
         return element + rng.random()
 
 
 class Enumerate(MapWithIndexTransform):
-    """An operation with an index."""
-
     def map_with_index(self, index: int, element: Any) -> tuple[int, Any]:
         return index, element
 
 
 class Even(FilterTransform):
-    """A filter."""
-
     def filter(self, element: int) -> bool:
         return element % 2 == 0
 
@@ -307,8 +297,6 @@ class Nothing(Map):
 
 
 class NoSplit(FlatMap):
-    """Overrides nothing but the limit."""
-
     max_fan_out = 2
 
 
@@ -399,8 +387,6 @@ class OldStyle:
 
 
 class YieldingMap(Map):
-    """A subclass whose method yields."""
-
     def map(self, element: Any) -> Any:
         yield element
 

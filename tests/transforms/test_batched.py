@@ -14,8 +14,6 @@ from millstream.transforms.given import as_transformation
 
 
 class Lengths(Map):
-    """The lengths of texts, counted together."""
-
     def map_batch(self, elements: list[str]) -> list[int]:
         return [len(text) for text in elements]
 
@@ -129,8 +127,6 @@ def test_they_are_pickled_and_shown() -> None:
 
 
 class Both(Lengths):
-    """A class that says twice what it does."""
-
     def map(self, element: str) -> int:
         return len(element)
 

@@ -21,16 +21,12 @@ from millstream.transforms.batching.stack import Array, stack
 
 
 class Pair(NamedTuple):
-    """A named tuple."""
-
     left: Any
     right: Any
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
-    """A frozen dataclass with slots."""
-
     image: Any
     label: Any
 
@@ -229,8 +225,6 @@ def test_bytes_are_the_elements_own() -> None:
 
 
 class Label(enum.IntEnum):
-    """A label of a data set."""
-
     CAT = 3
     DOG = 5
 
@@ -352,8 +346,6 @@ class Names(list[Any]):
 
 
 class Size(tuple[int, ...]):
-    """A subclass of tuple without named fields."""
-
     __slots__ = ()
 
 

@@ -328,8 +328,6 @@ class Tokenizer:
 
 @dataclasses.dataclass
 class Settings:
-    """Settings of an operation."""
-
     sizes: tuple[int, ...]
     tokenizer: Any = None
 
@@ -362,8 +360,6 @@ class Named:
 
 
 class Centred(Crop):
-    """An operation with another constant."""
-
     _MEAN = (0.25,)
 
 

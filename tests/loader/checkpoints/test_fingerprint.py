@@ -46,8 +46,6 @@ class Folder:
 
 
 class Signed(Folder):
-    """A source that knows what it is."""
-
     def fingerprint(self) -> Any:
         return self.path
 
@@ -120,8 +118,6 @@ def test_a_plain_sequence_is_its_length_and_some_records() -> None:
 
 
 class Backwards(IndexSampler):
-    """An IndexSampler with another order."""
-
     def record_keys_at(self, positions: Any) -> Any:
         return self.num_records - 1 - super().record_keys_at(positions)
 
@@ -156,8 +152,6 @@ def test_an_index_sampler_is_its_order_whatever_its_epochs_and_shards() -> None:
 
 
 class Even(Filter):
-    """Keeps the even elements."""
-
     def filter(self, element: int) -> bool:
         return element % 2 == 0
 

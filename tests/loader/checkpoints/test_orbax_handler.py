@@ -206,7 +206,7 @@ def assert_refused(interface: Interface, folder: Path, iterator: DataLoaderItera
 
 @each_interface
 @each_pipeline
-@pytest.mark.parametrize("used", [0, 2, SAVED_STEP, 9, None], ids="into_step_{}".format)
+@pytest.mark.parametrize("used", [0, 9, None], ids="into_step_{}".format)
 def test_a_restored_iterator_goes_on_exactly(
     interface: Interface, drop: int | None, used: int | None, tmp_path: Path
 ) -> None:
@@ -257,25 +257,13 @@ def test_a_chain_needs_its_own_state(tmp_path: Path) -> None:
 
 
 @each_interface
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"seed": 2}, "seed"),
-        ({"size": 999}, "operations[0]"),
-        ({"drop": 3}, "operations"),
-        ({"source": range(41)}, "41"),
-    ],
-    ids=["seed", "parameter", "operation", "source"],
-)
-def test_a_state_of_another_pipeline_is_refused(
-    interface: Interface, change: dict[str, Any], named: str, tmp_path: Path
-) -> None:
-    """A changed seed, operation, parameter or source ends in a CheckpointError that names it; nothing has changed."""
+def test_a_state_of_another_pipeline_is_refused(interface: Interface, tmp_path: Path) -> None:
+    """A changed parameter of an operation ends in a CheckpointError that names it; nothing has changed."""
     with at_step(SAVED_STEP, loader()) as saved:
         interface.save(tmp_path, saved, lambda: None)
-    with at_step(2, loader(**change)) as other:
-        assert named in str(assert_refused(interface, tmp_path, other))
-        assert equal_streams(list(other), list(loader(**change))[2:])
+    with at_step(2, loader(size=999)) as other:
+        assert "operations[0]" in str(assert_refused(interface, tmp_path, other))
+        assert equal_streams(list(other), list(loader(size=999))[2:])
 
 
 @each_interface

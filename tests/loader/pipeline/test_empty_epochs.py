@@ -35,8 +35,6 @@ def kept_from(position: int) -> list[Any]:
     """Returns operations that keep nothing before a position."""
 
     class Index(millstream.MapWithIndexTransform):
-        """Replaces an element by its index."""
-
         def map_with_index(self, index: int, element: Any) -> Any:
             del element
             return index

@@ -34,14 +34,6 @@ def naive_blocks(partition: Partition) -> list[list[int]]:
     return [block for block in blocks if block]
 
 
-def shards(partition: Partition) -> list[Partition]:
-    """Returns the partitions of all shards of one order."""
-    count = partition.shard.shard_count
-    return [
-        Partition(partition.block, ShardOptions(i, count), partition.length, partition.tail_rule) for i in range(count)
-    ]
-
-
 @given(deals())
 @settings(deadline=None, max_examples=300)
 def test_blocks_are_those_of_a_naive_list(partition: Partition) -> None:
@@ -52,76 +44,6 @@ def test_blocks_are_those_of_a_naive_list(partition: Partition) -> None:
     assert [partition.positions(k, k + 1).tolist() for k in range(len(blocks))] == blocks
     assert [list(partition.tail)] == (blocks[partition.whole_blocks :] or [[]])
     assert partition.positions(0, len(blocks)).dtype == np.int64
-
-
-@given(deals(), st.data())
-@settings(deadline=None, max_examples=200)
-def test_several_blocks_are_single_ones_laid_end_to_end(partition: Partition, data: st.DataObject) -> None:
-    """A run of blocks is what each of them gives, laid end to end, and every position leads to its block."""
-    blocks = naive_blocks(partition)
-    start = data.draw(st.integers(0, len(blocks)))
-    stop = data.draw(st.integers(start, len(blocks)))
-    positions = partition.positions(start, stop)
-
-    assert positions.tolist() == [position for block in blocks[start:stop] for position in block]
-    assert partition.blocks_of(positions).tolist() == [k for k in range(start, stop) for _ in blocks[k]]
-
-
-@given(deals())
-@settings(deadline=None, max_examples=200)
-def test_the_shards_share_every_position_once(partition: Partition) -> None:
-    """The k-th blocks of all shards laid end to end are the next positions; a trimmed tail omits fewer than shards.
-
-    Shares of the tail differ by one position at most, larger ones first; of padded ones, each is full before the next.
-    Templates belong to no share.
-    """
-    everyone = shards(partition)
-    most = max(shard.num_blocks or 0 for shard in everyone)
-    rows = [[own_positions(shard, k) if k < (shard.num_blocks or 0) else [] for shard in everyone] for k in range(most)]
-    dealt = [position for row in rows for part in row for position in part]
-    left_out = (partition.length or 0) - len(dealt)
-
-    assert dealt == list(range(len(dealt)))
-    assert 0 <= left_out < (partition.shard.shard_count if partition.tail_rule is Tail.TRIMMED else 1)
-    for row in rows:
-        largest = {Tail.SPREAD: 1, Tail.TRIMMED: 0, Tail.PADDED: partition.block}[partition.tail_rule]
-        assert 0 <= len(row[0]) - len(row[-1]) <= largest
-
-
-@given(deals())
-@settings(deadline=None, max_examples=200)
-def test_padded_and_trimmed_shards_have_equally_many_blocks(partition: Partition) -> None:
-    """Where the tail is trimmed or padded, every shard has the same number of blocks.
-
-    A padded shard's own positions, its `tail_share` of the tail, are those that fall into its part of the global block.
-    """
-    everyone = shards(partition)
-
-    assert partition.tail_rule is Tail.SPREAD or len({shard.num_blocks for shard in everyone}) == 1
-    assert [shard.tail_share for shard in everyone] == [
-        len(own_positions(shard, shard.whole_blocks or 0)) for shard in everyone
-    ]
-    if partition.tail_rule is Tail.PADDED:
-        for shard in everyone:
-            for block in range(shard.num_blocks or 0):
-                start = (block * partition.shard.shard_count + shard.shard.shard_index) * partition.block
-                assert all(start <= position < start + partition.block for position in own_positions(shard, block))
-
-
-def own_positions(partition: Partition, block: int) -> list[int]:
-    return [] if partition.is_template(block) else partition.positions(block, block + 1).tolist()
-
-
-@given(st.integers(1, 300), st.integers(1, 8), st.integers(0, 1 << 40))
-@settings(deadline=None, max_examples=100)
-def test_an_endless_order_has_whole_blocks_only(block: int, count: int, number: int) -> None:
-    """Without an end there is no tail, and block k of shard s starts at (k * shards + s) * block, for any k."""
-    for index in range(count):
-        partition = Partition(block, ShardOptions(index, count), None, Tail.SPREAD)
-        start = (number * count + index) * block
-
-        assert (partition.num_blocks, partition.whole_blocks, list(partition.tail)) == (None, None, [])
-        assert partition.positions(number, number + 1).tolist() == list(range(start, start + block))
 
 
 def test_a_block_larger_than_memory_is_its_tail() -> None:

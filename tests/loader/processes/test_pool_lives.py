@@ -263,14 +263,14 @@ def test_an_interrupt_at_the_beginning_of_closing() -> None:
     with iter(loader_of(worker_count=1)) as iterator:
         next(iterator)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for attempt in range(12):
+    for attempt in range(6):
         iterator = iter(loader_of(worker_count=1))
         next(iterator)
         processes = processes_of(iterator)
         with contextlib.suppress(KeyboardInterrupt):
             try:
                 armed = True
-                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + 2 * attempt))
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + 4 * attempt))
                 iterator.close()
             finally:
                 armed = False

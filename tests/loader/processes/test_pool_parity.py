@@ -62,7 +62,7 @@ def stream_of(source: Any, operations: list[Transformation], worker_count: int, 
 @given(
     source=st.lists(elements, min_size=15, max_size=40), worker_count=st.sampled_from([1, 2]), threads=thread_options
 )
-@settings(deadline=None, max_examples=16)
+@settings(deadline=None, max_examples=8)
 def test_elements_of_all_kinds_without_a_batch(
     source: list[Any], worker_count: int, threads: millstream.ReadOptions
 ) -> None:
@@ -130,8 +130,6 @@ def test_large_elements_without_a_batch() -> None:
 
 
 class Colour(enum.Enum):
-    """An enumeration."""
-
     RED = 1
     BLUE = 2
 

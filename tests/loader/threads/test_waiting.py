@@ -37,8 +37,6 @@ class Stuck:
 
 
 class BatchedStuck(Stuck):
-    """The same, read many at a time."""
-
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
         self.read_from_storage(keys)
         return list(keys)

@@ -181,15 +181,11 @@ class ForgetfulError(Exception):
 
 
 class HostileError(Exception):
-    """An exception that refuses to be pickled."""
-
     def __reduce__(self) -> NoReturn:
         raise RuntimeError("not me")
 
 
 class SlottedError(Exception):
-    """An exception with a slot."""
-
     __slots__ = ("place",)
 
 

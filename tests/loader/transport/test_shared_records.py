@@ -26,8 +26,6 @@ from support.streams import comparable
 
 @dataclasses.dataclass(slots=True)
 class Sample:
-    """A record of a class of its own."""
-
     image: Any
     label: int
 

@@ -15,8 +15,6 @@ SECONDS = 30
 
 
 class Unit(NamedTuple):
-    """A unit of ten records."""
-
     number: int
     num_bytes: int = 10
     num_records: int = 10
