@@ -181,7 +181,7 @@ def drawn_as(name: str) -> str:
 
 def import_violations(module: str, source: str) -> list[str]:
     """Returns what is wrong with the imports of one module of the package, in words."""
-    found = []
+    found: list[str] = []
     for item in imports_of(source):
         top = item.target.split(".")[0]
         if top == CORE:

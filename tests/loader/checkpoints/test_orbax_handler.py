@@ -236,7 +236,8 @@ def test_other_iterators_go_on_exactly(interface: Interface, name: str, tmp_path
             next(saved)
         interface.save(tmp_path, saved, lambda: None)
         next(restored)
-        assert interface.restore(tmp_path, restored) is restored
+        result: Any = interface.restore(tmp_path, restored)
+        assert result is restored
         assert restored.step == SAVED_STEP
         assert [batch.tolist() for batch in restored] == [batch.tolist() for batch in saved]
 
