@@ -9,6 +9,7 @@ A window is found by arithmetic, so a file needs no index. Headers are skipped:
 """
 
 import contextlib
+import functools
 import io
 import struct
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys
 from millstream.sources.column_blocks import records_of_arrays
 from millstream.sources.files.file_records import FileRecords
-from millstream.sources.files.span_files import SpanRequest, complete_spans
+from millstream.sources.files.span_files import SpanRequest, check_reads, complete_spans
 from millstream.sources.megatron import token_dtype
 from millstream.sources.storage.byte_files import MAX_PREAD_BYTES, LocalFile, StoredFile, exists, open_stored
 from millstream.sources.storage.file_cache import FileCache
@@ -184,10 +185,11 @@ class _TokenFile:
         if isinstance(file, LocalFile) and self._window_bytes < MAX_PREAD_BYTES:
             block = np.empty((len(starts), self._window_bytes), np.uint8)
 
-            def read_rows() -> list[Any]:
-                return [row[:length] for row, length in zip(block, file.read_into(starts, block), strict=True)]
+            def windows() -> Any:
+                check_reads(functools.partial(file.read_into, starts, block), lengths, request)
+                return block.view(self._layout.dtype)
 
-            return lambda: (complete_spans(read_rows, lengths, request), block.view(self._layout.dtype))[1]
+            return windows
         finish = file.begin(starts, lengths)
         return lambda: np.frombuffer(
             bytearray().join(complete_spans(finish, lengths, request)), self._layout.dtype

@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 import numpy as np
@@ -15,7 +15,7 @@ from millstream.sources.storage.offsets import DamagedIndexError, Offsets
 from millstream.sources.storage.urls import is_url
 
 RecordT = TypeVar("RecordT")
-SpanT = TypeVar("SpanT", bound=Sized)
+ResultT = TypeVar("ResultT")
 
 NEWLINE = b"\n"
 
@@ -163,21 +163,34 @@ class SpanFile(Generic[RecordT]):
         self._file.close()
 
 
-def complete_spans(finish: Callable[[], list[SpanT]], lengths: list[int], request: SpanRequest) -> list[SpanT]:
+def complete_spans(finish: Callable[[], list[bytes]], lengths: list[int], request: SpanRequest) -> list[bytes]:
     """Returns the spans, or raises the error of the first one that is incomplete."""
+    spans = _finished(finish, request)
+    _check_lengths(list(map(len, spans)), lengths, request)
+    return spans
+
+
+def check_reads(read: Callable[[], list[int]], lengths: list[int], request: SpanRequest) -> None:
+    """Reads spans into memory that the caller owns, or raises the error of the first one that is incomplete."""
+    _check_lengths(_finished(read, request), lengths, request)
+
+
+def _finished(finish: Callable[[], ResultT], request: SpanRequest) -> ResultT:
     try:
-        spans = finish()
+        return finish()
     except SpanReadError as error:
         raise request.error(error.span, str(error)) from error
     except OSError as error:
         raise request.error(
             0, f"reading this record, or one of {len(request.keys) - 1} others in the same batch, failed: {error}"
         ) from error
-    if list(map(len, spans)) != lengths:
-        row = next(row for row, (span, length) in enumerate(zip(spans, lengths, strict=True)) if len(span) != length)
+
+
+def _check_lengths(found: list[int], lengths: list[int], request: SpanRequest) -> None:
+    if found != lengths:
+        row = next(row for row, (have, length) in enumerate(zip(found, lengths, strict=True)) if have != length)
         raise request.error(
             row,
-            f"the file ends after {len(spans[row]):,} of its {lengths[row]:,} bytes, so it was cut short while it was "
-            "open. Restore the file.",
+            f"the file ends after {found[row]:,} of its {lengths[row]:,} bytes, so it was cut short while it was open. "
+            "Restore the file.",
         )
-    return spans

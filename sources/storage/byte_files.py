@@ -171,8 +171,10 @@ class LocalFile:
             rows: the memory: C-contiguous, shape (spans, bytes), with rows below `MAX_PREAD_BYTES`. A span beyond the
                 end of the file fills less of its row.
         """
+        memory, length = rows.reshape(-1).data, rows.shape[1]
+        targets = [(memory[row * length : (row + 1) * length],) for row in range(len(rows))]
         read = functools.partial(os.preadv, self._descriptor)
-        return _all_read(self._descriptor, starts, [rows.shape[1]] * len(starts), read, [[row] for row in rows])
+        return _all_read(self._descriptor, starts, [length] * len(starts), read, targets)
 
     def close(self) -> None:
         """Closes the file."""
