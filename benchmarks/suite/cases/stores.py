@@ -19,6 +19,7 @@ OURS = (
     Contender("millstream", workers=2, threads=None, mode="default"),
 )
 PYTORCH = (Contender("pytorch"), Contender("pytorch", workers=2, mode="forkserver"))
+MOSAICML = (Contender("mosaicml"), Contender("mosaicml", workers=2, mode="forkserver"))
 
 
 def tokens_of_batch(batch: dict[str, Any]) -> dict[str, Any]:
@@ -41,11 +42,12 @@ def _case(
         return Work(data.array_files(scale.pick(tiny=512, quick=8192, full=32_768), name, shape), (), BATCH_SIZE)
 
     bounds = (Contender("bare", mode="pread"),) if is_flat else ()
+    peers = MOSAICML if peer == "mosaicml" else (Contender(peer, mode="loop"),)
     return Case(
         name=name,
         title=f"{title}, batch {BATCH_SIZE}",
         make_work=work,
-        contenders=(*OURS, Contender(peer, mode="" if peer == "mosaicml" else "loop"), *pytorch, *bounds),
+        contenders=(*OURS, *peers, *pytorch, *bounds),
         goals=(
             Goal(f"{times:g} times {PEERS[peer].title}", times, Pick(peer)),
             *[Goal("0.8 of bare pread", 0.8, Pick("bare"), Pick("millstream", 0)) for _ in bounds],
