@@ -53,6 +53,7 @@ def test_a_loader_that_has_not_run_says_so() -> None:
     assert kinds(summary) == {"unmeasured"}
     assert "operations[0], Map(abs)" in str(summary)
     assert "no batch yet" in str(summary)
+    assert "seconds  per batch  share" in str(summary)
 
 
 @pytest.mark.usefixtures("owned_clock")
