@@ -50,7 +50,7 @@ def run(command: list[str], kill_at: int | None = None) -> tuple[dict[int, Step]
 
 
 @pytest.mark.parametrize(
-    ("script", "steps", "kill_at", "checkpoint_every"), [("multihost.py", 16, 10, 4), ("pretrain_text.py", 5, 4, 2)]
+    ("script", "steps", "kill_at", "checkpoint_every"), [("multihost.py", 40, 20, 4), ("pretrain_text.py", 8, 6, 3)]
 )
 def test_one_process_resumes_with_the_batches_of_two_that_were_killed(
     script: str, steps: int, kill_at: int, checkpoint_every: int, tmp_path: Path
