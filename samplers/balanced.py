@@ -22,9 +22,9 @@ from millstream.samplers.base import (
     largest_key,
     vectorised,
 )
-from millstream.samplers.epochs import positions_between
 from millstream.samplers.equal_parts import as_integer_costs, dealt
-from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
+from millstream.samplers.occurrences import Occurrences
+from millstream.samplers.order import Order, positions_between
 from millstream.samplers.protocols import Located, MixedPackedSampler, PackedSampler, is_mixed, is_packed
 from millstream.segments import Segments
 from millstream.sharding import ShardOptions
@@ -34,7 +34,7 @@ _POSITIONS_PER_CALL = 1 << 15
 
 
 @final
-class BalancedSampler(Pictured):
+class BalancedSampler(Order):
     """The records of another order, each global batch of which is dealt so that all parts of it cost alike.
 
     A step takes as long as its slowest device. If records differ in cost, this sampler rearranges the rows within each
@@ -73,8 +73,6 @@ class BalancedSampler(Pictured):
         array([14, 12])
     """
 
-    _picture_kind = "order"
-
     @named_arguments()
     def __init__(self, order: Any, *, costs: Any, global_batch_size: int, parts: int) -> None:
         self.order: VectorisedSampler | AdaptedSampler = vectorised(order)
@@ -90,12 +88,6 @@ class BalancedSampler(Pictured):
             raise ValueError(
                 f"costs must have a number for each record key, up to {largest}, got {len(self._costs)} numbers."
             )
-
-    def __len__(self) -> int:
-        length = self.length
-        if length is None:
-            raise TypeError("This order is endless and has no len(): give num_epochs to its sampler.")
-        return length
 
     def __repr__(self) -> str:
         return f"BalancedSampler({self.order!r}, global_batch_size={self.global_batch_size}, parts={self.parts})"
@@ -164,44 +156,11 @@ class BalancedSampler(Pictured):
             rng = generator(self.seed, position // (self.num_records or POSITION_LIMIT), position, operation=0)
         return RecordMetadata(position, metadata.record_key, rng)
 
-    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), shape (stop - start,).
-
-        Args:
-            start: the first position, from 0 on.
-            stop: the position after the last one.
-
-        Raises:
-            IndexError: start is negative or above stop, or stop is beyond the end.
-        """
-        return checked_keys_at(self.order, self._places(positions_between(start, stop, self.length)))
-
-    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys of any positions, shape (m,), in their order.
-
-        Args:
-            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
-
-        Raises:
-            IndexError: a position is negative or beyond the end.
-        """
+    def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return checked_keys_at(self.order, self._places(positions))
 
-    def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
-
-        Rows are ascending, and padded with -1 if other keys come more often.
-
-        Args:
-            keys: record keys, shape (m,). A key that never comes has a row of -1.
-            stop: the position before which to search, from 0 on; None for the end of the order.
-
-        Raises:
-            TypeError: keys are not integers, or the order cannot be inverted.
-            ValueError: the order is endless, and stop is None.
-        """
-        wanted = checked_keys(keys)
-        return self.occurrences(wanted, checked_stop(stop, self.length)).table(len(wanted))
+    def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(positions, dtype=np.int64)  # `_places` checks them.
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         """Returns the occurrences of keys before a position, in any order."""

@@ -3,22 +3,22 @@
 import abc
 import copy
 import operator
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, as_options
-from millstream.notebook_repr import Pictured
 from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
-from millstream.samplers.base import POSITION_LIMIT, check_range
-from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
+from millstream.samplers.base import POSITION_LIMIT
+from millstream.samplers.occurrences import Occurrences
+from millstream.samplers.order import Order
 from millstream.seed_hashing import derive_seed
 from millstream.sharding import NoSharding, ShardOptions
 
 
-class EpochSampler(Pictured, abc.ABC):
+class EpochSampler(Order):
     """An order of epochs of equally many positions: epoch, offset = divmod(position, num_records).
 
     Attributes:
@@ -27,8 +27,6 @@ class EpochSampler(Pictured, abc.ABC):
         seed: the seed of all randomness; None if there is none.
         shard_options: the shard of every global batch that this process reads.
     """
-
-    _picture_kind = "order"
 
     num_records: int
     num_epochs: int | None
@@ -73,12 +71,6 @@ class EpochSampler(Pictured, abc.ABC):
         vars(epoch).update(num_epochs=1, seed=seed, first_epoch=number)
         return epoch
 
-    def __len__(self) -> int:
-        length = self.length
-        if length is None:
-            raise TypeError("A sampler with num_epochs=None is endless and has no len(): give num_epochs.")
-        return length
-
     def __getitem__(self, position: int) -> RecordMetadata:
         """Returns the record key at a position, and a fresh generator (None without a seed).
 
@@ -90,46 +82,6 @@ class EpochSampler(Pictured, abc.ABC):
         epoch = position // self.num_records
         rng = None if self.seed is None else generator(self.seed, epoch, position, operation=0)
         return RecordMetadata(position, record_key, rng)
-
-    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), of one or of several epochs; shape (stop - start,).
-
-        Args:
-            start: the first position, from 0 on.
-            stop: the position after the last one.
-
-        Raises:
-            IndexError: start is negative or above stop, or stop is beyond the end.
-        """
-        return self._record_keys(positions_between(start, stop, self.length))
-
-    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys of any positions, shape (m,), in the order of positions.
-
-        Args:
-            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
-
-        Raises:
-            IndexError: a position is negative or beyond the end.
-        """
-        return self._record_keys(self._checked(positions))
-
-    def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
-
-        Nothing is enumerated: the shuffle is run backwards. Rows are ascending, and padded with -1 if other keys
-        come more often.
-
-        Args:
-            keys: record keys, shape (m,). A key that never comes has a row of -1.
-            stop: the position before which to look, from 0 on; None for the end of the order.
-
-        Raises:
-            TypeError: keys are not integers.
-            ValueError: the order is endless, and stop is None.
-        """
-        asked = checked_keys(keys)
-        return self.occurrences(asked, checked_stop(stop, self.length)).table(len(asked))
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         """Returns the occurrences of keys before a position, in any order."""
@@ -151,12 +103,6 @@ class EpochSampler(Pictured, abc.ABC):
         self, elements: NDArray[np.int64], epoch: int
     ) -> tuple[NDArray[np.int64] | slice, NDArray[np.int64]]:
         """Returns the offsets of elements in an epoch, and the index of the element that each is of."""
-
-    def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        positions = np.asarray(positions, dtype=np.int64)
-        if len(positions):
-            check_range(int(positions.min()), int(positions.max()) + 1, self.length)
-        return positions
 
     def _by_epoch(self, positions: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp] | slice, NDArray[np.int64]]]:
         """Returns each epoch that positions lie in, with the rows that do, and their offsets."""
@@ -198,20 +144,6 @@ def checked_seed(seed: object, *, shuffle: bool) -> int | None:
 def checked_shard_options(shard_options: object) -> ShardOptions:
     """Returns the options of the shard, checked."""
     return as_options(shard_options, "shard_options", ShardOptions)
-
-
-def positions_between(start: int, stop: int, length: int | None) -> NDArray[np.int64]:
-    """Returns the positions [start, stop) of an order of some length, None for endless; shape (stop - start,).
-
-    Raises:
-        IndexError: start is negative or above stop, or stop is beyond the end.
-    """
-    start, stop = operator.index(start), operator.index(stop)
-    check_range(start, stop, length)
-    if start == stop:
-        return np.empty(0, dtype=np.int64)
-    # Not np.arange(start, stop): stop may be 2**63, one more than an int64 holds.
-    return np.arange(stop - start, dtype=np.int64) + start
 
 
 def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:

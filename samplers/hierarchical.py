@@ -61,6 +61,8 @@ class HierarchicalSampler(EpochSampler):
         [10, 9, 5, 11, 4, 3, 1, 6, 2, 0, 8, 7]
     """
 
+    seed: int
+
     @named_arguments()
     def __init__(
         self,
@@ -107,14 +109,14 @@ class HierarchicalSampler(EpochSampler):
 
     @functools.cached_property
     def _windows_of(self) -> Callable[[int], "Windows"]:
-        return windows_by_epoch(self.unit_sizes, self.window_units, self.seed or 0)
+        return windows_by_epoch(self.unit_sizes, self.window_units, self.seed)
 
 
 class Windows(NamedTuple):
     """The windows of one epoch, and the units in them, in their new order.
 
     Attributes:
-        unit_sizes: the number of records of each unit, in the source's order.
+        source_ends: the record key after the last one of each unit, in the source's order.
         starts: the offset at which each window begins.
         ends: the offset at which it ends.
         unit_ends: the offset at which each unit ends.
@@ -124,7 +126,7 @@ class Windows(NamedTuple):
         seed: selects the permutations within windows.
     """
 
-    unit_sizes: NDArray[np.int64]
+    source_ends: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     unit_ends: NDArray[np.int64]
@@ -141,7 +143,7 @@ class Windows(NamedTuple):
 
     def offsets(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the offsets into the epoch at which records come, shape (m,)."""
-        units = np.searchsorted(np.cumsum(self.unit_sizes), keys, side="right")
+        units = np.searchsorted(self.source_ends, keys, side="right")
         return self._within_windows(keys - self.shifts[self.ranks[units]], inverse=True)
 
     def _within_windows(self, offsets: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
@@ -169,7 +171,7 @@ def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch:
     if len(unit_sizes) % window_units:
         ends = np.append(ends, unit_ends[-1])
     starts = np.concatenate([[0], ends[:-1]])
-    first_keys = np.cumsum(unit_sizes) - unit_sizes
-    shifts = first_keys[order] - (unit_ends - sizes)
+    source_ends = np.cumsum(unit_sizes)
+    shifts = source_ends[order] - unit_ends
     ranks = np.argsort(order)
-    return Windows(unit_sizes, starts, ends, unit_ends, shifts, ranks, epoch, derive_seed(seed, _RECORDS))
+    return Windows(source_ends, starts, ends, unit_ends, shifts, ranks, epoch, derive_seed(seed, _RECORDS))

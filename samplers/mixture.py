@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
-from millstream.notebook_repr import Pictured
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range, largest_key
-from millstream.samplers.epochs import checked_shard_options, positions_between
+from millstream.samplers.epochs import checked_shard_options
 from millstream.samplers.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
 from millstream.samplers.mixture_checks import (
     checked_component,
@@ -24,7 +23,8 @@ from millstream.samplers.mixture_checks import (
 )
 from millstream.samplers.mixture_fingerprint import first_turns, mixture_words
 from millstream.samplers.mixture_lookup import ComponentOrders
-from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
+from millstream.samplers.occurrences import Occurrences
+from millstream.samplers.order import Order, positions_between
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import Located
 from millstream.samplers.weights import checked_weights
@@ -44,7 +44,7 @@ _AT_ONCE = 1 << 13
 
 
 @final
-class MixtureSampler(Pictured):
+class MixtureSampler(Order):
     """The records of several sources in the proportions of the weights, each source in its own sampler's order.
 
     It goes with `ConcatenatedDataSource(sources)`, the sources in the same order or under the same names. Every prefix
@@ -99,8 +99,6 @@ class MixtureSampler(Pictured):
         array(['b', 'a', 'b', 'Y', 'd', 'c', 'X', 'a'], dtype='<U1')
     """
 
-    _picture_kind = "order"
-
     seed: None = None
     """Each component has its own."""
     num_records: None = None
@@ -136,12 +134,6 @@ class MixtureSampler(Pictured):
             self._change(position, changed)
         if self.num_source_records > POSITION_LIMIT:
             raise ValueError(f"The sources of a mixture can have 2**63 records at most, got {self.num_source_records}.")
-
-    def __len__(self) -> int:
-        length = self.length
-        if length is None:
-            raise TypeError("This mixture is endless and has no len(): give its samplers num_epochs.")
-        return length
 
     def __repr__(self) -> str:
         (_, first), *later = self.changes
@@ -355,44 +347,11 @@ class MixtureSampler(Pictured):
         metadata: RecordMetadata = self._going_on[component][index]
         return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
 
-    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), in the concatenated sources; shape (stop - start,).
+    def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.located(positions).record_keys
 
-        Args:
-            start: the first position, from 0 on.
-            stop: the position after the last one.
-
-        Raises:
-            IndexError: start is negative or above stop, or stop is beyond the end.
-        """
-        return self.located(positions_between(start, stop, self.length)).record_keys
-
-    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys of any positions, shape (m,), in their order.
-
-        Args:
-            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
-
-        Raises:
-            IndexError: a position is negative or beyond the end.
-        """
-        return self.located(np.asarray(positions, dtype=np.int64)).record_keys
-
-    def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
-        """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
-
-        Changes of weights are followed. Rows are ascending, and padded with -1 if other keys come more often.
-
-        Args:
-            keys: record keys in the concatenated sources, shape (m,). A key that never comes has a row of -1.
-            stop: the position before which to look, from 0 on; None for the end of the order.
-
-        Raises:
-            TypeError: keys are not integers, or the sampler of a component has no `positions_of`.
-            ValueError: the order is endless, and stop is None.
-        """
-        asked = checked_keys(keys)
-        return self.occurrences(asked, checked_stop(stop, self.length)).table(len(asked))
+    def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(positions, dtype=np.int64)  # `locate` checks them.
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         """Returns the occurrences of keys before a position, in any order."""

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, named_arguments
 from millstream.overflow import as_overflow
-from millstream.samplers.epochs import EpochSampler, positions_between, whole_numbers
+from millstream.samplers.base import check_range
+from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.hierarchical import Windows, windows_by_epoch
 from millstream.samplers.occurrences import spread
+from millstream.samplers.order import positions_between
 from millstream.samplers.permutation import permute
 from millstream.samplers.planned_rows import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
 from millstream.seed_hashing import derive_seeds, mix_words
@@ -200,7 +202,11 @@ class PackingSampler(EpochSampler):
         Args:
             start: the first position, from 0 on.
             stop: the position after the last one.
+
+        Raises:
+            IndexError: start is negative or above stop, or stop is beyond the end.
         """
+        check_range(start, stop, self.length)
         first, last = -(-start // self.num_records), stop // self.num_records
         ranges = [(start, stop)]
         if first <= last:

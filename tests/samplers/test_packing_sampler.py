@@ -103,6 +103,14 @@ def test_tokens_between_positions_are_those_of_their_rows(
     assert sampler.tokens_between(start, stop) == sampler.segments(start, stop).lengths.sum()
 
 
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (2, 1), (0, 3)])
+def test_tokens_between_positions_beyond_the_order_are_an_error(start: int, stop: int) -> None:
+    """The range is checked as that of `record_keys` is: no count for positions that do not exist."""
+    sampler = PackingSampler([6, 6], 6, num_epochs=1)
+    with pytest.raises(IndexError, match=r"0 to 2 \(exclusive\)"):
+        sampler.tokens_between(start, stop)
+
+
 @settings(max_examples=25)
 @given(lengths=LENGTHS, row_length=st.integers(1, 40), options=OPTIONS, data=st.data())
 def test_any_positions_alone_give_the_same(
