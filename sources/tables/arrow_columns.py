@@ -26,14 +26,7 @@ class Numbers(Column):
         self._stored = self.dtype if stored is None else np.dtype(stored)
         self.type_name = str(self.dtype)
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self.slot + 2
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
-        self._describe_validity(array, slots, memory)
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         slots[self.slot + 1] = memory.address_of(array.buffers()[1]) // self._stored.itemsize + array.offset
 
     def _values(self, rows: Rows) -> list[Any]:
@@ -71,14 +64,7 @@ class Flags(Column):
 
     type_name = "bool"
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self.slot + 2
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
-        self._describe_validity(array, slots, memory)
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         values = array.buffers()[1]
         slots[self.slot + 1] = memory.address_of(values) * 8 + array.offset
 
@@ -100,7 +86,6 @@ class _Offsets(Column):
         self._offset_dtype = np.dtype(offset_dtype)
 
     def _describe_offsets(self, array: Any, slots: Integers, memory: Memory) -> None:
-        self._describe_validity(array, slots, memory)
         slots[self.slot + 1] = memory.address_of(array.buffers()[1]) // self._offset_dtype.itemsize + array.offset
 
     def _bounds(self, rows: Rows) -> tuple[Integers, Integers]:
@@ -123,16 +108,11 @@ class Strings(_Offsets):
 
     def __init__(self, slot: int, offset_dtype: Any, is_text: bool) -> None:
         super().__init__(slot, offset_dtype)
+        self.end_slot = slot + 4
         self._is_text = is_text
         self.type_name = "text" if is_text else "bytes"
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self.slot + 4
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         self._describe_offsets(array, slots, memory)
         data = array.buffers()[2]
         slots[self.slot + 2 : self.slot + 4] = 0 if data is None else data.size, memory.address_of(data)
@@ -156,14 +136,7 @@ class FixedBytes(Column):
         self._width = width
         self.type_name = "bytes"
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self.slot + 2
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
-        self._describe_validity(array, slots, memory)
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         slots[self.slot + 1] = memory.address_of(array.buffers()[1]) + array.offset * self._width
 
     def _values(self, rows: Rows) -> list[Any]:
@@ -185,15 +158,10 @@ class Lists(_Offsets):
     def __init__(self, slot: int, offset_dtype: Any, make_child: Callable[[int], Column]) -> None:
         super().__init__(slot, offset_dtype)
         self.child = make_child(slot + 5)
+        self.end_slot = self.child.end_slot
         self.type_name = f"list<{self.child.type_name}>"
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self.child.end_slot
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         self._describe_offsets(array, slots, memory)
         slots[self.slot + 2] = len(array.values)
         slots[self.slot + 3 : self.slot + 5] = self._uniform_length(array) or (-1, 0)
@@ -281,9 +249,7 @@ class FixedLists(Lists):
         super().__init__(slot, np.int64, make_child)
         self._size = size
 
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
-        self._describe_validity(array, slots, memory)
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         slots[self.slot + 1] = array.offset
         self.child.describe(array.values, slots, memory)
 

@@ -219,24 +219,28 @@ class Column(abc.ABC):
         slot: the first of its slots, which holds the position of the validity bits, or 0 if no value is null.
 
     Attributes:
+        end_slot: the slot after the last one of this column and its children.
         type_name: the type of the values. Equal types have equal names.
     """
 
     type_name: str
     can_batch: ClassVar[bool] = True
-    """True if NumPy has arrays of such values."""
+    """True if NumPy has arrays of such values. Otherwise None is one of the values."""
 
     def __init__(self, slot: int) -> None:
         self.slot = slot
+        self.end_slot = slot + 2
 
-    @property
-    @abc.abstractmethod
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-
-    @abc.abstractmethod
     def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
+        validity = array.buffers()[0]
+        has_nulls = validity is not None and array.null_count
+        slots[self.slot] = memory.address_of(validity) * 8 + array.offset if has_nulls else 0
+        self._describe(array, slots, memory)
+
+    @abc.abstractmethod
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
+        """Writes the slots after that of the validity bits."""
 
     @abc.abstractmethod
     def _values(self, rows: Rows) -> list[Any]:
@@ -264,15 +268,10 @@ class Column(abc.ABC):
 
     def nulls(self, rows: Rows) -> NDArray[np.bool_] | None:
         """Returns a mask of the rows that are null, shape (n,), or None if none is."""
-        if not rows.has_nonzero(self.slot):
+        if not self.can_batch or not rows.has_nonzero(self.slot):
             return None
         bits = np.broadcast_to(np.int64(rows.slot(self.slot)), len(rows))
         checked = np.flatnonzero(bits)
         null = np.zeros(len(rows), np.bool_)
         null[checked] = ~rows.memory.bits(bits[checked] + rows.within[checked])
         return null if null.any() else None
-
-    def _describe_validity(self, array: Any, slots: Integers, memory: Memory) -> None:
-        validity = array.buffers()[0]
-        has_nulls = validity is not None and array.null_count
-        slots[self.slot] = memory.address_of(validity) * 8 + array.offset if has_nulls else 0

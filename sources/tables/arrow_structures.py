@@ -22,19 +22,12 @@ class Structs(Column):
         for name, make_member in make_members.items():
             self._members[name] = make_member(end)
             end = self._members[name].end_slot
-        self._end_slot = end
+        self.end_slot = end
         self.type_name = (
             "struct<" + ",".join(f"{name}:{member.type_name}" for name, member in self._members.items()) + ">"
         )
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self._end_slot
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
-        self._describe_validity(array, slots, memory)
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         for number, member in enumerate(self._members.values()):
             member.describe(array.field(number), slots, memory)
 
@@ -63,15 +56,10 @@ class Tensors(Column):
         super().__init__(slot)
         self._shape = shape
         self._lists = make_lists(slot)
+        self.end_slot = self._lists.end_slot
         self.type_name = f"tensor<{self._lists.type_name}>{list(shape)}"
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self._lists.end_slot
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         self._lists.describe(array, slots, memory)
 
     def _values(self, rows: Rows) -> list[Any]:
@@ -95,7 +83,7 @@ class Objects(Column):
     """Values without a NumPy dtype, as the Python objects of pyarrow.
 
     Args:
-        slot: the first slot, which is not used.
+        slot: the only slot.
         number: the index of the column in the table.
         type_name: the type of the values.
     """
@@ -107,16 +95,8 @@ class Objects(Column):
         self._number = number
         self.type_name = type_name
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self.slot
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes nothing, because pyarrow reads the values."""
-
-    def nulls(self, rows: Rows) -> None:
-        """Returns None, because nulls are among the objects."""
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
+        pass  # pyarrow reads the values.
 
     def _values(self, rows: Rows) -> list[Any]:
         values = np.empty(len(rows), np.object_)
@@ -142,21 +122,13 @@ class Decoded(Column):
 
     def __init__(self, column: Column, decode: Callable[[Any], Any], type_name: str) -> None:
         super().__init__(column.slot)
+        self.end_slot = column.end_slot
         self._column = column
         self._decode = decode
         self.type_name = type_name
 
-    @property
-    def end_slot(self) -> int:
-        """The slot after the last one of this column and its children."""
-        return self._column.end_slot
-
-    def describe(self, array: Any, slots: Integers, memory: Memory) -> None:
-        """Writes the addresses of the buffers of an Arrow array to the slots of its chunk."""
+    def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         self._column.describe(array, slots, memory)
-
-    def nulls(self, rows: Rows) -> None:
-        """Returns None, because nulls are among the values."""
 
     def _values(self, rows: Rows) -> list[Any]:
         return [None if value is None else self._decode(value) for value in self._column.values(rows)]
