@@ -1,28 +1,26 @@
 """Records that were read as arrays, one per column."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
-
-from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.memory import rows_of, stacks
 
 
-def records_of_arrays(columns: Mapping[str, NDArray[Any]], count: int) -> Sequence[dict[str, Any]]:
+def records_of_arrays(columns: Mapping[str, Any], count: int) -> Sequence[dict[str, Any]]:
     """Returns the records that arrays of shape (count, …) hold, one array per column.
 
-    The arrays are new ones, which belong to the records.
+    The arrays are new ones, which belong to the records. Columns may be nested in dicts. Objects are bytes.
     """
-    native = {name: column.astype(column.dtype.newbyteorder("="), copy=False) for name, column in columns.items()}
-    return _ArrayRecords(native, count) if all(map(stacks, native.values())) else rows_of(native, count)
+    native = _mapped(lambda column: column.astype(column.dtype.newbyteorder("="), copy=False), columns)
+    return _ArrayRecords(native, count) if _stacks(native) else rows_of(native, count)
 
 
 @final
 class _ArrayRecords(ColumnarRecords):
     """The rows of arrays, as records or as one batch."""
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]], count: int) -> None:
+    def __init__(self, columns: Mapping[str, Any], count: int) -> None:
         self._columns = columns
         self._count = count
 
@@ -30,7 +28,7 @@ class _ArrayRecords(ColumnarRecords):
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        rows = {name: column[index] for name, column in self._columns.items()}
+        rows = _mapped(lambda column: column[index], self._columns)
         if isinstance(index, slice):
             return _ArrayRecords(rows, len(range(*index.indices(self._count))))
         return rows
@@ -38,6 +36,19 @@ class _ArrayRecords(ColumnarRecords):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(rows_of(self._columns, self._count))
 
-    def stack(self, allocate: Allocate) -> dict[str, NDArray[Any]]:  # noqa: ARG002
+    def stack(self, allocate: Allocate) -> dict[str, Any]:  # noqa: ARG002
         """Returns the arrays themselves, which are as new as those of `allocate`: a copy would double the time."""
-        return dict(self._columns)
+        return _mapped(lambda column: column, self._columns)
+
+
+def _mapped(function: Callable[[Any], Any], columns: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _mapped(function, column) if isinstance(column, dict) else function(column)
+        for name, column in columns.items()
+    }
+
+
+def _stacks(columns: Any) -> bool:
+    if isinstance(columns, dict):
+        return all(map(_stacks, columns.values()))
+    return bool(columns.dtype.hasobject) or stacks(columns)

@@ -3,18 +3,18 @@
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from millstream.closing import Closing
-from millstream.columnar import Allocate, ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
+from millstream.sources.column_blocks import records_of_arrays
+from millstream.sources.memory import rows_of
 from millstream.sources.storage.paths import absolute_path
 from millstream.sources.tfds_features import leaves_of
 from millstream.sources.tfds_splits import instructions_of, splits_of
@@ -99,8 +99,11 @@ class TfdsDataSource(Pictured, Closing, ReadsBatches):
                 self._check(key, example)
             raise
         if all(isinstance(column, np.ndarray) for column in columns):
-            return _Records(self._tree(columns), len(keys))
-        return _rows(self._tree(columns))
+            return records_of_arrays(self._tree(columns), len(keys))
+        # The rows of a feature whose shapes differ are objects.
+        leaves = [np.fromiter(column, object, len(keys)) if isinstance(column, list) else column for column in columns]
+        rows: list[Any] = rows_of(self._tree(leaves), len(keys))
+        return rows
 
     def __repr__(self) -> str:
         return f"TfdsDataSource({self._split!r}, {self._source!r})"
@@ -137,48 +140,6 @@ class TfdsDataSource(Pictured, Closing, ReadsBatches):
             raise DataSourceError(
                 f"Cannot read record {position} of {path!r} (record key {key}): {error} Restore the file."
             ) from error
-
-
-@final
-class _Records(ColumnarRecords):
-    """Records stored as columns: a tree of dicts whose leaves are arrays of shape (n, …)."""
-
-    def __init__(self, columns: dict[str, Any], count: int) -> None:
-        self._columns = columns
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return _Records(_mapped(lambda column: column[index], self._columns), len(range(self._count)[index]))
-        return _mapped(lambda column: column[index], self._columns)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(_rows(self._columns))
-
-    def stack(self, allocate: Allocate) -> dict[str, Any]:
-        """Returns the batch: a copy of the columns."""
-
-        def copied(column: NDArray[Any]) -> NDArray[Any]:
-            batch = np.empty(column.shape, object) if column.dtype.hasobject else allocate(column.shape, column.dtype)
-            batch[...] = column
-            return batch
-
-        return _mapped(copied, self._columns)
-
-
-def _mapped(function: Callable[[Any], Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _mapped(function, column) if isinstance(column, dict) else function(column)
-        for name, column in columns.items()
-    }
-
-
-def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    lists = [_rows(column) if isinstance(column, dict) else list(column) for column in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
 
 
 def _folder_of(dataset: Any) -> str:
