@@ -19,7 +19,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.files.scan import BLOCK_BYTES, Scan
 from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
-from millstream.sources.storage.byte_files import exists, identify, open_stored
+from millstream.sources.storage.byte_files import exists, read_whole
 from millstream.sources.storage.compression import zstandard_library
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.urls import with_other_name, without_query
@@ -168,19 +168,8 @@ def _limits_path(path: str) -> str:
 
 def _separate_limits(path: str) -> NDArray[np.int64] | None:
     """Returns the limits in a separate file, or None if its size is not that of limits."""
-    identity = identify(path, "Bagz limits")
-    if not identity.size or identity.size % _LIMIT_BYTES:
-        return None
-    file = open_stored(path, identity)
-    try:
-        blocks: list[bytes] = []
-        done = 0
-        while done < identity.size and (block := file.read(done, BLOCK_BYTES)):
-            blocks.append(block)
-            done += len(block)
-    finally:
-        file.close()
-    return None if done < identity.size else np.frombuffer(b"".join(blocks), "<u8").view(np.int64)
+    content = read_whole(path, "Bagz limits")
+    return None if not content or len(content) % _LIMIT_BYTES else np.frombuffer(content, "<u8").view(np.int64)
 
 
 def _is_compressed(path: str) -> bool:

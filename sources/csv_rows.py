@@ -1,5 +1,6 @@
 """The rows of CSV files."""
 
+import contextlib
 import csv
 import dataclasses
 import threading
@@ -94,12 +95,11 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
 
     def _read_header(self, path: str, stop: int) -> tuple[str, ...]:
         """Returns the names in the row that ends at an offset."""
-        with self._location_of(path) as location:
-            file = open_stored(location, self._identities[path])
-            try:
-                content = file.read(0, stop)
-            finally:
-                file.close()
+        with (
+            self._location_of(path) as location,
+            contextlib.closing(open_stored(location, self._identities[path])) as file,
+        ):
+            content = file.read(0, stop)
         try:
             text = content.decode().removeprefix(_BYTE_ORDER_MARK).strip("\r\n")
             (row,) = _rows([text], self._delimiter)

@@ -25,7 +25,7 @@ from millstream.sources.files.scan import Scan
 from millstream.sources.files.span_files import SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.mds_values import SIZE_BYTES, decoder_of
-from millstream.sources.storage.byte_files import identify, open_stored
+from millstream.sources.storage.byte_files import read_whole
 from millstream.sources.storage.compression import zstandard_library
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.paths import absolute_path
@@ -183,13 +183,7 @@ class _MdsFormat(SpanFormat[dict[str, Any]]):
 
 def _shards(index_path: str, root: str) -> list[_Shard]:
     """Returns the shards that the index lists."""
-    file = open_stored(index_path, identity := identify(index_path, "MDS index"))
-    try:
-        content = b""
-        while len(content) < identity.size and (block := file.read(len(content), identity.size - len(content))):
-            content += block
-    finally:
-        file.close()
+    content = read_whole(index_path, "MDS index")
     try:
         return [_shard(entry, index_path, root) for entry in json.loads(content)["shards"]]
     except DataSourceError:

@@ -112,8 +112,8 @@ class _MegatronFormat(SpanFormat[NDArray[Any]]):
         with _open_index(scan.path) as (lengths_file, _), _open_index(scan.path) as (starts_file, _):
             for first in range(0, count, _SEQUENCES_PER_READ):
                 number = min(_SEQUENCES_PER_READ, count - first)
-                lengths = np.frombuffer(_read_at(lengths_file, _HEADER_BYTES + 4 * first, 4 * number), "<i4")
-                starts = np.frombuffer(_read_at(starts_file, _HEADER_BYTES + 4 * count + 8 * first, 8 * number), "<i8")
+                lengths = np.frombuffer(lengths_file.read(_HEADER_BYTES + 4 * first, 4 * number), "<i4")
+                starts = np.frombuffer(starts_file.read(_HEADER_BYTES + 4 * count + 8 * first, 8 * number), "<i8")
                 stops = stop + np.cumsum(lengths, dtype=np.int64) * np.dtype(dtype).itemsize
                 expected = np.concatenate([[stop], stops[:-1]])
                 if lengths.min() < 0 or (starts != expected).any():
@@ -157,17 +157,14 @@ def _open_index(path: str) -> Iterator[tuple[StoredFile, int]]:
     """Opens the index of a .bin file until the block ends, and yields it with its size."""
     index_path = _index_path(path)
     identity = identify(index_path, "Megatron index")
-    file = open_stored(index_path, identity)
-    try:
+    with contextlib.closing(open_stored(index_path, identity)) as file:
         yield file, identity.size
-    finally:
-        file.close()
 
 
 def _read_header(path: str) -> tuple[str, int]:
     """Returns the dtype of the tokens and the number of sequences."""
     with _open_index(path) as (file, size):
-        header = _read_at(file, 0, _HEADER_BYTES)
+        header = file.read(0, _HEADER_BYTES)
     number = len(_MAGIC)
     version, code = int.from_bytes(header[number : number + 8], "little"), header[number + 8 : number + 9]
     count = int.from_bytes(header[number + 9 : number + 17], "little")
@@ -178,14 +175,6 @@ def _read_header(path: str) -> tuple[str, int]:
     if _HEADER_BYTES + 12 * count > size:
         raise _damaged(path, f"it ends before the offsets of its {count:,} sequences")
     return _DTYPES[code[0]], count
-
-
-def _read_at(file: StoredFile, start: int, length: int) -> bytes:
-    """Returns the bytes at an offset of an index; fewer only at its end."""
-    content = file.read(start, length)
-    while len(content) < length and (more := file.read(start + len(content), length - len(content))):
-        content += more
-    return content
 
 
 def _damaged(path: str, reason: str) -> DataSourceError:

@@ -216,10 +216,8 @@ def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | No
         DataSourceError: its header is damaged or is that of another array, or its size does not fit.
         ValueError: it has no header and no dtype is given, or it has another dtype.
     """
-    try:
+    with contextlib.closing(file):
         beginning = file.read(0, min(size, _BEGINNING_BYTES))
-    finally:
-        file.close()
     layout = _layout_by_header(path, beginning)
     if layout is None:
         dtype = given

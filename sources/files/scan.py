@@ -60,15 +60,12 @@ class Scan:
         """
         try:
             block = self._file.read(start, length)
-            while len(block) < min(length, self.size - start):
-                more = self._file.read(start + len(block), length - len(block))
-                if not more:
-                    raise self.changed()
-                block += more
         except DataSourceError:
             raise
         except OSError as error:
             raise DataSourceError(f"Cannot read {self.path!r} at byte {start:,}: {error.strerror or error}.") from error
+        if len(block) < min(length, self.size - start):
+            raise self.changed()
         return block[: max(0, self.size - start)]
 
     def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:

@@ -8,6 +8,7 @@ Guarantees:
       (HTTP without a strong ETag) is trusted not to change the object.
 """
 
+import contextlib
 import errno
 import functools
 import os
@@ -62,7 +63,7 @@ class StoredFile(Protocol):
     """An open file, which any number of threads may read."""
 
     def read(self, start: int, length: int, /) -> bytes:
-        """Returns the bytes from `start` on. They may be fewer than `length`; there are none beyond the end."""
+        """Returns the bytes from `start` on, fewer than `length` only at the end of the file."""
         ...
 
     def begin(self, starts: Sequence[int], lengths: Sequence[int], /) -> Callable[[], list[bytes]]:
@@ -119,6 +120,13 @@ def open_stored(path: str, identity: FileIdentity) -> StoredFile:
         OSError: it cannot be opened.
     """
     return RemoteFile(path, identity) if is_url(path) else LocalFile(path)
+
+
+def read_whole(path: str, kind: str) -> bytes:
+    """Returns the content of the file at a path or URL. Arguments and errors are those of `identify`."""
+    identity = identify(path, kind)
+    with contextlib.closing(open_stored(path, identity)) as file:
+        return file.read(0, identity.size)
 
 
 def _sample(url: str, size: int) -> bytes:
@@ -228,8 +236,6 @@ def _all_read(
 
 def _complete(descriptor: int, content: bytes, start: int, length: int) -> bytes:
     """Reads the remainder of a span, of which one `pread` may return only a part."""
-    if length <= MAX_PREAD_BYTES:
-        return content
     chunks = [content]
     done = len(content)
     while done < length and (more := _PREAD(descriptor, length - done, start + done)):
