@@ -80,6 +80,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
     """
 
     kind: ClassVar[str] = "ArrayRecord"
+    counts_ranges: ClassVar[bool] = False
 
     def __init__(
         self, paths: Any, reader_options: Mapping[str, str] | None = None, *, cache: "FileCache | None" = None

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_keys
+from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.files.multi_file import INSPECTION_THREADS
-from millstream.sources.storage.open_files import descriptor_share
 from millstream.sources.storage.paths import absolute_path
 from millstream.sources.storage.urls import Url, is_url
 from millstream.sources.whole_files import FileDataSource
@@ -120,16 +120,13 @@ def _names_of_objects(folder: str) -> dict[str, list[str]]:
 
 def _names_of_files(root: str) -> dict[str, list[str]]:
     """Returns the images of each class: names within the root."""
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: takes long to import)
-
     classes = [entry.name for entry in _entries(root) if entry.is_dir()]
 
     def images_of(name: str) -> list[str]:
         folders = sorted(_folders_within(os.path.join(root, name), frozenset()))  # noqa: PTH118
         return [f"{path}/{image}"[len(root) :].lstrip("/") for path, images in folders for image in sorted(images)]
 
-    with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
-        return dict(zip(classes, threads.map(images_of, classes), strict=True))
+    return dict(zip(classes, in_threads(images_of, classes, INSPECTION_THREADS), strict=True))
 
 
 def _entries(folder: str) -> list["os.DirEntry[str]"]:

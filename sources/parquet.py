@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ from millstream.sources.tables.arrow_tables import columns_of, has_valid_text, p
 from millstream.sources.tables.parquet_file import ParquetFile
 from millstream.sources.tables.row_groups import RowGroup, RowGroups
 from millstream.warn import log_warning
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 _SAMPLED_UNITS = 16
 """The number of evicted row groups that advice is based on."""
@@ -179,11 +176,6 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
         digest = digest_of([(name, column.type_name) for name, column in self._columns.items()], 4)
         return f"{super().fingerprint()} columns={len(self._columns)}:{digest}"
-
-    def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
-        """Counts the rows of all files: files with ranges need their row groups as well."""
-        super()._count_files(self._paths, threads)
-        self._check_ranges()
 
     def _count(self, path: str) -> int:
         file = self._open(path, path)

@@ -127,10 +127,6 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
         """Returns the number of files and records, window, stride, dtype, and a digest of names, sizes and ranges."""
         return f"{super().fingerprint()} window={self._window} stride={self._stride} dtype={self.dtype.name}"
 
-    def _count_files(self, paths: Sequence[str], threads: Any) -> None:  # noqa: ARG002  (files with ranges have dtypes, too)
-        super()._count_files(self._paths, threads)
-        self._check_ranges()
-
     def _count(self, path: str) -> int:
         layout = _layout_of(path, self._open_stored(path, path), self._identities[path].size, self._dtype)
         self._layouts[path] = layout

@@ -15,7 +15,6 @@ from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key
 from millstream.sources.digests import digest_of
 from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.files.multi_file import INSPECTION_THREADS
-from millstream.sources.storage.open_files import descriptor_share
 from millstream.sources.storage.paths import FileIdentity, names_within_common_folder, resolve_paths
 from millstream.sources.storage.urls import canonical, is_url
 
@@ -58,8 +57,6 @@ class FileDataSource(Pictured, ReadsBatches):
     allows_empty_files: ClassVar[bool] = True
 
     def __init__(self, paths: Any) -> None:
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: takes long to import)
-
         parts = resolve_paths(paths, "data")
         if (ranged := next((part for part in parts if part.stop is not None), None)) is not None:
             raise ValueError(
@@ -68,9 +65,8 @@ class FileDataSource(Pictured, ReadsBatches):
             )
         names = [part.path for part in parts]
         local = [name for name in names if not is_url(name)]
-        with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
-            for _ in in_threads(threads, INSPECTION_THREADS, _check_regular, local):
-                pass
+        for _ in in_threads(_check_regular, local, INSPECTION_THREADS):
+            pass
         self._keep_names("", names)
 
     def _keep_names(self, root: str, names: Sequence[str]) -> None:

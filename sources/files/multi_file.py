@@ -28,7 +28,7 @@ from millstream.sources.base import checked_record_key
 from millstream.sources.files.content_marks import marks_of_files
 from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.files.record_file import OpenFile
-from millstream.sources.storage.open_files import OpenFiles, descriptor_share
+from millstream.sources.storage.open_files import OpenFiles
 from millstream.sources.storage.paths import (
     RECORD_LIMIT,
     FileIdentity,
@@ -39,8 +39,6 @@ from millstream.sources.storage.paths import (
 from millstream.sources.storage.urls import is_url
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from millstream.sources.storage.file_cache import FileCache, LocalCopy
 
 MAX_OPEN_FILES = 512
@@ -81,6 +79,9 @@ class Files(Pictured, Closing, Generic[FileT]):
 
     descriptors_per_file: ClassVar[int] = 1
     """The number of descriptors per open file."""
+
+    counts_ranges: ClassVar[bool] = True
+    """True if files are counted even if only ranges of them are read, so that an end beyond the file is found early."""
 
     def __init__(self, paths: Any, cache: "FileCache | None" = None) -> None:
         if cache is not None:
@@ -192,17 +193,14 @@ class Files(Pictured, Closing, Generic[FileT]):
         return self._marks
 
     def _inspect(self) -> None:
-        """Finds the identity of every file, and the number of records of files without a range."""
-        from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: takes long to import)
-
-        uncounted = list(dict.fromkeys(part.path for part in self._parts if part.stop is None))
+        """Finds the identity and the number of records of every file."""
         count = IDENTIFYING_THREADS if any(map(is_url, self._paths)) else INSPECTION_THREADS
-        with ThreadPoolExecutor(min(count, descriptor_share()), "millstream-identify") as threads:
-            self._identities.update(
-                zip(self._paths, in_threads(threads, count, self._identify, self._paths), strict=True)
-            )
-        with ThreadPoolExecutor(min(INSPECTION_THREADS, descriptor_share()), "millstream-inspect") as threads:
-            self._count_files(uncounted, threads)
+        self._identities.update(zip(self._paths, in_threads(self._identify, self._paths, count), strict=True))
+        if self.counts_ranges:
+            self._count_files(self._paths)
+            self._check_ranges()
+        else:
+            self._count_files(list(dict.fromkeys(part.path for part in self._parts if part.stop is None)))
 
     def _identify(self, path: str) -> FileIdentity:
         """Returns the identity of a file. Several threads call it concurrently."""
@@ -239,12 +237,14 @@ class Files(Pictured, Closing, Generic[FileT]):
         finally:
             copy.close()
 
-    def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:
+    def _count_files(self, paths: Sequence[str]) -> None:
         """Counts the records of files, concurrently."""
-        self._counts.update(zip(paths, in_threads(threads, INSPECTION_THREADS, self._count, paths), strict=True))
+        self._counts.update(zip(paths, in_threads(self._count, paths, INSPECTION_THREADS, self._cancel), strict=True))
+
+    def _cancel(self) -> None:
+        """Ends calls of `_count` early, because another one has failed."""
 
     def _check_ranges(self) -> None:
-        """Raises DataSourceError if a range ends after the last record of its file. All files must be counted."""
         for part in self._parts:
             if part.stop is not None and part.stop > self._counts[part.path]:
                 raise DataSourceError(

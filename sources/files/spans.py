@@ -14,7 +14,7 @@ Guarantees, besides those of all sources of files:
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,6 @@ from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, O
 from millstream.sources.storage.paths import FileIdentity, FilePart
 from millstream.sources.storage.progress import CancelledScanError, Progress
 from millstream.sources.storage.urls import is_url
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
 
 RecordT = TypeVar("RecordT")
 
@@ -67,21 +64,21 @@ class SpanRecords(FileRecords[RecordT]):
         self._progress: Progress | None = None
         super().__init__(paths, cache)
 
-    def _count_files(self, paths: Sequence[str], threads: "Executor") -> None:  # noqa: ARG002
-        """Builds the index of every file that has none, also of files with ranges."""
-        num_files = f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}"
+    def _count_files(self, paths: Sequence[str]) -> None:
+        """Builds the index of every file that has none."""
+        num_files = f"{len(paths)} file{'s'[: len(paths) > 1]}"
         progress = Progress(f"Indexing {num_files}", sum(identity.size for identity in self._identities.values()))
         self._progress = progress
         try:
-            super()._count_files(self._paths, threads)
-        except BaseException:
-            progress.cancel()  # Otherwise the pool would wait for the files that threads are scanning.
-            raise
+            super()._count_files(paths)
         finally:
             self._progress = None
             progress.close()
         self._held.report()
-        self._check_ranges()
+
+    def _cancel(self) -> None:
+        if self._progress is not None:
+            self._progress.cancel()
 
     @property
     def unkept_indices(self) -> list[str]:
