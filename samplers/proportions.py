@@ -22,33 +22,13 @@ numbers rise, so that the whole is below 1.7 elements; the worst that a search f
 import functools
 import heapq
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 TABLE_LIMIT = 1 << 16
 """Periods up to this have a table, which is made in some hundredths of a second."""
-
-
-class Proportions(Protocol):
-    """An endless order of components."""
-
-    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the component at each position, and the number of its earlier elements; both of shape (m,)."""
-        ...
-
-    def counts(self, length: int) -> list[int]:
-        """Returns the number of elements of each component among the first `length` positions."""
-        ...
-
-    def position_of(self, component: int, index: int) -> int:
-        """Returns the position of element number `index` of a component: any integers, also beyond 64 bits."""
-        ...
-
-    def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions of many elements of a component, all below 2**63; shape (m,)."""
-        ...
 
 
 def earliest_position(period: int, weight: int, index: int) -> int:
@@ -60,7 +40,7 @@ def earliest_position(period: int, weight: int, index: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def proportions(weights: tuple[int, ...]) -> Proportions:
+def proportions(weights: tuple[int, ...]) -> "Proportions":
     """Returns the order for weights, whole numbers above 0 without a common divisor, of a sum below 2**31.
 
     The cache keeps the tables of the weights in use. Nothing that visits all parts of a mixture may rely on it: a
@@ -77,14 +57,14 @@ class Table:
         self._weights = tuple(weights)
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the row of the table, plus the elements of the whole periods before it."""
+        """Returns the component at each position, and the number of its earlier elements; both of shape (m,)."""
         rows = self._rows
         periods, offsets = np.divmod(positions, self._period)
         components = rows.components[offsets]
         return components, periods * rows.weights[components] + rows.ranks[offsets]
 
     def counts(self, length: int) -> list[int]:
-        """Returns the counts of the whole periods, plus those of the beginning of the last one."""
+        """Returns the number of elements of each component among the first `length` positions."""
         periods, rest = divmod(length, self._period)
         # A mixture that locates positions has the table: its states are counted often.
         rows = vars(self).get("_rows")
@@ -93,12 +73,12 @@ class Table:
         return [periods * weight + more for weight, more in zip(self._weights, begun, strict=True)]
 
     def position_of(self, component: int, index: int) -> int:
-        """Returns the row of an element, plus the whole periods before it."""
+        """Returns the position of element number `index` of a component: any integers, also beyond 64 bits."""
         periods, rank = divmod(index, self._weights[component])
         return periods * self._period + int(self._rows.positions[self._rows.starts[component] + rank])
 
     def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of elements, plus the whole periods before them."""
+        """Returns the positions of many elements of a component, all below 2**63; shape (m,)."""
         periods, ranks = np.divmod(indices, self._weights[component])
         places: NDArray[np.int64] = self._rows.positions[self._rows.starts[component] + ranks]
         return periods * self._period + places
@@ -175,7 +155,7 @@ class Tree:
         self._parents = {child: node for node in range(len(weights), len(left)) for child in (left[node], right[node])}
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the leaf at which each position arrives, and as what number."""
+        """Returns the leaf at which each position arrives, and its number there, as `Table` does."""
         components = np.full(len(positions), self._root, dtype=np.intp)
         indices = np.array(positions, dtype=np.int64)
         moving = np.arange(len(positions) if self._root >= self._num_leaves else 0)
@@ -232,3 +212,7 @@ class Tree:
 
     def _lefts(self, node: int, count: int) -> int:
         return (count * int(self._to_left[node]) + (int(self._period[node]) >> 1)) // int(self._period[node])
+
+
+Proportions: TypeAlias = Table | Tree
+"""An endless order of components."""

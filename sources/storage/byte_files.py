@@ -14,7 +14,7 @@ import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, final
+from typing import TypeAlias, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,26 +59,6 @@ class SpanReadError(OSError):
         self.span = span
 
 
-class StoredFile(Protocol):
-    """An open file, which any number of threads may read."""
-
-    def read(self, start: int, length: int, /) -> bytes:
-        """Returns the bytes from `start` on, fewer than `length` only at the end of the file."""
-        ...
-
-    def begin(self, starts: Sequence[int], lengths: Sequence[int], /) -> Callable[[], list[bytes]]:
-        """Requests spans, and returns a function that waits for their bytes. A short result is beyond the end."""
-        ...
-
-    def read_into(self, starts: Sequence[int], rows: NDArray[np.uint8], /) -> list[int]:
-        """Reads spans of one length, each into its row, and returns the number of bytes of each."""
-        ...
-
-    def close(self) -> None:
-        """Closes the file, which no thread reads."""
-        ...
-
-
 def identify(path: str, kind: str) -> FileIdentity:
     """Returns the identity of the file at a path or URL.
 
@@ -113,7 +93,7 @@ def state_of(path: str) -> FileIdentity | None:
         return None  # S3 refuses access to missing objects, unless the names may be listed.
 
 
-def open_stored(path: str, identity: FileIdentity) -> StoredFile:
+def open_stored(path: str, identity: FileIdentity) -> "StoredFile":
     """Opens a file.
 
     Raises:
@@ -330,3 +310,7 @@ class RemoteFile:
 
     def _changed(self) -> str:
         return f"{self._url!r} has changed since the source was constructed. Construct the source again."
+
+
+StoredFile: TypeAlias = LocalFile | RemoteFile
+"""An open file, which any number of threads may read."""

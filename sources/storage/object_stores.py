@@ -13,7 +13,7 @@ import errno
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.storage import hugging_face_hub, object_clients
@@ -47,18 +47,6 @@ T = TypeVar("T")
 @final
 class BeyondEndError(OSError):
     """A range ends after the end of its object."""
-
-
-class ObjectState(NamedTuple):
-    """The current state of an object.
-
-    Attributes:
-        size: the size in bytes.
-        version: the store's name for its content; empty if the store has none.
-    """
-
-    size: int
-    version: bytes
 
 
 @final
@@ -134,7 +122,7 @@ class WholeObjects:
             beginning, meta = _wait_for(self._futures[number], url, FIRST_BYTES)
         except exceptions().GenericError as error:
             # An empty object has no first bytes.
-            if _head(url).size == 0:
+            if _head(url)[0] == 0:
                 return b""
             raise _error_for(url, error) from None
         size: int = meta["size"]
@@ -151,8 +139,8 @@ class WholeObjects:
             future.cancel()
 
 
-def state_of(url: str) -> ObjectState:
-    """Returns the size and the version of an object, with one request.
+def state_of(url: str) -> tuple[int, bytes]:
+    """Returns the size of an object in bytes, and its version, which is empty if the store has none, with one request.
 
     The request is for the first byte, because servers of signed URLs may allow no other method. If it fails, as for an
     empty object, a second request is for the headers.
@@ -165,16 +153,16 @@ def state_of(url: str) -> ObjectState:
         _, meta = _request(url, _fetch, store_of(url, parsed), path_of(url, parsed), 0, 1)
     except (exceptions().GenericError, exceptions().NotSupportedError) as error:
         try:
-            state = _head(url)
+            size, version = _head(url)
         except OSError:
             raise _error_for(url, error) from None
-        if state.size and isinstance(error, exceptions().NotSupportedError):
+        if size and isinstance(error, exceptions().NotSupportedError):
             raise DataSourceError(
                 f"Cannot read {url!r} at random: its server sends only whole files. Download it, or move it to a "
                 "server that supports ranges."
             ) from None
-        return state
-    return ObjectState(meta["size"], _version_of(meta))
+        return size, version
+    return meta["size"], _version_of(meta)
 
 
 def list_keys(prefix: Url) -> list[str]:
@@ -212,7 +200,7 @@ def _list(store: Any, folder: str) -> list[str]:
     return [meta["path"] for page in obstore().list(store, prefix=folder or None) for meta in page]
 
 
-def _head(url: str) -> ObjectState:
+def _head(url: str) -> tuple[int, bytes]:
     """Returns the size and the version of an object from its headers, with a single attempt.
 
     Raises:
@@ -223,12 +211,12 @@ def _head(url: str) -> ObjectState:
         meta = _request(url, obstore().head, store_of(url, parsed, attempts=1), path_of(url, parsed))
     except exceptions().BaseError as error:
         raise _error_for(url, error) from None
-    return ObjectState(meta["size"], _version_of(meta))
+    return meta["size"], _version_of(meta)
 
 
 def _is_shorter(url: str, stop: int) -> bool:
     try:
-        return _head(url).size < stop
+        return _head(url)[0] < stop
     except FileNotFoundError:
         raise
     except OSError:

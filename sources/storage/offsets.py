@@ -9,7 +9,7 @@ Guarantees:
 import os
 import weakref
 import zlib
-from typing import Protocol, final
+from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,23 +23,6 @@ BLOCK = 4096
 
 class DamagedIndexError(Exception):
     """An index file does not match its checksums."""
-
-
-class Offsets(Protocol):
-    """The index of a file. Any number of threads may read it."""
-
-    @property
-    def num_records(self) -> int:
-        """The number of records in the file."""
-        ...
-
-    def spans(self, rows: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the start and end offsets of the given records, in bytes; raises DamagedIndexError."""
-        ...
-
-    def between(self, start: int, stop: int, /) -> NDArray[np.int64]:
-        """Returns the offsets `start` … `stop - 1`; raises DamagedIndexError."""
-        ...
 
 
 @final
@@ -91,11 +74,6 @@ class StoredOffsets:
         """The number of records in the file."""
         return self._count - 1
 
-    @property
-    def num_bytes(self) -> int:
-        """The memory that `held` would take, in bytes."""
-        return 8 * self._count
-
     def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the start and end offsets of the given records, in bytes; raises DamagedIndexError."""
         if rows.max(initial=-1) >= self.num_records:
@@ -145,3 +123,7 @@ class StoredOffsets:
 def num_blocks(count: int) -> int:
     """Returns the number of blocks, and of checksums, of n offsets."""
     return -(-count // BLOCK)
+
+
+Offsets: TypeAlias = HeldOffsets | StoredOffsets
+"""The index of a file. Any number of threads may read it."""
