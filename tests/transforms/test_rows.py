@@ -41,7 +41,7 @@ def test_the_batch_of_rows_is_that_of_the_rows_one_by_one(rows: list[list[int]])
 def test_the_batch_of_some_rows_is_theirs(num_rows: int, bounds: tuple[int, int]) -> None:
     """Rows that follow one another are a part of the columns; a small part is copied, and keeps nothing else alive."""
     documents = [(np.full(3, number),) for number in range(num_rows)]
-    rows = RowFormat.of_rows({"tokens": 4}, (), None).lay_out(
+    rows = RowFormat({"tokens": 4}, (), None).lay_out(
         documents, Segments(np.arange(num_rows + 1), np.arange(num_rows)), np.empty
     )
     some = rows[slice(*bounds)]
@@ -55,7 +55,7 @@ def test_the_batch_of_some_rows_is_theirs(num_rows: int, bounds: tuple[int, int]
 @pytest.mark.parametrize("carried", [(), ("name",)])
 def test_rows_with_lists_are_stacked_one_by_one(carried: tuple[str, ...]) -> None:
     """Rows with lists of values have no prepared batch, and each row has its own list."""
-    made = RowFormat.of_rows({"tokens": 4}, (), None, carried=carried)
+    made = RowFormat({"tokens": 4}, (), None, carried=carried)
     documents: list[Any] = [(np.arange(2), *("ab"[number] for _ in carried)) for number in range(2)]
     rows = made.lay_out(documents, Segments(np.array([0, 2]), np.arange(2)), np.empty)
     assert (rows.stack(np.empty) is None) == bool(carried)

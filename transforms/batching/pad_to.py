@@ -36,7 +36,7 @@ class PadTo(Map):
 
     @named_arguments()
     def __init__(self, length_struct: Mapping[str, int], padding_struct: Mapping[str, Any] | None = None) -> None:
-        self.rows = RowFormat(length_struct, (), padding_struct)
+        self.rows = RowFormat(length_struct, (), padding_struct, has_companions=False)
 
     def __repr__(self) -> str:
         return f"PadTo({self.rows})"
@@ -88,7 +88,7 @@ class PaddedFeatures:
         self.names = (features,) if isinstance(features, str) else tuple(features)
         if not all(isinstance(name, str) for name in self.names):
             raise TypeError(f"feature must be a name or a list of names, got {features!r}.")
-        self.rows = RowFormat(dict.fromkeys(self.names, 1), (), padding_struct)
+        self.rows = RowFormat(dict.fromkeys(self.names, 1), (), padding_struct, has_companions=False)
         self.padding_struct = self.rows.padding_struct
 
     def __repr__(self) -> str:

@@ -95,7 +95,7 @@ class BinPack(GroupingOperation):
         if isinstance(length_struct, Mapping) and not isinstance(meta_features, str):
             carried = [name for name in meta_features if name not in length_struct]
             meta_features = [name for name in meta_features if name in length_struct]
-        self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct, pack_alignment_struct, carried)
+        self.rows = RowFormat(length_struct, meta_features, padding_struct, pack_alignment_struct, carried)
         self.num_packing_bins = as_integer(num_packing_bins, "num_packing_bins", minimum=1, maximum=1 << 24)
         self.seed = None if seed is None else as_seed(seed)
         self.shuffle_bins = as_flag(shuffle_bins, "shuffle_bins")

@@ -90,7 +90,7 @@ class ConcatThenSplit(GroupingOperation):
         bos_features: Collection[str] = (),
         bos_token_id: SupportsIndex | None = None,
     ) -> None:
-        self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
+        self.rows = RowFormat(length_struct, meta_features, padding_struct)
         if len({self.length_struct[name] for name in self._cut_features}) > 1:
             raise ValueError(
                 "length_struct must give all features but meta_features the same length, because they are cut at the "

@@ -63,7 +63,7 @@ class Pack(Transformation):
         meta_features: Collection[str] = (),
         padding_struct: Mapping[str, Any] | None = None,
     ) -> None:
-        self.rows = RowFormat.of_rows(length_struct, meta_features, padding_struct)
+        self.rows = RowFormat(length_struct, meta_features, padding_struct)
 
     @property
     def length_struct(self) -> dict[str, int]:

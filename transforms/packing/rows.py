@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Self, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,8 @@ _COMPANIONS = ("_segment_ids", "_positions")
 class RowFormat:
     """The layout of rows: the length of each feature, its padding, and whether it has segment ids and positions.
 
+    `has_companions=False` is for elements that are padded, not packed: no feature has segment ids and positions.
+
     Attributes:
         length_struct: the length of a row, per feature.
         meta_features: the features without segment ids and positions.
@@ -52,6 +54,8 @@ class RowFormat:
         padding_struct: Mapping[str, Any] | None,
         alignments: Mapping[str, int] | None = None,
         carried: Collection[str] = (),
+        *,
+        has_companions: bool = True,
     ) -> None:
         if not isinstance(length_struct, Mapping):
             raise TypeError(
@@ -74,26 +78,13 @@ class RowFormat:
                     f"length_struct[{name!r}] must be a multiple of pack_alignment_struct[{name!r}], got "
                     f"{self.length_struct[name]} and {multiple}: documents begin at multiples of it."
                 )
-
-    @classmethod
-    def of_rows(
-        cls,
-        length_struct: Mapping[str, int],
-        meta_features: Collection[str],
-        padding_struct: Mapping[str, Any] | None,
-        alignments: Mapping[str, int] | None = None,
-        carried: Collection[str] = (),
-    ) -> Self:
-        """Returns the format of packed rows. Refuses a feature that has the name of another feature's segment ids."""
-        made = cls(length_struct, meta_features, padding_struct, alignments, carried)
-        names = {*made.length_struct, *carried}
-        for name in made.length_struct:
+        names = {*self.length_struct, *carried}
+        for name in self.length_struct if has_companions else ():
             if taken := [name + ending for ending in _COMPANIONS if name + ending in names]:
                 raise ValueError(
                     f"A feature is called {taken[0]!r}, which is the name of an array that packing adds for {name!r}. "
                     "Leave it out."
                 )
-        return made
 
     def __repr__(self) -> str:
         options = {
