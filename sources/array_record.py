@@ -9,10 +9,8 @@ Guarantees, besides those of all sources of files:
 """
 
 import functools
-import inspect
 import os
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
@@ -22,6 +20,7 @@ from millstream.sources.array_record_footer import count_records
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.urls import Url, is_url
+from millstream.warn import warn
 
 if TYPE_CHECKING:
     from millstream.sources.storage.file_cache import FileCache
@@ -137,11 +136,10 @@ class ArrayRecordDataSource(FileRecords[bytes]):
             return
         self._group_size_reported = True
         path = next(path for path in self._paths if path in self._group_sizes)
-        warnings.warn(
+        warn(
             f"{path!r} was written with group_size:{self._group_sizes[path]}. Reading one record decodes its whole "
             "group, so random access is slow. Write the files again with ArrayRecordWriter(path, 'group_size:1'), or "
-            "by `python -m millstream convert`.",
-            stacklevel=_frames_of_millstream() + 1,
+            "by `python -m millstream convert`."
         )
 
 
@@ -157,11 +155,3 @@ def _reader_class() -> Callable[[bytes, str], Reader]:
 def _watch_forks() -> None:
     """Marks the processes that are forked from now on."""
     os.register_at_fork(after_in_child=_forked.set)
-
-
-def _frames_of_millstream() -> int:
-    """Returns the number of frames from the caller to the code that uses millstream."""
-    frame, count = inspect.currentframe(), -1
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("millstream."):
-        frame, count = frame.f_back, count + 1
-    return count

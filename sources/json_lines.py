@@ -61,9 +61,11 @@ class JsonLinesDataSource(SpanRecords[Any]):
 @final
 @dataclasses.dataclass(frozen=True)
 class _JsonLinesFormat(SpanFormat[Any]):
-    """A span is a line with the blank lines after it."""
+    """A span is a line with the blank lines after it, whose record is its value or, if `is_text`, its text."""
 
     index_kind: ClassVar[str] = "json-lines"
+
+    is_text: bool = False
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         refuse_compressed(scan)
@@ -75,7 +77,7 @@ class _JsonLinesFormat(SpanFormat[Any]):
             with contextlib.suppress(ValueError):
                 records.extend(map(_loads(), spans))
         records.extend(_loads_exactly(spans[row], row, request) for row in range(len(records), len(spans)))
-        return records
+        return [span.strip() for span in spans] if self.is_text else records
 
 
 @final
@@ -88,22 +90,7 @@ class JsonTexts(SpanRecords[bytes]):
     kind: ClassVar[str] = "JSONL"
 
     def __init__(self, paths: Any) -> None:
-        super().__init__(paths, _JsonTextsFormat())
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class _JsonTextsFormat(SpanFormat[bytes]):
-    """A span is a line with the blank lines after it."""
-
-    index_kind: ClassVar[str] = _JsonLinesFormat.index_kind
-
-    def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
-        return _JsonLinesFormat().offsets(scan)
-
-    def decode(self, spans: list[bytes], request: SpanRequest) -> list[bytes]:
-        _JsonLinesFormat().decode(spans, request)
-        return [span.strip() for span in spans]
+        super().__init__(paths, _JsonLinesFormat(is_text=True))
 
 
 _LONG_DIGITS = 19
