@@ -20,9 +20,6 @@ _MAX_DESCRIPTION = 160
 
 _KEY_LIMIT = 1 << 63
 
-_MAX_DEPTH = 50
-"""The maximum depth of nested sources: each level is a recursive call, and Python limits those."""
-
 
 @final
 class ConcatenatedDataSource(Pictured, Closing):
@@ -67,13 +64,6 @@ class ConcatenatedDataSource(Pictured, Closing):
             raise ValueError("sources must have at least one source, got none.")
         for name, source in self.parts.items():
             check_source(source, f"Source {name!r}")
-        nested = [source for source in self.parts.values() if isinstance(source, ConcatenatedDataSource)]
-        self._depth = 1 + max((source._depth for source in nested), default=0)  # noqa: SLF001  (of this class)
-        if self._depth > _MAX_DEPTH:
-            raise ValueError(
-                f"ConcatenatedDataSources can be nested at most {_MAX_DEPTH} deep, got {self._depth}. Pass all sources "
-                "in one list."
-            )
         lengths = [len(source) for source in self.parts.values()]
         if sum(lengths) > _KEY_LIMIT:
             raise ValueError(f"Concatenated sources must have at most 2**63 records, got {sum(lengths)}.")

@@ -201,15 +201,3 @@ def test_alike_columns_are_not_taken_apart() -> None:
 
     assert batch["x"].tolist() == [8, 0, 3, 0]
     assert "_records" not in vars(records)
-
-
-def test_deep_nesting_is_refused_before_it_exceeds_the_stack() -> None:
-    """50 levels are read and pickled; one more is an error at construction, not a RecursionError while reading."""
-    source = ConcatenatedDataSource([["a", "b"]])
-    for _ in range(49):
-        source = ConcatenatedDataSource([source])
-
-    assert list(source.__getitems__([1, 0])) == ["b", "a"]
-    assert pickle.loads(pickle.dumps(source))[1] == "b"
-    with pytest.raises(ValueError, match=r"nested at most 50 deep, got 51\. Pass all sources in one list"):
-        ConcatenatedDataSource([["c"], source])
