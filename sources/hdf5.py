@@ -16,8 +16,7 @@ from millstream.sources.column_names import paths_of_columns
 from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import Files
 from millstream.sources.hdf5_file import Hdf5File, content_of
-from millstream.sources.hdf5_layout import DatasetLayout, FileSegment, h5py_module, inspect_file
-from millstream.sources.hdf5_paths import split_paths
+from millstream.sources.hdf5_layout import DatasetLayout, FileSegment, h5py_module, inspect_file, split_paths
 from millstream.sources.storage.byte_files import SpanReadError
 from millstream.sources.storage.urls import is_url
 from millstream.sources.tables.decoded_cache import UnitCache

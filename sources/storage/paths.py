@@ -16,7 +16,9 @@ from millstream.errors import DataSourceError
 from millstream.sources.storage.urls import Url, canonical, is_url, matching, without_query
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
-_MAGIC = re.compile(r"[*?[]")
+GLOB = re.compile(r"[*?[]")
+"""The characters of a glob."""
+
 _BROKEN_URL = re.compile(r"(gs|s3|az|hf|https?):/[^/]")
 """The form of a URL after a conversion by `pathlib`."""
 
@@ -199,7 +201,7 @@ def _resolve(path: Any, kind: str) -> list[FilePart]:
         return _resolve_url(name, kind)
     if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
         raise ValueError("URLs must be str, because `pathlib` removes one of their slashes. Pass the str itself.")
-    if not _MAGIC.search(name) or os.path.exists(name):  # noqa: PTH110
+    if not GLOB.search(name) or os.path.exists(name):  # noqa: PTH110
         return [FilePart(name)]
     if match := _RANGE.fullmatch(name):
         return [FilePart(match[1], int(match[2]), int(match[3]))]
@@ -211,7 +213,7 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
     path, start, stop = (match[1], int(match[2]), int(match[3])) if match else (name, 0, None)
     url = Url.of(path)
     path = canonical(path)
-    if not _MAGIC.search(url.key):
+    if not GLOB.search(url.key):
         return [FilePart(path, start, stop)]
     if not url.can_list:
         if "*" not in url.key:
@@ -223,7 +225,7 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
     root = f"{url.scheme}://{url.root}/"
     from millstream.sources.storage.object_stores import list_keys  # noqa: PLC0415  (lazy: only readers of stores need it)
 
-    keys = list_keys(url._replace(key=_MAGIC.split(url.key)[0]))
+    keys = list_keys(url._replace(key=GLOB.split(url.key)[0]))
     if url.key in keys:
         return [FilePart(path, start, stop)]
     matches = matching(keys, url.key)
@@ -245,7 +247,7 @@ def _matches(pattern: str, kind: str) -> list[str]:
     """Returns the sorted matches of a glob; no match, or a folder that may not be read, is an error."""
     matches = sorted(set(glob.glob(pattern, recursive=True)))  # noqa: PTH207
     if not matches:
-        folder = os.path.dirname(_MAGIC.split(pattern)[0])  # noqa: PTH120
+        folder = os.path.dirname(GLOB.split(pattern)[0])  # noqa: PTH120
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.scandir(folder).close()  # Raises if it may not be read, which `glob` ignores.
         raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", pattern)
