@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream import tree
-from millstream.columnar import Allocate, ColumnarRecords
+from millstream.columnar import Allocate, ColumnarRecords, copy_images
 from millstream.notebook_repr import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
 from millstream.sources.record_crc import FINGERPRINT_RECORDS, updated_crc
@@ -193,10 +193,6 @@ class InMemoryDataSource(Pictured):
         return self._fingerprint
 
 
-_SHORT_AXIS = 16
-"""Last axes up to this length are copied one index at a time if they are not contiguous."""
-
-
 def stacks(column: NDArray[Any]) -> bool:
     """Returns True if rows stack to the column's dtype: one-dimensional text, bytes and objects have other ones."""
     return not column.dtype.hasobject and (column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS)
@@ -255,13 +251,7 @@ def _taken(keys: Any, column: NDArray[Any]) -> Any:
 
 def copy_rows(column: NDArray[Any], keys: NDArray[np.int64], out: NDArray[Any]) -> None:
     """Copies the rows of the keys of a view to `out`, without a copy of all rows."""
-    rows = column[keys]
-    if rows.flags.c_contiguous or column.ndim < 3 or column.shape[-1] > _SHORT_AXIS:
-        out[...] = rows
-        return
-    # NumPy's innermost loop would be over the last axis, the few channels of transposed images: a third of the speed.
-    for last in range(column.shape[-1]):
-        out[..., last] = rows[..., last]
+    copy_images(column[keys], out)
 
 
 def can_be_taken_from(column: NDArray[Any]) -> bool:

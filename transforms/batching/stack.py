@@ -34,9 +34,8 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from millstream import tree
-from millstream.columnar import Allocate, ColumnarRecords, stack_objects, stack_texts
+from millstream.columnar import Allocate, ColumnarRecords, any_flipped, copy_images, stack_objects, stack_texts
 from millstream.errors import StackError
-from millstream.transforms.batching.flipped import any_flipped, copy_image
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
@@ -108,7 +107,7 @@ def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
     if any_flipped(column):
         _refuse_unlike_arrays(column, path)
         for image, row in zip(column, batch, strict=True):
-            copy_image(image, row)
+            copy_images(image, row)
         return batch
     try:
         # Concatenating along the first axis needs no new axis per array: half of np.stack's time for small arrays.
