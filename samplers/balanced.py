@@ -1,6 +1,7 @@
 """An order whose global batches are dealt to parts of equal cost."""
 
 import copy
+import heapq
 import operator
 import zlib
 from collections.abc import Sequence
@@ -22,12 +23,14 @@ from millstream.samplers.base import (
     largest_key,
     vectorised,
 )
-from millstream.samplers.equal_parts import as_integer_costs, dealt
 from millstream.samplers.occurrences import Occurrences
 from millstream.samplers.order import Order, positions_between
 from millstream.samplers.protocols import Located, MixedPackedSampler, PackedSampler, is_mixed, is_packed
 from millstream.segments import Segments
 from millstream.sharding import ShardOptions
+
+_LARGEST_COST = 1 << 31
+"""Costs become integers up to this bound, whose sums are the same on every machine."""
 
 _POSITIONS_PER_CALL = 1 << 15
 """The order is called for the positions of several global batches together, up to this number."""
@@ -82,7 +85,7 @@ class BalancedSampler(Order):
             raise ValueError(
                 f"global_batch_size must be a multiple of parts={self.parts}, got {self.global_batch_size}."
             )
-        self._costs = as_integer_costs(costs)
+        self._costs = _as_integer_costs(costs)
         largest = largest_key(order)
         if largest is not None and largest >= len(self._costs):
             raise ValueError(
@@ -285,4 +288,43 @@ class BalancedSampler(Order):
             costs = np.add.reduceat(own, rows.offsets[:-1])
         else:
             costs = self._costs[checked_keys_at(self.order, positions)]
-        return np.stack([dealt(of_batch, self.parts) for of_batch in costs.reshape(-1, size)])
+        return np.stack([_dealt(of_batch, self.parts) for of_batch in costs.reshape(-1, size)])
+
+
+def _as_integer_costs(costs: Any) -> NDArray[np.int64]:
+    """Returns costs in proportion to the given ones, as integers from 0 to `_LARGEST_COST`."""
+    array = np.asarray(costs)
+    if array.ndim != 1 or not array.size:
+        raise ValueError(f"costs must be a one-dimensional array of numbers, got an array of shape {array.shape}.")
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"costs must be numbers, got an array of dtype {array.dtype}.")
+    array = array.astype(np.float64)
+    if not (np.isfinite(array).all() and array.min() >= 0):
+        raise ValueError(f"costs must be finite numbers from 0 on, got {array.min()} to {array.max()}.")
+    scale = _LARGEST_COST / (array.max() or 1.0)
+    scaled: NDArray[np.int64] = np.rint(array * scale).astype(np.int64)
+    return scaled
+
+
+def _dealt(costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
+    """Returns rows in an order in which contiguous parts of equal count cost alike, nested."""
+    size = len(costs) // parts
+    rows = np.argsort(-costs, kind="stable")
+    # The dearest row that is left goes to the cheapest part that has room.
+    open_parts: list[tuple[int, int]] = [(0, part) for part in range(parts)]
+    totals, members = [0] * parts, [list[int]() for _ in range(parts)]
+    for row, cost in zip(rows.tolist(), costs[rows].tolist(), strict=True):
+        total, part = open_parts[0]
+        totals[part] = total + cost
+        members[part].append(row)
+        if len(members[part]) == size:
+            heapq.heappop(open_parts)
+        else:
+            heapq.heapreplace(open_parts, (totals[part], part))
+    groups = list(zip(totals, members, strict=True))
+    while len(groups) > 1 and len(groups) % 2 == 0:
+        ordered = sorted(groups, key=operator.itemgetter(0), reverse=True)
+        half = len(groups) // 2
+        pairs = zip(ordered[:half], reversed(ordered[half:]), strict=True)
+        groups = [(dear + cheap, first + second) for (dear, first), (cheap, second) in pairs]
+    return np.array([row for _, rows_of_group in groups for row in rows_of_group], dtype=np.int64)

@@ -72,13 +72,12 @@ def open_trusted(path: str, owner: int) -> int:
     raise PermissionError(0, "it is not a regular file, or another user could have written it", path)
 
 
-def open_private(path: str, flags: int, mode: int = 0o600) -> int:
-    """Returns the descriptor of a regular file that belongs to this user and has a single name.
+def open_private(path: str, flags: int) -> int:
+    """Returns the descriptor of a regular file that belongs to this user and has a single name; a new one has mode 0600.
 
     Args:
         path: the file.
         flags: as for `os.open`.
-        mode: the permissions of a new file.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -86,7 +85,7 @@ def open_private(path: str, flags: int, mode: int = 0o600) -> int:
         OSError: it cannot be opened.
     """
     try:
-        descriptor = os.open(path, flags | _OPEN_FLAGS, mode)
+        descriptor = os.open(path, flags | _OPEN_FLAGS, 0o600)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENXIO, errno.EMLINK}:  # A link, a socket, a link on FreeBSD.
             raise _foreign(path) from None
