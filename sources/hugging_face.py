@@ -70,8 +70,13 @@ class HuggingFaceDataSource(Pictured, ReadsBatches):
             return []
         try:
             rows = self._rows(keys)
-        except ValueError as error:
-            raise self._chunk_error(keys, error) from error
+        except ValueError:
+            for key in keys.tolist():
+                try:
+                    self._rows(np.array([key]))
+                except ValueError as error:
+                    raise self._row_error(key, error) from error
+            raise
         return records_of(self._opened().columns, rows, keys, self._row_error)
 
     def __repr__(self) -> str:
@@ -113,15 +118,6 @@ class HuggingFaceDataSource(Pictured, ReadsBatches):
         if len(wrong := numbers[(numbers < 0) | (numbers >= count)]):
             raise ValueError(f"its indices select row {wrong[0]} of {count:,}")
         return numbers
-
-    def _chunk_error(self, keys: Any, error: ValueError) -> DataSourceError:
-        """Returns the error of the first record in a damaged chunk."""
-        for key in keys.tolist():
-            try:
-                self._rows(np.array([key]))
-            except ValueError as own:
-                return self._row_error(key, own)
-        return self._row_error(int(keys[0]), error)
 
     def _row_error(self, key: int, error: ValueError) -> DataSourceError:
         """Returns the error of a damaged record, with its file."""

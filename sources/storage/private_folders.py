@@ -73,7 +73,7 @@ def open_trusted(path: str, owner: int) -> int:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Returns the descriptor of a regular file that belongs to this user and has a single name; a new one has mode 0600.
+    """Returns the descriptor of a regular file of this user with a single name. A new file has mode 0600.
 
     Args:
         path: the file.
