@@ -8,7 +8,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, as_options
+from millstream.checks import as_integer_or_none, as_options
 from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT
@@ -38,8 +38,9 @@ class EpochSampler(Order):
     def __init__(
         self, num_epochs: int | None, seed: int | None, shard_options: ShardOptions | None, *, shuffle: bool
     ) -> None:
-        self.num_epochs, self.seed = checked_num_epochs(num_epochs), checked_seed(seed, shuffle=shuffle)
-        self.shard_options = checked_shard_options(NoSharding() if shard_options is None else shard_options)
+        self.num_epochs, self.seed = as_integer_or_none(num_epochs, "num_epochs"), checked_seed(seed, shuffle=shuffle)
+        given = NoSharding() if shard_options is None else shard_options
+        self.shard_options = as_options(given, "shard_options", ShardOptions)
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
@@ -94,9 +95,10 @@ class EpochSampler(Order):
             found.append(Occurrences(rows[which][is_before], positions[is_before]))
         return Occurrences.concatenate(found)
 
-    @abc.abstractmethod
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the elements of each epoch with the given keys: the index of the key, and the element's number."""
+        rows = np.flatnonzero((keys >= 0) & (keys < self.num_records))
+        return rows, keys[rows]
 
     @abc.abstractmethod
     def _offsets_of(
@@ -122,16 +124,6 @@ class EpochSampler(Order):
         return keys
 
 
-def checked_num_epochs(num_epochs: object) -> int | None:
-    """Returns the number of epochs, at least 1; None for an endless order."""
-    if num_epochs is None:
-        return None
-    number = as_integer(num_epochs, "num_epochs")
-    if number < 1:
-        raise ValueError(f"num_epochs must be at least 1, or None for endless epochs, got {number}.")
-    return number
-
-
 def checked_seed(seed: object, *, shuffle: bool) -> int | None:
     """Returns a seed, 0 … 2**64 - 1, or None, which a shuffle does not accept."""
     if seed is None:
@@ -141,30 +133,34 @@ def checked_seed(seed: object, *, shuffle: bool) -> int | None:
     return as_seed(seed)
 
 
-def checked_shard_options(shard_options: object) -> ShardOptions:
-    """Returns the options of the shard, checked."""
-    return as_options(shard_options, "shard_options", ShardOptions)
-
-
-def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
-    """Returns a line of integers as an int64 array of shape (n,), n at least 1; without a copy if it is one already.
+def integers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
+    """Returns a line of integers as an int64 array of shape (n,); without a copy if it is one already.
 
     Raises:
         TypeError: they are not integers.
-        ValueError: there are none, they have another shape, one is below the minimum, or the sum is 2**63 or more.
+        ValueError: they have another shape, or one is below the minimum or 2**63 or more.
     """
     array = np.asarray(values)
-    if array.ndim != 1 or not array.size:
-        raise ValueError(
-            f"{name} must be a one-dimensional array of at least one integer, got an array of shape {array.shape}."
-        )
-    if array.dtype.kind not in "iu":
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be a one-dimensional array of integers, got an array of shape {array.shape}.")
+    if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got an array of dtype {array.dtype}.")
-    smallest, largest = int(array.min()), int(array.max())
-    if smallest < minimum or largest >= POSITION_LIMIT:
-        raise ValueError(f"{name} must be between {minimum} and 2**63 - 1, got {smallest} to {largest}.")
-    # As floating-point numbers, which do not overflow as the sum may.
-    if largest * array.size > POSITION_LIMIT // 2 and array.sum(dtype=np.float64) > POSITION_LIMIT * 0.999:
-        raise ValueError(f"{name} must have a sum below 2**63, got about {array.sum(dtype=np.float64):.3g}.")
+    if array.size and not minimum <= int(array.min()) <= int(array.max()) < POSITION_LIMIT:
+        raise ValueError(f"{name} must be between {minimum} and 2**63 - 1, got {array.min()} to {array.max()}.")
     # As one block, it crosses to worker processes as pages that all of them share.
     return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
+    """Returns at least one integer, as `integers` does.
+
+    Raises:
+        TypeError, ValueError: as `integers`, or there are none, or the sum is 2**63 or more.
+    """
+    array = integers(values, name, minimum)
+    if not array.size:
+        raise ValueError(f"{name} must have at least one integer, got none.")
+    # As floating-point numbers, which do not overflow as the sum may.
+    if int(array.max()) * array.size > POSITION_LIMIT // 2 and array.sum(dtype=np.float64) > POSITION_LIMIT * 0.999:
+        raise ValueError(f"{name} must have a sum below 2**63, got about {array.sum(dtype=np.float64):.3g}.")
+    return array

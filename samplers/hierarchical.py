@@ -100,10 +100,6 @@ class HierarchicalSampler(EpochSampler):
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         return self._windows_of(epoch).keys(offsets)
 
-    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        rows = np.flatnonzero((keys >= 0) & (keys < self.num_records))
-        return rows, keys[rows]
-
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
         return slice(None), self._windows_of(epoch).offsets(elements)
 
@@ -175,3 +171,10 @@ def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch:
     shifts = source_ends[order] - unit_ends
     ranks = np.argsort(order)
     return Windows(source_ends, starts, ends, unit_ends, shifts, ranks, epoch, derive_seed(seed, _RECORDS))
+
+
+def by_window(windows: NDArray[np.intp]) -> list[tuple[int, NDArray[np.intp] | slice]]:
+    """Returns each window that occurs, and the indices at which it does."""
+    if (windows == windows[0]).all():
+        return [(int(windows[0]), slice(None))]
+    return [(window, np.flatnonzero(windows == window)) for window in np.unique(windows).tolist()]

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, named_fields
+from millstream.checks import as_flag, as_integer, as_integer_or_none, as_options, named_fields
 from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
-from millstream.samplers.epochs import EpochSampler, checked_num_epochs, checked_seed, checked_shard_options
+from millstream.samplers.epochs import EpochSampler, checked_seed, integers
 from millstream.samplers.occurrences import equal_to
 from millstream.samplers.permutation import permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
@@ -70,9 +70,9 @@ class IndexSampler(EpochSampler):
         object.__setattr__(self, "num_records", as_integer(self.num_records, "num_records"))
         if not 0 <= self.num_records <= POSITION_LIMIT:
             raise ValueError(f"num_records must be between 0 and 2**63, got {self.num_records}.")
-        object.__setattr__(self, "shard_options", checked_shard_options(self.shard_options))
+        object.__setattr__(self, "shard_options", as_options(self.shard_options, "shard_options", ShardOptions))
         object.__setattr__(self, "shuffle", as_flag(self.shuffle, "shuffle"))
-        object.__setattr__(self, "num_epochs", checked_num_epochs(self.num_epochs))
+        object.__setattr__(self, "num_epochs", as_integer_or_none(self.num_epochs, "num_epochs"))
         object.__setattr__(self, "seed", checked_seed(self.seed, shuffle=self.shuffle))
         if self.keys is not None:
             object.__setattr__(self, "keys", _valid_keys(self.keys, self.num_records))
@@ -131,8 +131,7 @@ class IndexSampler(EpochSampler):
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         if self.keys is not None:
             return equal_to(np.asarray(self.keys, np.int64), keys)
-        rows = np.flatnonzero((keys >= 0) & (keys < self.num_records))
-        return rows, keys[rows]
+        return super()._elements_of(keys)
 
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
         if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
@@ -187,19 +186,10 @@ class SequentialSampler(IndexSampler):
 
 
 def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
-    """Returns the user's keys as an array of int64; refuses values that cannot be record keys."""
-    array = np.asarray(keys)
-    if array.ndim != 1 or len(array) != num_records:
+    array = integers(keys, "keys", minimum=0)
+    if len(array) != num_records:
         raise ValueError(
-            f"keys must hold one record key for each of the num_records={num_records} records, got an array of shape "
-            f"{array.shape}: write IndexSampler(len(keys), keys=keys)."
+            f"keys must hold one record key for each of the num_records={num_records} records, got {len(array)}: write "
+            "IndexSampler(len(keys), keys=keys)."
         )
-    if not array.size:
-        return np.zeros(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"keys must be integers, got an array of dtype {array.dtype}.")
-    smallest, largest = int(array.min()), int(array.max())
-    if smallest < 0 or largest >= POSITION_LIMIT:
-        raise ValueError(f"keys must be between 0 and 2**63 - 1, got {smallest} to {largest}.")
-    # As one block, it is sent to worker processes as pages that all of them share.
-    return np.ascontiguousarray(array, dtype=np.int64)
+    return array

@@ -10,10 +10,9 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
+from millstream.checks import as_integer, as_options, named_arguments
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range, largest_key
-from millstream.samplers.epochs import checked_shard_options
 from millstream.samplers.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
 from millstream.samplers.mixture_checks import (
     checked_component,
@@ -123,7 +122,8 @@ class MixtureSampler(Order):
                 f"stop must be {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or {DROP_EXHAUSTED!r}, got {stop!r}."
             )
         self.stop = stop
-        self.shard_options = checked_shard_options(NoSharding() if shard_options is None else shard_options)
+        own = NoSharding() if shard_options is None else shard_options
+        self.shard_options = as_options(own, "shard_options", ShardOptions)
         self.samplers = tuple(checked_component(name, sampler) for name, sampler in self.parts.items())
         self.row_length = checked_row_length(self.names, self.samplers)
         self.source_lengths = checked_source_lengths(self.parts, source_lengths)

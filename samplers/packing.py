@@ -8,11 +8,11 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arguments
 from millstream.overflow import as_overflow
 from millstream.samplers.base import check_range
 from millstream.samplers.epochs import EpochSampler, whole_numbers
-from millstream.samplers.hierarchical import Windows, windows_by_epoch
+from millstream.samplers.hierarchical import Windows, by_window, windows_by_epoch
 from millstream.samplers.occurrences import spread
 from millstream.samplers.order import positions_between
 from millstream.samplers.permutation import permute
@@ -111,7 +111,7 @@ class PackingSampler(EpochSampler):
         self.strategy = strategy
         if not self.lengths.max():
             raise ValueError("lengths must have at least one token, got nothing but zeros.")
-        self.window_units = None if window_units is None else as_integer(window_units, "window_units", minimum=1)
+        self.window_units = as_integer_or_none(window_units, "window_units")
         self.unit_sizes = None if unit_sizes is None else whole_numbers(unit_sizes, "unit_sizes", minimum=0)
         if self.unit_sizes is None and window_units is not None:
             raise ValueError("unit_sizes must be given with window_units, got None. Pass source.unit_sizes.")
@@ -245,7 +245,7 @@ class PackingSampler(EpochSampler):
         rows = self._permuted(offsets, epoch)
         windows = np.searchsorted(self._row_ends, rows, side="right")
         rows = rows - (self._row_ends - self._window_rows)[windows]
-        return [(window, own, rows[own]) for window, own in _by_window(windows)]
+        return [(window, own, rows[own]) for window, own in by_window(windows)]
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = np.flatnonzero((keys >= 0) & (keys < len(self.lengths)))
@@ -256,7 +256,7 @@ class PackingSampler(EpochSampler):
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         found = []
         windows = np.searchsorted(self._unit_ends, elements, side="right") % self._num_windows
-        for window, own in _by_window(windows):
+        for window, own in by_window(windows):
             which, rows = self._plan_of(window).rows_of(elements[own], self._key(epoch, window))
             begin = self._row_ends[window] - self._window_rows[window]
             found.append((np.arange(len(elements))[own][which], rows + begin))
@@ -327,10 +327,3 @@ class PackingSampler(EpochSampler):
             raise ValueError(
                 f"No document is left: overflow='drop', and all are longer than row_length={self.row_length}."
             )
-
-
-def _by_window(windows: NDArray[np.intp]) -> list[tuple[int, NDArray[np.intp] | slice]]:
-    """Returns each window that occurs, and the indices at which it does."""
-    if (windows == windows[0]).all():
-        return [(int(windows[0]), slice(None))]
-    return [(window, np.flatnonzero(windows == window)) for window in np.unique(windows).tolist()]

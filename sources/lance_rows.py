@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.checks import as_integer_or_none
 from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
@@ -72,7 +72,7 @@ class LanceDataSource(Pictured, ReadsBatches):
         if filter is not None and not isinstance(filter, str):
             raise TypeError(f"filter must be a condition of SQL, such as 'width >= 256', or None, got {filter!r}.")
         self._filter = filter
-        self.version: int | None = None if version is None else as_integer(version, "version", minimum=1)
+        self.version = as_integer_or_none(version, "version")
         wanted = checked_columns(columns)
         self._opened: OpenedHere[Any] = OpenedHere("Lance")
         dataset = self._opened.get(self._open)

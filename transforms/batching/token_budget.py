@@ -6,7 +6,7 @@ from typing import Any, ClassVar, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
+from millstream.checks import as_integer, as_integer_or_none, named_arguments
 from millstream.columnar import Allocate
 from millstream.segments import Segments
 from millstream.transforms.batching.pad_to import PaddedFeatures
@@ -83,9 +83,7 @@ class TokenBudgetBatch(GroupingOperation):
         padding_struct: Mapping[str, Any] | None = None,
     ) -> None:
         self.budget = as_integer(budget, "budget", minimum=1)
-        self.max_batch_size = (
-            None if max_batch_size is None else as_integer(max_batch_size, "max_batch_size", minimum=1)
-        )
+        self.max_batch_size = as_integer_or_none(max_batch_size, "max_batch_size")
         self.features = PaddedFeatures(feature, padding_struct)
 
     def __repr__(self) -> str:
