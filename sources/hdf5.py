@@ -177,7 +177,7 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         return Hdf5File(path, self._identities[path], self._segments[path])
 
     def _begin(self) -> None:
-        self._chunks: UnitCache[_Chunk] = UnitCache(self._cache_bytes, 1)
+        self._chunks: UnitCache[_Chunk] = UnitCache(self._cache_bytes)
 
     @property
     def _is_far(self) -> bool:

@@ -23,7 +23,7 @@ from millstream.sources.tables.row_groups import RowGroup, RowGroups
 from millstream.warn import log_warning
 
 _SAMPLED_UNITS = 16
-"""The number of evicted row groups that advice is based on."""
+"""The minimum number of evicted row groups that advice is based on."""
 
 _WASTE_FACTOR = 4
 """Advice is given if fewer than one in this number of their rows were read."""
@@ -190,7 +190,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
 
     def _begin(self) -> None:
         concurrency = FETCHED_TOGETHER if self._is_far else min(_DECODED_TOGETHER, os.cpu_count() or 1)
-        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, _SAMPLED_UNITS, concurrency)
+        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, concurrency)
         self._has_advised = False
 
     @property
@@ -279,15 +279,14 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         )
 
     def _advise(self) -> None:
-        uses = list(self._decoded_groups.units.dropped)
-        served, records = sum(use.served for use in uses), sum(use.num_records for use in uses)
-        if len(uses) < _SAMPLED_UNITS or served * _WASTE_FACTOR >= records:
+        count, served, records, num_bytes = self._decoded_groups.units.dropped
+        if count < _SAMPLED_UNITS or served * _WASTE_FACTOR >= records:
             return
         self._has_advised = True
-        num_bytes = sum(use.num_bytes for use in uses) // len(uses)
+        num_bytes //= count
         window = max(1, self._cache_bytes // (2 * max(1, num_bytes)))
         log_warning(
-            f"Only {served:,} of {records:,} rows in {len(uses)} evicted row groups were read. The order is too "
+            f"Only {served:,} of {records:,} rows in {count} evicted row groups were read. The order is too "
             f"random for Parquet, or many worker processes decode the same row groups. A row group takes {num_bytes:,} "
             f"bytes of memory here. Use HierarchicalSampler(source.unit_sizes, window_units={window}, seed=...), or "
             f"PackingSampler(..., unit_sizes=source.unit_sizes, window_units={window}), which fit into "

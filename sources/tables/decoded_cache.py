@@ -8,10 +8,11 @@ Guarantees:
 """
 
 import functools
+import operator
 import os
 import threading
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
@@ -36,15 +37,10 @@ UnitT = TypeVar("UnitT", bound=Unit)
 KeyT = TypeVar("KeyT", bound=Hashable)
 
 
-class Use(NamedTuple):
-    """The use of a unit that was dropped.
+class Dropped(NamedTuple):
+    """The number of units that were dropped, and over all of them: records that were read, records, and bytes."""
 
-    Attributes:
-        served: the number of its records that were read.
-        num_records: the number of its records.
-        num_bytes: its size in memory.
-    """
-
+    num_units: int
     served: int
     num_records: int
     num_bytes: int
@@ -80,14 +76,13 @@ class UnitCache(Generic[UnitT]):
 
     Args:
         max_bytes: the limit of their size in memory.
-        remembered: the number of dropped units whose use is recorded.
 
     Attributes:
-        dropped: the use of the units that were dropped last.
+        dropped: the use of the units that were dropped.
     """
 
-    def __init__(self, max_bytes: int, remembered: int) -> None:
-        self.dropped: deque[Use] = deque(maxlen=remembered)
+    def __init__(self, max_bytes: int) -> None:
+        self.dropped = Dropped(0, 0, 0, 0)
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._lock = SignalSafeLock(threading.RLock())
@@ -189,4 +184,5 @@ class UnitCache(Generic[UnitT]):
             if entry.unit is not None:
                 del self._entries[key]
                 self._num_bytes -= entry.unit.num_bytes
-                self.dropped.append(Use(entry.served, entry.unit.num_records, entry.unit.num_bytes))
+                own = (1, entry.served, entry.unit.num_records, entry.unit.num_bytes)
+                self.dropped = Dropped._make(map(operator.add, self.dropped, own))

@@ -97,19 +97,18 @@ class RowGroups:
     Args:
         columns: the columns.
         max_bytes: the limit of their size in memory.
-        remembered: the number of dropped row groups whose use is recorded.
         max_threads: the number of row groups to decode concurrently.
 
     Attributes:
         units: the row groups by number.
     """
 
-    def __init__(self, columns: Mapping[str, Column], max_bytes: int, remembered: int, max_threads: int) -> None:
-        self.units = UnitCache[RowGroup](max_bytes, remembered)
+    def __init__(self, columns: Mapping[str, Column], max_bytes: int, max_threads: int) -> None:
+        self.units = UnitCache[RowGroup](max_bytes)
         self._columns = columns
         self._max_bytes = max_bytes
         self._max_threads = max_threads
-        self._concatenated = UnitCache[ConcatenatedGroups](0, 1)
+        self._concatenated = UnitCache[ConcatenatedGroups](0)
         self._recent: tuple[ConcatenatedGroups, ...] = ()
 
     def clear(self) -> None:

@@ -305,7 +305,7 @@ def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog:
         ids = [int(record["id"]) for at in range(0, 2000, 50) for record in source.__getitems__(keys[at : at + 50])]
         assert ids == keys.tolist()
     (message,) = caplog.messages
-    assert re.search(r"of 320 rows in .* row groups were read.*window_units=2, seed", message)
+    assert re.search(r"of \d+ rows in \d+ evicted row groups were read.*window_units=2, seed", message)
 
 
 class Counting(ParquetDataSource):
