@@ -26,6 +26,8 @@ from millstream.sources.storage.urls import with_other_name, without_query
 
 _LIMIT_BYTES = 8
 
+_FILES = ".bagz files"
+
 _LARGEST_RATIO = 1 << 15
 """The maximum number of bytes that a byte of Zstandard becomes: four of them may be a block of 128 KB."""
 
@@ -72,7 +74,7 @@ class BagzDataSource(SpanRecords[bytes]):
         limit = as_integer(max_record_bytes, "max_record_bytes", minimum=1)
         super().__init__(paths, _BagzFormat(limit), cache)
         if any(map(_is_compressed, self._paths)):
-            _zstandard()  # It raises ImportError here, and not in a worker.
+            zstandard_library(_FILES)  # It raises ImportError here, and not in a worker.
 
 
 @final
@@ -116,7 +118,7 @@ class _BagzFormat(SpanFormat[bytes]):
     def decode(self, spans: list[bytes], request: SpanRequest) -> list[bytes]:
         if not _is_compressed(request.path):
             return spans
-        zstandard = _zstandard()
+        zstandard = zstandard_library(_FILES)
         decompressor = zstandard.ZstdDecompressor()  # One per call: it is not safe in threads.
         records: list[bytes] = []
         for row, span in enumerate(spans):
@@ -174,10 +176,6 @@ def _separate_limits(path: str) -> NDArray[np.int64] | None:
 
 def _is_compressed(path: str) -> bool:
     return without_query(path).endswith(".bagz")
-
-
-def _zstandard() -> Any:
-    return zstandard_library(".bagz files")
 
 
 def _damaged(scan: Scan) -> DataSourceError:

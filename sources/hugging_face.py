@@ -91,7 +91,7 @@ class HuggingFaceDataSource(Pictured, ReadsBatches):
 
         Images and other encoded values count in their encoded form.
         """
-        columns = self._opened().stored
+        columns = self._opened().data.columns
         keys = np.linspace(0, self._num_records - 1, min(FINGERPRINT_RECORDS, self._num_records), dtype=np.int64)
         crc = 0
         for record in dicts(columns, self._rows(keys)):
@@ -148,7 +148,7 @@ class HuggingFaceDataSource(Pictured, ReadsBatches):
                 decode = _decoder(self._dataset.features[name])
                 if decode is not None:
                     columns[name] = Decoded(column, decode, f"decoded {column.type_name}")
-            self._tables = _Tables(data, table, data.columns, columns)
+            self._tables = _Tables(data, table, columns)
         return self._tables
 
 
@@ -156,15 +156,13 @@ class _Tables(NamedTuple):
     """The tables of a dataset.
 
     Attributes:
-        data: the rows of all columns.
+        data: the rows of all columns, before decoding.
         indices: the numbers of the rows of the dataset, in its order; None for all rows.
-        stored: the columns before decoding.
         columns: the columns of the records.
     """
 
     data: ArrowTable
     indices: ArrowTable | None
-    stored: Mapping[str, Column]
     columns: Mapping[str, Column]
 
 

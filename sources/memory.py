@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,6 @@ if TYPE_CHECKING:
 
 _STACKABLE_SCALARS = "biufcmM"
 """The kinds of dtype whose scalars stack to an array of that dtype. Text and bytes have no fixed width."""
-
-
-class _SizedIndexable(Protocol):
-    """A list, a tuple, a NumPy array, a Hugging Face dataset, another source, and so on."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> Any: ...
 
 
 @final
@@ -268,7 +260,7 @@ def _is_columns(records: Any) -> bool:
     return is_dataclass or isinstance(records, dict | np.ndarray)
 
 
-def _sequence_length(records: _SizedIndexable) -> int:
+def _sequence_length(records: Any) -> int:
     """Returns the number of records of a sequence; raises TypeError for any other value."""
     advice = advice_for(records)
     if (

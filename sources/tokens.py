@@ -9,6 +9,7 @@ A window is found by arithmetic, so a file needs no index. Headers are skipped:
 """
 
 import contextlib
+import dataclasses
 import functools
 import io
 import struct
@@ -141,32 +142,23 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
             path,
             self._open_stored(path, location),
             layout,
-            stride_bytes=self._stride * layout.dtype.itemsize,
-            window_bytes=self._window * layout.dtype.itemsize,
-            num_records=self._counts[path],
+            self._stride * layout.dtype.itemsize,
+            self._window * layout.dtype.itemsize,
+            self._counts[path],
         )
 
 
 @final
+@dataclasses.dataclass(frozen=True, slots=True)
 class _TokenFile:
     """An open file of windows."""
 
-    def __init__(
-        self,
-        path: str,
-        file: StoredFile,
-        layout: TokenLayout,
-        *,
-        stride_bytes: int,
-        window_bytes: int,
-        num_records: int,
-    ) -> None:
-        self._path = path
-        self._file = file
-        self._layout = layout
-        self._stride_bytes = stride_bytes
-        self._window_bytes = window_bytes
-        self.num_records = num_records
+    path: str
+    file: StoredFile
+    layout: TokenLayout
+    stride_bytes: int
+    window_bytes: int
+    num_records: int
 
     def read(self, positions: Sequence[int], keys: Sequence[int]) -> Any:
         """Returns the windows at the positions, shape (n, window); the keys are for errors."""
@@ -174,26 +166,26 @@ class _TokenFile:
 
     def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], Any]:
         """Requests the windows, and returns the function that waits for them."""
-        starts = [self._layout.start + position * self._stride_bytes for position in positions]
-        lengths = [self._window_bytes] * len(starts)
-        request = SpanRequest(self._path, positions, keys, starts, self.num_records)
-        file = self._file
-        if isinstance(file, LocalFile) and self._window_bytes < MAX_PREAD_BYTES:
-            block = np.empty((len(starts), self._window_bytes), np.uint8)
+        starts = [self.layout.start + position * self.stride_bytes for position in positions]
+        lengths = [self.window_bytes] * len(starts)
+        request = SpanRequest(self.path, positions, keys, starts, self.num_records)
+        file = self.file
+        if isinstance(file, LocalFile) and self.window_bytes < MAX_PREAD_BYTES:
+            block = np.empty((len(starts), self.window_bytes), np.uint8)
 
             def windows() -> Any:
                 check_reads(functools.partial(file.read_into, starts, block), lengths, request)
-                return block.view(self._layout.dtype)
+                return block.view(self.layout.dtype)
 
             return windows
         finish = file.begin(starts, lengths)
         return lambda: np.frombuffer(
-            bytearray().join(complete_spans(finish, lengths, request)), self._layout.dtype
+            bytearray().join(complete_spans(finish, lengths, request)), self.layout.dtype
         ).reshape(len(starts), -1)
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        self.file.close()
 
 
 def _integer_dtype(given: Any) -> np.dtype[Any]:

@@ -5,7 +5,7 @@ only to the Hub itself: it drops the token when the Hub redirects it to another 
 """
 
 import urllib.parse
-from typing import Any, NamedTuple
+from typing import Any
 
 from millstream.errors import DataSourceError
 
@@ -13,22 +13,10 @@ _ALIASES = {"~parquet": "refs/convert/parquet", "~duckdb": "refs/convert/duckdb"
 """Short names of the revisions into which the Hub converts datasets, as in huggingface_hub."""
 
 
-class HubDataset(NamedTuple):
-    """A dataset on the Hub.
-
-    Attributes:
-        name: `ORG/NAME`.
-        revision: a branch, tag or commit.
-    """
-
-    name: str
-    revision: str
-
-    @classmethod
-    def of(cls, root: str) -> "HubDataset":
-        """Returns the dataset of the root of a URL, `datasets/ORG/NAME@REVISION`."""
-        name, _, revision = root.removeprefix("datasets/").partition("@")
-        return cls(name, _ALIASES.get(revision, urllib.parse.unquote(revision)) or "main")
+def dataset_of(root: str) -> tuple[str, str]:
+    """Returns the name, `ORG/NAME`, and the revision of the dataset at the root of a URL."""
+    name, _, revision = root.removeprefix("datasets/").partition("@")
+    return name, _ALIASES.get(revision, urllib.parse.unquote(revision)) or "main"
 
 
 def split_hub_path(path: str) -> tuple[str, str]:
@@ -45,10 +33,9 @@ def split_hub_path(path: str) -> tuple[str, str]:
 def address_of(root: str) -> tuple[str, dict[str, str]]:
     """Returns the address of a dataset's files, and the headers that a request needs."""
     hub = _library()
-    dataset, token = HubDataset.of(root), hub.get_token()
-    revision = urllib.parse.quote(dataset.revision, safe="")
+    (name, revision), token = dataset_of(root), hub.get_token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return f"{hub.constants.ENDPOINT}/datasets/{dataset.name}/resolve/{revision}", headers
+    return f"{hub.constants.ENDPOINT}/datasets/{name}/resolve/{urllib.parse.quote(revision, safe='')}", headers
 
 
 def list_files(root: str, folder: str) -> list[str]:
@@ -60,10 +47,10 @@ def list_files(root: str, folder: str) -> list[str]:
     hub = _library()
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError  # noqa: PLC0415
 
-    dataset = HubDataset.of(root)
+    name, revision = dataset_of(root)
     try:
         entries = hub.HfApi().list_repo_tree(
-            dataset.name, folder or None, recursive=True, revision=dataset.revision, repo_type="dataset"
+            name, folder or None, recursive=True, revision=revision, repo_type="dataset"
         )
         return [entry.path for entry in entries if isinstance(entry, hub.hf_api.RepoFile)]
     except EntryNotFoundError:

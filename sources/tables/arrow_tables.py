@@ -184,11 +184,7 @@ def _column_maker(kind: Any) -> Callable[[int], Column] | None:
     # A tensor with permuted axes stays a list.
     axes = getattr(kind, "permutation", None)
     in_order = axes is None or list(axes) == sorted(axes)
-    return functools.partial(_tensors, tuple(shape), make) if in_order else make
-
-
-def _tensors(shape: tuple[int, ...], make_lists: Callable[[int], Column], slot: int) -> Column:
-    return Tensors(slot, shape, make_lists)
+    return functools.partial(Tensors, shape=tuple(shape), make_lists=make) if in_order else make
 
 
 def _maker(kind: Any) -> Callable[[int], Column] | None:

@@ -6,6 +6,7 @@ from typing import Any, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream import tree
 from millstream.checks import named_arguments
 from millstream.columnar import Allocate
 from millstream.segments import Segments
@@ -92,7 +93,7 @@ class PackAndBatchOperation(GroupingOperation):
         names = self.packing.length_struct
         parts = [{name: self._stacked([row[name + ending] for row in packed]) for name in names} for ending in _ENDINGS]
         if self.nested_struct is not None:
-            parts = [_nested(self.nested_struct, part) for part in parts]
+            parts = [_nested(self.nested_struct, iter(part.values())) for part in parts]
         return [tuple(parts)]
 
     def _stacked(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
@@ -116,10 +117,6 @@ def _leaves(structure: Mapping[str, Any], element: Any, path: str = "") -> Itera
             yield below, element[name]
 
 
-def _nested(structure: Mapping[str, Any], arrays: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Returns arrays by path in the form of a nested length_struct."""
-    below = {name: f"{path}[{name!r}]" for name in structure}
-    return {
-        name: _nested(part, arrays, below[name]) if isinstance(part, Mapping) else arrays[below[name]]
-        for name, part in structure.items()
-    }
+def _nested(structure: Mapping[str, Any], arrays: Iterator[Any]) -> Any:
+    """Returns arrays, in the order of the features, in the form of a nested length_struct."""
+    return tree.map_leaves(lambda _: next(arrays), structure)

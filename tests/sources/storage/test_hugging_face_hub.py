@@ -13,7 +13,7 @@ import huggingface_hub.constants
 import pytest
 
 from millstream import DataSourceError, TextLineDataSource
-from millstream.sources.storage.hugging_face_hub import HubDataset, split_hub_path
+from millstream.sources.storage.hugging_face_hub import dataset_of, split_hub_path
 from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
@@ -123,7 +123,7 @@ def test_urls_of_other_forms_are_refused(url: str) -> None:
 def test_urls_are_split() -> None:
     """A path of the Hub is split into dataset, revision and path."""
     assert split_hub_path("datasets/org/name@v1/a/b.txt") == ("datasets/org/name@v1", "a/b.txt")
-    assert HubDataset.of("datasets/org/name@v1") == HubDataset("org/name", "v1")
-    assert HubDataset.of("datasets/org/name") == HubDataset("org/name", "main")
-    assert HubDataset.of("datasets/org/name@~parquet").revision == "refs/convert/parquet"
+    assert dataset_of("datasets/org/name@v1") == ("org/name", "v1")
+    assert dataset_of("datasets/org/name") == ("org/name", "main")
+    assert dataset_of("datasets/org/name@~parquet")[1] == "refs/convert/parquet"
     assert os.environ.get("HF_TOKEN") is None
