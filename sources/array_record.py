@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.array_record_file import ArrayRecordFile, Reader, open_array_record
+from millstream.sources.array_record_file import ArrayRecordFile, open_array_record
 from millstream.sources.array_record_footer import count_records
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.storage.paths import FileIdentity
@@ -144,10 +144,10 @@ class ArrayRecordDataSource(FileRecords[bytes]):
 
 
 @functools.cache
-def _reader_class() -> Callable[[bytes, str], Reader]:
+def _reader_class() -> Callable[[bytes, str], Any]:
     from array_record.python.array_record_module import ArrayRecordReader  # noqa: PLC0415
 
-    reader: Callable[[bytes, str], Reader] = ArrayRecordReader
+    reader: Callable[[bytes, str], Any] = ArrayRecordReader
     return reader
 
 

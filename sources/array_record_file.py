@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.storage.paths import FileIdentity
@@ -36,32 +36,14 @@ _NOT_THE_FILE = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.ENOENT)
 """Errors that do not concern the content of the file. The library reports them as text only."""
 
 
-class Reader(Protocol):
-    """The used part of the library's `ArrayRecordReader`."""
-
-    def read(self, *indices: Any) -> list[bytes]:
-        """Returns the records of `read([3, 1, 4])` or of `read(begin, end)`."""
-
-    def ok(self) -> bool:
-        """Returns True if the file was opened."""
-
-    def num_records(self) -> int:
-        """Returns the number of records in the file."""
-
-    def writer_options_string(self) -> str | None:
-        """Returns the options of the writer, which files from before October 2022 do not have."""
-
-    def close(self) -> None:
-        """Closes the file, or raises the error of opening it."""
-
-
 @final
 class ArrayRecordFile(NamedTuple):
     """A file with its reader, and its state when it was opened.
 
     Attributes:
         path: the path of the file, or of its copy.
-        reader: the library's reader.
+        reader: the library's `ArrayRecordReader`, of which `read`, `num_records`, `writer_options_string`, `ok` and
+            `close` are used.
         num_records: the number of records in the file.
         group_size: the number of records per compressed group, or None if the file does not have it.
         identity: the identity of the file; None for an object that the library reads from its store.
@@ -69,7 +51,7 @@ class ArrayRecordFile(NamedTuple):
     """
 
     path: str
-    reader: Reader
+    reader: Any
     num_records: int
     group_size: int | None
     identity: FileIdentity | None
@@ -124,6 +106,7 @@ class ArrayRecordFile(NamedTuple):
 
     def _read_alone(self, position: int, key: int) -> bytes:
         """Returns one record, or raises an error that names it."""
+        record: bytes
         try:
             (record,) = self.reader.read(position, position + 1)
         except (RuntimeError, IndexError, ValueError) as error:
@@ -151,7 +134,7 @@ class ArrayRecordFile(NamedTuple):
 
 
 def open_array_record(
-    reader_class: Callable[[bytes, str], Reader], path: str, options: Mapping[str, str], name: str | None = None
+    reader_class: Callable[[bytes, str], Any], path: str, options: Mapping[str, str], name: str | None = None
 ) -> ArrayRecordFile:
     """Opens a file for random access.
 
@@ -189,7 +172,7 @@ def open_array_record(
     return ArrayRecordFile(path, reader, num_records, int(written_with[1]) if written_with else None, identity, name)
 
 
-def _open_error(path: str, reader: Reader, problem: str) -> OSError:
+def _open_error(path: str, reader: Any, problem: str) -> OSError:
     """Returns the error of opening, which the library raises only when the reader is closed."""
     try:
         reader.close()
