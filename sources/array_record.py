@@ -59,8 +59,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
             of `gs://` is one request.
 
     Raises:
-        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a path is a directory, not a file.
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is not an ArrayRecord file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, no records, or a URL that only a cache can read.

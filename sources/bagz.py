@@ -44,14 +44,12 @@ class BagzDataSource(SpanRecords[bytes]):
         paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
             pattern such as `data/train-*.bagz` (its matches are sorted), a file with a range of its records, such as
             `file.bagz[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
-        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
-            records.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the records.
         max_record_bytes: the maximum size of a decompressed record, in bytes (default: 1 GiB). A small file may have a
             record that would fill the memory.
 
     Raises:
-        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a path is a directory.
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is not a Bagz file, is damaged, or was cut short.
         ImportError: `zstandard` is not installed, and a file is a `.bagz` file.
         TypeError: paths that are not paths, or a set of paths, which has no order.

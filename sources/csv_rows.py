@@ -45,12 +45,10 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
         columns: the names of the wanted columns, in the order of the dicts; None for all columns, in the order of the
             first file.
         delimiter: the character between fields, such as a tab.
-        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
-            records.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the records.
 
     Raises:
-        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a path is a directory.
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is compressed, has no row of names, or ends within a quoted field.
         TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
         ValueError: a file lacks a wanted column or has it twice, or, if all are wanted, has other columns than the

@@ -33,12 +33,10 @@ class JsonLinesDataSource(SpanRecords[Any]):
         paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
             pattern such as `data/part-*.jsonl` (its matches are sorted), a file with a range of its records, such as
             `file.jsonl[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
-        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
-            records.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the records.
 
     Raises:
-        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a path is a directory.
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is compressed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts, or no records at all.

@@ -51,12 +51,10 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
         prefix: one path or a sequence of paths, in the order of the records, with or without `.bin`. A path may be a
             pattern, such as `data/*_text_document`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
             The query of a signed URL is used for both files.
-        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
-            records.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the records.
 
     Raises:
-        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a path is a directory.
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: an index is not one of Megatron's, is damaged, or does not fit its `.bin` file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: there are no records.

@@ -71,8 +71,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
             first file. Others are not read.
         cache_bytes: the memory, in bytes, for decoded row groups per process, besides those that are being read; with
             0, one row group is cached.
-        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to fetch only the
-            wanted columns.
+        cache: a `FileCache` for local copies of whole remote files; None to fetch only the wanted columns.
 
     Attributes:
         unit_sizes: the number of records of each row group, in the order of the records: int64, shape (n,).
@@ -82,8 +81,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
 
     Raises:
         ImportError: pyarrow is not installed: `pip install 'millstream[parquet]'`.
-        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a path is a directory.
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is not a Parquet file, is damaged, or was cut short.
         TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
         ValueError: a file lacks a wanted column, has it twice, or has it with another type than the first file; or, if

@@ -34,12 +34,10 @@ class TextLineDataSource(SpanRecords[str]):
             pattern such as `data/part-*.txt` (its matches are sorted), a file with a range of its lines, such as
             `file.txt[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
         encoding: the encoding of the text. In it, the newline must be the byte 10, and nothing else.
-        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
-            records.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the records.
 
     Raises:
-        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a path is a directory.
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is compressed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: an unknown encoding or one without lines of bytes, such as UTF-16; a range that ends before it

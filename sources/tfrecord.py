@@ -54,12 +54,10 @@ class TFRecordDataSource(SpanRecords[bytes]):
             `file.tfrecord[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
         check_crc: True to compare the checksum of each record when it is read. It takes a tenth of a microsecond per KB
             and needs `google-crc32c` (`pip install 'millstream[tfrecord]'`).
-        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
-            records.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the records.
 
     Raises:
-        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
-        IsADirectoryError: a path is a directory.
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is not a TFRecord file, is compressed, is damaged, or was cut short.
         ImportError: `check_crc` is true, and `google-crc32c` is not installed.
         TypeError: paths that are not paths, or a set of paths, which has no order.

@@ -67,8 +67,7 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
             `window - 1`, the last token of a window is the first of the next.
         dtype: the integer dtype of the tokens, such as `"uint16"`; None to read it from the files. Raw files, such as
             nanoGPT's, do not have it.
-        cache: a `FileCache` that copies whole remote files to a local disk before they are read; None to read only the
-            windows.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the windows.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
