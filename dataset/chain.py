@@ -1,16 +1,22 @@
 """Compilation of a straight chain to the pipeline that a loader runs."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Self, final
 
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, with_states
 from millstream.dataset.iter_dataset import WARM, IterDataset
+from millstream.dataset.nodes.in_order import InOrder
 from millstream.dataset.options import DatasetOptions, in_force
-from millstream.dataset.running import Running, Shared, WarmWorkers
+from millstream.dataset.running import Running, SameObject, Shared, WarmWorkers
 from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.threads.front import FED_CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.shared_threads import joint_threads
+from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 
 NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
@@ -79,7 +85,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
         warm_workers_of(dataset),
         options.filter_limits,
         shared_workers,
-        id(dataset),
+        None if shared is None else SameObject(dataset),
         None if shared is None else shared.threads,
         tolerance=options.tolerance,
         num_local=chain.num_local,
@@ -93,9 +99,12 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
     if not isinstance(leaf, Combined) or iterates_itself(leaf):
         stream = with_states(leaf)
     else:
-        following = leaf._followed_by(operations, running, chosen=bool(reading))  # noqa: SLF001  (not for users)
+        following = leaf._followed_by(operations, running, reading)  # noqa: SLF001  (not for users)
         if following is not None:
             return following
+        if running.workers.num_workers:
+            running = dataclasses.replace(running, reading=reading or joint_reading(leaf.parents))
+            return _drawn_by_workers(leaf, chain, running)
         shared = shared or Shared()
         if not operations and reading is not None:
             shared = dataclasses.replace(shared, reading=reading)
@@ -106,6 +115,46 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
     if len(operations) == chain.num_local:
         running = dataclasses.replace(running, workers=MultiprocessingOptions())
     return FedIterator(stream, operations, running)
+
+
+def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> DatasetIterator[Any]:
+    """Returns an iterator of datasets whose chains run in one set of worker processes."""
+    from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
+
+    shared_workers = SharedWorkers()
+    running = dataclasses.replace(running, shared_workers=shared_workers)
+    stream = leaf._drawn(Shared(shared_workers=shared_workers))  # noqa: SLF001  (not for users)
+    if len(chain.operations) > chain.num_local:
+        return FedIterator(stream, chain.operations, running)
+    nothing = InOrder(0, None)
+    execution = running.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
+    leader = execution.begin()
+    shared_workers.start_on_demand(leader.start_prefetch)
+    stream.lead_with(leader)
+    if not chain.operations:
+        return stream
+    local = dataclasses.replace(running, workers=MultiprocessingOptions(), shared_workers=None)
+    return FedIterator(stream, chain.operations, local)
+
+
+def joint_reading(streams: Sequence[Any]) -> ReadOptions:
+    """Returns the threads for one set of workers, or one plan, which does the work of several streams."""
+    requested = [_requested_reading(stream) for stream in streams]
+    largest = max(requested, key=lambda reading: reading.num_threads, default=ReadOptions())
+    return dataclasses.replace(largest, num_threads=joint_threads([reading.num_threads for reading in requested]))
+
+
+def _requested_reading(stream: Any) -> ReadOptions:
+    """Returns the threads that a dataset requests."""
+    if not isinstance(stream, IterDataset):
+        # A MapDataset of datasets, which are not known yet.
+        return ReadOptions()
+    chain = Chain.of(stream)
+    if chain.reading is not None:
+        return chain.reading
+    if isinstance(chain.leaf, ReadIterDataset):
+        return chain.leaf.reading
+    return joint_reading(chain.leaf.parents) if isinstance(chain.leaf, Combined) else NO_THREADS
 
 
 def warm_workers_of(dataset: IterDataset[Any]) -> WarmWorkers:

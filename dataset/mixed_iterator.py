@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.drawing import Drawn, DrawnIterator, drawn_from, noted_state
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.recovering_iterator import KEPT_ELEMENTS, RecoveringIterator
+from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Shared
 from millstream.dataset.streams import move_all, opened_below
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_list, is_number, sealed, unsealed
-from millstream.loader.iterator import DataLoaderIterator
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 
 LOOK_AHEAD = 1024
@@ -49,7 +48,6 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._position = 0
         self._ended = self._is_reading = self._is_dense = False
         self._first = 0
-        self._leader: DataLoaderIterator | None = None
         self._due: NDArray[Any] = np.empty(0, np.int64)
 
     def set_dense(self, *, is_dense: bool) -> None:
@@ -58,24 +56,6 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         for parent in self._parents:
             if isinstance(parent, ReadIterator):
                 parent.raises_absent = is_dense
-
-    def lead_with(self, leader: DataLoaderIterator) -> None:
-        """Lets an iterator without elements dispatch the calls of the streams to its workers."""
-        self._leader = leader
-
-    def start_prefetch(self) -> None:
-        """Starts prefetching in all streams, or starts the workers that they share."""
-        self._check_open()
-        if self._leader is None:
-            super().start_prefetch()
-        else:
-            self._leader.start_prefetch()
-
-    def close(self) -> None:
-        """Closes the streams, and ends the workers that only they have."""
-        super().close()
-        if self._leader is not None:
-            self._leader.close()
 
     def _draw(self) -> Any:
         if self._ended:
@@ -86,16 +66,10 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         try:
             element = next(self._parents[due])
         except StopIteration:
-            self._end()
+            self._ended = True
             raise
         self._position += 1
         return element
-
-    def _end(self) -> None:
-        self._ended = True
-        if self._leader is not None:
-            # Its workers stay for the next iterator.
-            self._leader.go(self._leader.position_in_plan(), 0)
 
     def draw(self, count: int) -> Drawn:
         """Returns the next elements, drawn from each stream in one call.
@@ -106,11 +80,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._check_open()
         if self._ended:
             return Drawn([], None)
-        if self._is_torn:
-            self._recover()
-        if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
-            self._keep()
-        self._is_torn = True
+        self._prepare()
         if not self._is_reading:
             self._begin()
         due = self._streams_due(count)
@@ -129,14 +99,14 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
                 end, failure = own[len(drawn.values)], drawn.error
         self._position, self._num_since = self._position + end, self._num_since + end
         if end < count and failure is None:
-            self._end()
+            self._ended = True
+            self._end_leading()
         self._is_torn = end < count
         return Drawn(values[:end], failure)
 
     def _begin(self) -> None:
         """Starts prefetching in all streams, before the first of them is waited for."""
-        if self._shared.shared_workers is None or self._leader is not None:
-            self.start_prefetch()
+        self.start_prefetch()
         self._is_reading = True
 
     def _streams_due(self, count: int) -> NDArray[Any]:
@@ -214,9 +184,6 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
                 f"The state is of a mixture of {len(states)} datasets, but there are {len(self._parents)} here. "
                 "Mixtures of a mapping can be resumed with others: name the datasets."
             )
-        if self._leader is not None:
-            # It may have been interrupted.
-            self._leader.interrupt()
         parents = list(self._parents)
         known = [number for number, own in enumerate(states) if own is not None]
         move_all([parents[number] for number in known], [states[number] for number in known])

@@ -215,10 +215,6 @@ class MixtureIterator(EngineIterator):
             return
         lead = tuple(saved - here for saved, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
         if lead != self._lead or (any(lead) and begin < self._begin):
-            if self._running.shared_workers is not None:
-                # They have the pipelines of the beginning only.
-                self._draw()
-                return
             self._close_reading()
             self._read(begin, lead)
         if begin != self._first_of(cursor.block):
@@ -260,7 +256,7 @@ class MixtureIterator(EngineIterator):
         pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
         # A lead over the proportions occurs once, so workers for it are useless to other iterators.
         running = self._running if mixed is self._mixed else dataclasses.replace(self._running, warm=WarmWorkers())
-        self._execution = running.execution("mixture", pipeline, MIXED_CHAIN)
+        self._execution = running.execution(f"mixture from {begin} with {lead}", pipeline, MIXED_CHAIN)
         # Its states are those of the operations after the stream.
         self._inner = self._execution.begin(self._fed.description)
 

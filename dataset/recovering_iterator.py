@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.loader.iterator import DataLoaderIterator
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -21,11 +22,22 @@ KEPT_ELEMENTS = 1024
 class RecoveringIterator(DatasetIterator[T_co]):
     """Draws from its parents, and stays at the same position as they, whatever interrupts it."""
 
+    _leader: DataLoaderIterator | None = None
     _is_torn = False
     """True from before an element is drawn until it is counted; it stays so if that fails."""
     _kept_state: Any = None
     _num_since = 0
     """The number of elements since `_kept_state`."""
+
+    def lead_with(self, leader: DataLoaderIterator) -> None:
+        """Lets an iterator without elements dispatch the calls of the iterators below to its workers."""
+        self._leader = leader
+
+    def close(self) -> None:
+        """Closes the iterators below, and ends the workers that only they have."""
+        super().close()
+        if self._leader is not None:
+            self._leader.close()
 
     def __next__(self) -> T_co:
         """Returns the next element.
@@ -35,19 +47,29 @@ class RecoveringIterator(DatasetIterator[T_co]):
             ValueError: the iterator is closed.
             Exception: the error of a parent; the next call draws the same element again.
         """
+        self._prepare()
+        try:
+            element = self._draw()
+        except StopIteration:
+            self._is_torn = False
+            self._end_leading()
+            raise
+        self._num_since, self._is_torn = self._num_since + 1, False
+        return element
+
+    def _prepare(self) -> None:
+        """Prepares to draw. Until elements are counted, the iterator is torn."""
         self._check_open()
         if self._is_torn:
             self._recover()
         if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
             self._keep()
         self._is_torn = True
-        try:
-            element = self._draw()
-        except StopIteration:
-            self._is_torn = False
-            raise
-        self._num_since, self._is_torn = self._num_since + 1, False
-        return element
+
+    def _end_leading(self) -> None:
+        """Leaves the workers to the next iterator, at the end of the stream."""
+        if self._leader is not None:
+            self._leader.go(self._leader.position_in_plan(), 0)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict that JSON can hold."""
@@ -70,6 +92,7 @@ class RecoveringIterator(DatasetIterator[T_co]):
         if not self._is_torn:
             self._keep()
         self._is_torn = True
+        self._interrupt_leader()
         move()
         self._kept_state, self._num_since, self._is_torn = None, 0, False
 
@@ -88,7 +111,13 @@ class RecoveringIterator(DatasetIterator[T_co]):
     def _keep(self) -> None:
         self._kept_state, self._num_since = self._state(), 0
 
+    def _interrupt_leader(self) -> None:
+        """Ends the leader's work, which may have been interrupted. Whatever draws from it begins at a new position."""
+        if self._leader is not None:
+            self._leader.interrupt()
+
     def _recover(self) -> None:
+        self._interrupt_leader()
         self._move(self._kept_state)
         for _ in range(self._num_since):
             self._draw()

@@ -6,6 +6,7 @@ from typing import Any, SupportsIndex
 from millstream.checks import as_options
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_seeds import seeded, seeded_group
 from millstream.descriptions import described
@@ -124,7 +125,7 @@ class Combined(IterDataset[Any]):
         return self._drawn(Shared())
 
     @abc.abstractmethod
-    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         """Returns an iterator that draws in the consumer's thread.
 
         Args:
@@ -135,15 +136,14 @@ class Combined(IterDataset[Any]):
         self,
         operations: tuple[Transformation, ...],  # noqa: ARG002  (for subclasses with a faster way)
         running: Running,  # noqa: ARG002
-        *,
-        chosen: bool,  # noqa: ARG002
+        reading: ReadOptions | None,  # noqa: ARG002
     ) -> DatasetIterator[Any] | None:
         """Returns an iterator of operations after this dataset; None to draw its elements with `_drawn`.
 
         Args:
             operations: the operations to apply, in order.
             running: the execution of the operations.
-            chosen: True if the threads were requested; otherwise the datasets below select them.
+            reading: the threads that were requested; None for those that the datasets below request.
         """
         return None
 

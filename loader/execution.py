@@ -86,7 +86,9 @@ class Execution:
         self._shared_workers = shared_workers
         self._threads = threads
         self._local_reading = local_reading
-        self._number = 0 if shared_workers is None else shared_workers.register(name, pipeline)
+        self._name = name
+        if shared_workers is not None and not workers.num_workers:
+            shared_workers.register(name, pipeline)
         # Modules are imported now: a trainer that changes its folder later must not import files from there.
         self.pools: WarmPools[Any] | None = None
         self._borrows_pools = whole is not None
@@ -152,8 +154,9 @@ class Execution:
             from millstream.loader.processes import pool_executor  # noqa: F401, PLC0415
             from millstream.loader.processes.pool import Pool  # noqa: PLC0415
 
-            # The pipelines are complete, because each iterator is created after those that it draws from.
-            pipelines = [pipeline] if self._shared_workers is None else self._shared_workers.pipelines
+            pipelines: dict[Hashable, Pipeline] = {self._name: pipeline}
+            if self._shared_workers is not None:
+                pipelines = self._shared_workers.take_pipelines(self._name, pipeline)
             return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, launch_context()))
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.connection import check_installed  # noqa: PLC0415
@@ -179,12 +182,12 @@ class Execution:
             from millstream.loader.processes.pool_executor import PoolExecutor  # noqa: PLC0415  (lazy, as above)
 
             common |= {"shared_workers": self._shared_workers, "local_reading": self._local_reading}
-            return PoolExecutor(self.plan, position, pipeline=self._number, **common)
+            return PoolExecutor(self.plan, position, **common)
         if self._shared_workers is not None:
             from millstream.loader.workers.shared_workers import SubstreamExecutor  # noqa: PLC0415  (lazy, as above)
 
             return SubstreamExecutor(
-                self.plan, position, shared_workers=self._shared_workers, pipeline=self._number, **common
+                self.plan, position, shared_workers=self._shared_workers, name=self._name, **common
             )
         begin = _executor_here(self._reading, self._workers, self._threads, self._local_reading)
         return begin(self.plan, position, feed=self._feed)

@@ -492,7 +492,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     def _running_executor(self) -> Executor:
         self._check_open()
-        if not self._is_sound:
+        if not self._is_sound or (self._executor is not None and self._executor.is_orphaned):
             self._end()
         if self._executor is None:
             if self._passes is not None and self._step == 0:

@@ -39,7 +39,7 @@ class ZipIterDataset(Combined):
         super().__init__([as_stream(parent, f"parents[{number}]") for number, parent in enumerate(parents)])
         self.strict = as_flag(strict, "strict")
 
-    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         return _ZipIterator([opened_below(parent, shared) for parent in self.parents], self.strict)
 
 
@@ -122,7 +122,7 @@ class LimitIterDataset(Combined):
         super().__init__(as_stream(parent, "parent"))
         self.count = as_integer(count, "count", minimum=1)
 
-    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         return _LimitIterator(opened_below(self._parent, shared), self.count)
 
     def _line(self) -> str:
@@ -193,7 +193,7 @@ class RepeatIterDataset(Combined):
         super().__init__(as_stream(parent, "parent"))
         self.num_epochs = as_integer_or_none(num_epochs, "num_epochs")
 
-    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         return _RepeatIterator(opened_below(self._parent, shared), self.num_epochs)
 
     def _line(self) -> str:
@@ -262,7 +262,7 @@ class CacheIterDataset(Combined):
     def __init__(self, parent: Any) -> None:
         super().__init__(as_stream(parent, "parent"))
 
-    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         return _CacheIterator(opened_below(self._parent, shared))
 
 

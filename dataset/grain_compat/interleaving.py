@@ -59,7 +59,7 @@ class InterleaveIterDataset(Combined):
         self.datasets = datasets
         self.cycle_length = as_integer(cycle_length, "cycle_length", minimum=1)
 
-    def _drawn(self, shared: Shared) -> DatasetIterator[Any]:
+    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         return _InterleaveIterator(self.datasets, min(self.cycle_length, len(self.datasets)), shared)
 
     def _line(self) -> str:

@@ -40,6 +40,11 @@ class Executor(abc.ABC):
         self._end()
         return outputs
 
+    @property
+    def is_orphaned(self) -> bool:
+        """True if it makes no progress any more. Its owner then begins another one at the same position."""
+        return False
+
     def load(self) -> "Load":
         """Returns a snapshot of the work in progress. Thread-safe: it may be slightly outdated."""
         from millstream.loader.pipeline.load import Load  # noqa: PLC0415  (lazy: only monitoring needs it)

@@ -1,7 +1,7 @@
 """The messages between the parent, the fork server and the workers.
 
     parent → fork server   Fork, Kill            fork server → parent   Forked, NotForked, Exited
-    parent → worker        Task                  worker → parent        Ready, PipelineFailed, Result
+    parent → worker        Task, Load, Unload    worker → parent        Ready, PipelineFailed, Result
 
 A connection ends with its socket. If the parent closes its end, the other side stops. If a worker's end closes first,
 the worker has died.
@@ -93,6 +93,26 @@ class Task(NamedTuple):
     num_reads: int
 
 
+class Load(NamedTuple):
+    """Gives a running worker another pipeline. Its file is passed as a descriptor.
+
+    Attributes:
+        number: the number of the pipeline.
+        file: the layout of its file.
+        classes: the numbers of the classes that crossed by value with it.
+    """
+
+    number: int
+    file: PipelineFile
+    classes: tuple[int, ...]
+
+
+class Unload(NamedTuple):
+    """Takes a pipeline from a worker. No later task belongs to it."""
+
+    number: int
+
+
 class Ready(NamedTuple):
     """Reports that the worker has unpickled the pipelines and waits for calls.
 
@@ -121,9 +141,9 @@ class Result(NamedTuple):
     outputs: tuple[Any, ...]
 
 
-Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Result
+Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Load | Unload | Result
 
-_KINDS: tuple[Any, ...] = (Fork, Kill, Forked, NotForked, Exited, Ready, PipelineFailed, Task, Result)
+_KINDS: tuple[Any, ...] = (Fork, Kill, Forked, NotForked, Exited, Ready, PipelineFailed, Task, Load, Unload, Result)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 

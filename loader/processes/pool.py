@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from typing import Any, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -28,6 +28,7 @@ from millstream.loader.processes.channel import Channel, close_all
 from millstream.loader.processes.crash_log import create_crash_log
 from millstream.loader.processes.interpreter import LaunchContext
 from millstream.loader.processes.limits import arena_size, explained_limits
+from millstream.loader.processes.loaded_pipelines import LoadedPipelines
 from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, NotForked, Ready, Result
 from millstream.loader.processes.pool_processes import PoolProcesses
 from millstream.loader.processes.process_control import wait_slices
@@ -44,11 +45,18 @@ EXIT_SECONDS = 2.0
 
 @final
 class Pool:
-    """Worker processes that have the same pipelines."""
+    """Worker processes that have the same pipelines.
+
+    Args:
+        pipelines: the pipelines that they start with, by name.
+        workers: the options of the workers.
+        reading: the options of threads in each worker.
+        context: the environment of the workers.
+    """
 
     def __init__(
         self,
-        pipelines: Sequence[Pipeline],
+        pipelines: Mapping[Hashable, Pipeline],
         workers: MultiprocessingOptions,
         reading: ReadOptions,
         context: LaunchContext,
@@ -58,6 +66,7 @@ class Pool:
         self.max_reads = max(1, affordable_threads(reading.num_threads))
         self._num_threads = reading.num_threads
         self._numbers = itertools.count()
+        self._pipelines = LoadedPipelines(pipelines)
         self.call_numbers: Iterator[int] = itertools.count()
         self._state = PoolProcesses(context)
         self._finalizer = weakref.finalize(self, PoolProcesses.shut_down, self._state)
@@ -65,7 +74,7 @@ class Pool:
             with explained_limits(self._options.num_workers):
                 # Started first, because it takes longest: meanwhile, the pipelines are pickled.
                 in_fresh_thread(self._state.start_fork_server)
-                chunks, self._pipeline_file, self.classes = pack_pipelines(pipelines)
+                chunks, self._pipeline_file, self.classes = pack_pipelines(list(pipelines.values()))
                 in_fresh_thread(functools.partial(self._state.store_pipelines, chunks))
                 self._arena_bytes = arena_size(
                     min(memory_budget(), reading.max_buffer_bytes or sys.maxsize), workers.num_workers
@@ -89,6 +98,24 @@ class Pool:
     def is_usable(self) -> bool:
         """True if another iterator may use the pool: this process created it, and it has not been stopped."""
         return self.is_ours and self._state.control is not None
+
+    def load(self, name: Hashable, pipeline: Pipeline, in_use: Callable[[], Collection[int]]) -> int:
+        """Returns the number of a pipeline, which the workers get if they lack it.
+
+        Args:
+            name: its name. Pipelines of the same name are the same.
+            pipeline: the pipeline.
+            in_use: returns the numbers of the pipelines that may get calls. Of the others, the oldest are dropped.
+
+        Raises:
+            TypeError: an attribute of the pipeline cannot be pickled. The text names the operation and the attribute.
+        """
+        number = self._pipelines.find(name)
+        if number is None:
+            number = self._pipelines.add(name, pipeline, self.classes)
+            in_fresh_thread(functools.partial(self._pipelines.send, name, self.workers))
+            self._pipelines.drop_idle({*in_use(), number}, self.workers)
+        return number
 
     def restart(self) -> None:
         """Stops all processes, then starts a new fork server and new workers."""
@@ -213,6 +240,7 @@ class Pool:
                 self._state.workers.append(worker)
                 on_failure.pop_all()
                 control.send(fork, [theirs.fileno(), arena, crash_log, self._state.pipelines])
+            self._pipelines.send_all(worker)
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         messages = worker.channel.receive_rest() if has_exited else worker.channel.receive()

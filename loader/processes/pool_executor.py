@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+from collections.abc import Hashable
 from typing import Any, final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
@@ -19,6 +20,7 @@ from millstream.loader.processes.worker_handle import Event, Worker
 from millstream.loader.threads.profiler import HAND_OVER
 from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
 from millstream.loader.workers.call_runner import CallResult
+from millstream.loader.workers.substreams import Substream
 from millstream.loader.workers.workers_executor import WorkersExecutor
 
 MAX_DEATHS_OF_FORK_SERVER = 2
@@ -52,6 +54,11 @@ class PoolExecutor(WorkersExecutor[Worker]):
                 stacks[pid] = wait_for_stacks(crash_log)
                 clear_stacks(crash_log)
         return stacks
+
+    def admit(self, substream: Substream, name: Hashable) -> None:
+        """Adds a substream. The workers get its pipeline if they lack it."""
+        substream.pipeline = self._pool.load(name, substream.plan.pipeline, lambda: self.substreams.pipelines)
+        self.substreams.add(substream)
 
     def _current_call(self, worker: Worker) -> int | None:
         if self._reads.number > 1:

@@ -8,6 +8,7 @@ Guarantees:
     * Tasks leave in the order received.
     * A task that allows one read is alone. It leaves unread, after all tasks before it have ended, and no later task
       begins before it has left.
+    * A pipeline is loaded as soon as it arrives, and unloaded when all tasks before have left.
     * Only the worker's thread uses the channel. Reading threads write a byte to a pipe to wake it.
 """
 
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, final
 
 from millstream.loader.processes.channel import Channel
-from millstream.loader.processes.messages import Task
+from millstream.loader.processes.messages import Load, Task, Unload
 from millstream.loader.workers.call_runner import AdvanceRead, CallRunner
 
 Ready: TypeAlias = tuple[Task, AdvanceRead | None]
@@ -36,6 +37,8 @@ class TaskQueue:
         channel: the worker's end of the channel to the parent.
         runner_of: returns the call runner of a pipeline, by its number, and of an epoch.
         record_begun: records the number of a call that begins.
+        load: adds a pipeline, given its message and its descriptor.
+        unload: drops a pipeline, given its number.
     """
 
     def __init__(
@@ -43,11 +46,15 @@ class TaskQueue:
         channel: Channel,
         runner_of: Callable[[int, int | None], CallRunner[Any]],
         record_begun: Callable[[int], None],
+        load: Callable[[Load, int], None],
+        unload: Callable[[int], None],
     ) -> None:
         self._channel = channel
+        self._load = load
+        self._unload = unload
         self._runner_of = runner_of
         self._record_begun = record_begun
-        self._unread: deque[Task] = deque()
+        self._unread: deque[Task | Unload] = deque()
         self._reading: deque[tuple[Task, AdvanceRead]] = deque()
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
@@ -70,8 +77,8 @@ class TaskQueue:
             if self._reading:
                 if self._reading[0][1].is_done:
                     return self._reading.popleft()
-            elif self._unread:
-                task = self._unread.popleft()
+            elif self._unread and isinstance(task := self._unread[0], Task):
+                self._unread.popleft()
                 self._record_begun(task.call)
                 return task, None
 
@@ -88,14 +95,25 @@ class TaskQueue:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, _WAKE_BYTES)
                 continue
-            for task in self._channel.receive():
-                for offset in task.released:
-                    release(offset)
-                self._unread.append(task)
+            for message in self._channel.receive():
+                if isinstance(message, Load):
+                    (file,) = self._channel.take_descriptors()
+                    self._load(message, file)
+                    continue
+                if isinstance(message, Task):
+                    for offset in message.released:
+                        release(offset)
+                self._unread.append(message)
 
     def _begin_reads(self) -> None:
         while self._unread:
             task = self._unread[0]
+            if isinstance(task, Unload):
+                if self._reading:
+                    return
+                self._unread.popleft()
+                self._unload(task.number)
+                continue
             if isinstance(task.request, bytes) or task.num_reads == 1 or len(self._reading) >= task.num_reads:
                 return
             self._unread.popleft()

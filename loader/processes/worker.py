@@ -20,11 +20,14 @@ import functools
 import os
 import signal
 import socket
+from collections.abc import Iterator
+from typing import final
 
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.crash_log import record_call
-from millstream.loader.processes.messages import Fork, PipelineFailed, Ready, Result
+from millstream.loader.processes.messages import Fork, Load, PipelineFailed, Ready, Result
 from millstream.loader.processes.task_queue import TaskQueue
 from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.profiler import Profiler
@@ -48,46 +51,117 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
     """Reads the pipelines and runs calls until the parent closes the channel."""
     owner = os.getpid()
     try:
-        pipelines, classes = read_pipelines(pipeline, fork.pipeline)
-        for one in pipelines:
-            if one.worker_init_fn is not None:
-                one.worker_init_fn(fork.worker_index, fork.num_workers)
-        allocator = Allocator(arena, fork.arena_bytes)
-        readers = ReaderThreads(affordable_threads(fork.num_threads))
-        profilers = [Profiler(one.labels, measures_costs=one.measures_costs) for one in pipelines]
-
-        @functools.lru_cache(maxsize=len(pipelines) + MAX_EPOCHS)
-        def runner_of(number: int, epoch: int | None) -> CallRunner[Payload]:
-            whole, profiler = pipelines[number], profilers[number]
-            plan = Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed)
-            return CallRunner(
-                plan,
-                profiler,
-                classes,
-                readers=readers,
-                allocate=allocator.allocate,
-                pack=lambda run: pack(run, allocator, classes),
-            )
-
-        for number in range(len(pipelines)):
-            runner_of(number, None)
+        with _reading(pipeline):
+            pipelines = WorkerPipelines(pipeline, arena, fork)
         leave_if_forked(owner)
+        channel.send(Ready(owner))
+        record_begun = functools.partial(record_call, crash_log)
+        tasks = TaskQueue(channel, pipelines.runner, record_begun, pipelines.load, pipelines.unload)
+        with contextlib.closing(tasks):
+            while (ready := tasks.next(pipelines.allocator.take_back)) is not None:
+                task, reading = ready
+                runner = pipelines.runner(task.pipeline, task.epoch)
+                channel.send(Result(task.call, tuple(runner.make(task.request, reading))))
+                del task, ready, reading
+    except PipelineNotRead as failed:
+        leave_if_forked(owner, status=1)
+        channel.send(PipelineFailed(pack_failure(failed.error, ClassTable())))
+        return
+    pipelines.close()
+
+
+class PipelineNotRead(Exception):  # noqa: N818  (internal)
+    """A pipeline could not be read."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+@final
+class WorkerPipelines:
+    """The pipelines of a worker, by their numbers, compiled to call runners.
+
+    Args:
+        descriptor: the file of the pipelines that every worker starts with.
+        arena: the descriptor of the worker's arena.
+        fork: the request of the worker.
+
+    Attributes:
+        allocator: allocates in the arena.
+    """
+
+    def __init__(self, descriptor: int, arena: int, fork: Fork) -> None:
+        pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
+        for pipeline in pipelines:
+            if pipeline.worker_init_fn is not None:
+                pipeline.worker_init_fn(fork.worker_index, fork.num_workers)
+        self.allocator = Allocator(arena, fork.arena_bytes)
+        self._readers = ReaderThreads(affordable_threads(fork.num_threads))
+        self._pipelines: dict[int, tuple[Pipeline, Profiler]] = {}
+        self._runners: dict[int, CallRunner[Payload]] = {}
+        self._runner_of_epoch = functools.lru_cache(maxsize=MAX_EPOCHS)(self._make_runner)
+        for number, pipeline in enumerate(pipelines):
+            self._add(number, pipeline)
+
+    def load(self, message: Load, descriptor: int) -> None:
+        """Adds a pipeline, and closes its file."""
+        with _reading(descriptor):
+            (pipeline,), classes = read_pipelines(descriptor, message.file)
+            self._classes.define(dict(zip(message.classes, classes, strict=True)))
+            self._add(message.number, pipeline)
+
+    def unload(self, number: int) -> None:
+        """Drops a pipeline, and closes its source if no other has it."""
+        del self._runners[number]
+        pipeline, _ = self._pipelines.pop(number)
+        if not any(pipeline.source is other.source for other, _ in self._pipelines.values()):
+            close_source(pipeline)
+
+    def runner(self, number: int, epoch: int | None) -> CallRunner[Payload]:
+        """Returns the call runner of a pipeline, or of one of its epochs alone."""
+        return self._runners[number] if epoch is None else self._runner_of_epoch(number, epoch)
+
+    def close(self) -> None:
+        """Closes the sources."""
+        for number in list(self._pipelines):
+            self.unload(number)
+
+    def _add(self, number: int, pipeline: Pipeline) -> None:
+        self._pipelines[number] = pipeline, Profiler(pipeline.labels, measures_costs=pipeline.measures_costs)
+        self._runners[number] = self._make_runner(number, None)
+
+    def _make_runner(self, number: int, epoch: int | None) -> CallRunner[Payload]:
+        whole, profiler = self._pipelines[number]
+        return CallRunner(
+            Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed),
+            profiler,
+            self._classes,
+            readers=self._readers,
+            allocate=self.allocator.allocate,
+            pack=lambda run: pack(run, self.allocator, self._classes),
+        )
+
+
+@contextlib.contextmanager
+def _reading(descriptor: int) -> Iterator[None]:
+    """Closes a file after pipelines were read from it. Unpickling user classes may raise anything.
+
+    Raises:
+        PipelineNotRead: anything else than SystemExit was raised.
+    """
+    try:
+        yield
     except SystemExit:
         raise
-    except BaseException as error:  # noqa: BLE001  (unpickling user classes may raise anything, and so may limits)
-        leave_if_forked(owner, status=1)
-        channel.send(PipelineFailed(pack_failure(error, ClassTable())))
-        return
+    except BaseException as error:
+        raise PipelineNotRead(error) from error
     finally:
-        os.close(pipeline)
-    channel.send(Ready(owner))
-    with contextlib.closing(TaskQueue(channel, runner_of, functools.partial(record_call, crash_log))) as tasks:
-        while (ready := tasks.next(allocator.take_back)) is not None:
-            task, reading = ready
-            runner = runner_of(task.pipeline, task.epoch)
-            channel.send(Result(task.call, tuple(runner.make(task.request, reading))))
-            del task, ready, reading
-    for source in {id(pipeline.source): pipeline.source for pipeline in pipelines}.values():
-        close = getattr(source, "close", None)
-        if callable(close):
-            close()
+        os.close(descriptor)
+
+
+def close_source(pipeline: Pipeline) -> None:
+    """Closes the source of a pipeline if it can be closed."""
+    close = getattr(pipeline.source, "close", None)
+    if callable(close):
+        close()

@@ -8,7 +8,7 @@ later, in either direction, refers to them by number.
 
 import io
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -19,12 +19,31 @@ from millstream.loader.transport.value_pickler import BufferCallback, ValuePickl
 
 @final
 class ClassTable:
-    """The classes that crossed by value with a pipeline. Every process has the same classes in the same order."""
+    """The classes that crossed by value with pipelines, by their numbers, which are the same in every process."""
 
     def __init__(self, classes: Sequence[type] = ()) -> None:
-        self._classes = tuple(classes)
+        self._classes: dict[int, type] = {}
         # By identity: a metaclass may define equality as it likes.
-        self._numbers = {id(kind): number for number, kind in enumerate(self._classes)}
+        self._numbers: dict[int, int] = {}
+        self.define(dict(enumerate(classes)))
+
+    def __len__(self) -> int:
+        return len(self._classes)
+
+    def __iter__(self) -> Iterator[type]:
+        return iter(self._classes.values())
+
+    def define(self, classes: Mapping[int, type]) -> None:
+        """Adds classes with their numbers."""
+        self._classes.update(classes)
+        self._numbers.update((id(kind), number) for number, kind in classes.items())
+
+    def number(self, classes: Sequence[type]) -> tuple[int, ...]:
+        """Returns the numbers of classes. New ones get the next numbers."""
+        for kind in classes:
+            if id(kind) not in self._numbers:
+                self.define({len(self._classes): kind})
+        return tuple(self._numbers[id(kind)] for kind in classes)
 
     def dumps(self, value: Any, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty) -> bytes:
         """Returns the pickle of a value. The classes of the table are replaced by their numbers.
@@ -70,7 +89,7 @@ class _NumberingPickler(ValuePickler):
 
 @final
 class _NumberedUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, classes: tuple[type, ...], buffers: Iterable[Any]) -> None:
+    def __init__(self, file: io.BytesIO, classes: Mapping[int, type], buffers: Iterable[Any]) -> None:
         super().__init__(file, buffers=buffers)
         self._classes = classes
 

@@ -18,6 +18,9 @@ from millstream.loader.transport.pipeline_pickler import dump_with_classes, stay
 from millstream.loader.transport.shared_records import share
 from millstream.signal_exceptions import is_from_signal_handler
 
+MAPPED_BYTES = 1 << 20
+"""Smaller files without large arrays are read instead of mapped."""
+
 
 class PipelineFile(NamedTuple):
     """The layout of the pipeline file.
@@ -116,6 +119,9 @@ def read_pipelines(descriptor: int, file: PipelineFile) -> tuple[tuple[Pipeline,
     Raises:
         Exception: a class of the user raises when unpickled.
     """
+    if not file.buffers and file.num_bytes < MAPPED_BYTES:
+        # A map would keep a descriptor as long as the pipelines.
+        return unpickle_pipelines(os.pread(descriptor, file.num_bytes, 0), ())
     content = memoryview(mmap.mmap(descriptor, file.file_bytes, access=mmap.ACCESS_COPY))
     buffers = [content[offset : offset + length] for offset, length in file.buffers]
     return unpickle_pipelines(content[: file.num_bytes], buffers)

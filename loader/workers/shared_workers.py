@@ -1,7 +1,7 @@
 """Workers shared by several pipelines: the consumer's, and those that its feed draws from."""
 
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.loader.pipeline.executor import Executor
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 @final
 class SharedWorkers:
-    """The pipelines of a set of workers, and the executor that dispatches their calls.
-
-    A pipeline has the same number in each set that is created for the same iterator, so the workers of one serve the
-    next.
-    """
+    """The pipelines that a set of workers starts with, and the executor that dispatches their calls."""
 
     def __init__(self) -> None:
-        self._pipelines: dict[Hashable, Pipeline] = {}
-        self._numbers: dict[Hashable, int] = {}
+        self._pipelines: dict[Hashable, Pipeline] | None = {}
         self._leader: weakref.ref[WorkersExecutor[Any]] | None = None
+        self._start_leader: weakref.WeakMethod[Callable[[], None]] | None = None
 
-    @property
-    def pipelines(self) -> tuple[Pipeline, ...]:
-        """The pipelines that each worker has."""
-        return tuple(self._pipelines.values())
+    def register(self, name: Hashable, pipeline: Pipeline) -> None:
+        """Adds a pipeline that the workers start with. They get those of iterators that are opened later on demand."""
+        if self._pipelines is not None:
+            self._pipelines.setdefault(name, pipeline)
 
-    def register(self, name: Hashable, pipeline: Pipeline) -> int:
-        """Returns the number of a pipeline, which is new or has been registered under the same name."""
-        self._pipelines.setdefault(name, pipeline)
-        return self._numbers.setdefault(name, len(self._numbers))
+    def take_pipelines(self, name: Hashable, first: Pipeline) -> dict[Hashable, Pipeline]:
+        """Returns all pipelines that were registered, by name, after that of the leader."""
+        others, self._pipelines = self._pipelines or {}, None
+        return {name: first, **others}
+
+    def start_on_demand(self, start_leader: Callable[[], None]) -> None:
+        """Sets a method that starts the leader. A leader that draws all elements needs none. It is not kept alive."""
+        self._start_leader = weakref.WeakMethod(start_leader)
 
     def lead(self, leader: "WorkersExecutor[Any]") -> None:
         """Makes an executor the leader, which dispatches the calls from now on."""
@@ -49,9 +49,18 @@ class SharedWorkers:
         return self._leader is not None
 
     @property
-    def leader(self) -> "WorkersExecutor[Any]":
-        """The executor of the consumer's pipeline, which dispatches all calls."""
+    def current_leader(self) -> "WorkersExecutor[Any] | None":
+        """The leader, if there is one now."""
         leader = None if self._leader is None else self._leader()
+        return None if leader is None or leader.has_left else leader
+
+    @property
+    def leader(self) -> "WorkersExecutor[Any]":
+        """The executor of the consumer's pipeline, which dispatches all calls. It is started on demand."""
+        start = None if self._start_leader is None else self._start_leader()
+        if self.current_leader is None and start is not None:
+            start()
+        leader = self.current_leader
         if leader is None:
             raise AssertionError("the leader draws all elements")
         return leader
@@ -66,7 +75,7 @@ class SubstreamExecutor(Executor):
         position: the position of the first output.
         profiler: sums up measured times.
         shared_workers: the workers of the calls.
-        pipeline: the pipeline's number there.
+        name: the name of the pipeline there.
         feed: the source of the elements of stage 0; None if they are read.
     """
 
@@ -77,13 +86,26 @@ class SubstreamExecutor(Executor):
         *,
         profiler: Profiler,
         shared_workers: SharedWorkers,
-        pipeline: int,
+        name: Hashable,
         feed: "Feed | None",
     ) -> None:
         super().__init__(plan, position, feed)
-        self._substream = Substream(plan, self._schedule, profiler, pipeline, is_fed=feed is not None)
+        self._substream = Substream(plan, self._schedule, profiler, is_fed=feed is not None)
+        self._name = name
         self._shared_workers = shared_workers
         self._admitted_by: weakref.ref[WorkersExecutor[Any]] | None = None
+
+    @property
+    def is_orphaned(self) -> bool:
+        """True if its leader leads no more."""
+        if self._admitted_by is None:
+            return False
+        leader = self._admitted_by()
+        return leader is None or leader is not self._shared_workers.current_leader
+
+    def start(self) -> None:
+        """Lets the leader dispatch calls."""
+        self._begin()
 
     def next_outputs(self) -> Outputs | None:
         """Returns the next outputs in order, or None at the end."""
@@ -101,10 +123,8 @@ class SubstreamExecutor(Executor):
     def _begin(self) -> None:
         leader = self._shared_workers.leader
         if self._admitted_by is None:
+            leader.admit(self._substream, self._name)
             self._admitted_by = weakref.ref(leader)
-            leader.substreams.add(self._substream)
-        elif self._admitted_by() is not leader:
-            raise AssertionError("a change of the leader begins with a new position")
 
     def _advance(self) -> None:
         self._shared_workers.leader.work_for(self._substream)

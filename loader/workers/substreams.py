@@ -36,8 +36,8 @@ class Substream:
         plan: the plan of the pipeline.
         schedule: the calls to make.
         profiler: sums up measured times.
-        pipeline: the number of the pipeline in the workers.
         is_fed: True if the elements of stage 0 are drawn, for instance from other substreams.
+        pipeline: the number of the pipeline in the workers.
         number: the number of the substream, which its calls carry.
         size: the number of blocks per call.
         is_drawing: True while elements are being drawn.
@@ -48,8 +48,8 @@ class Substream:
     plan: Plan
     schedule: Schedule
     profiler: Profiler
-    pipeline: int = 0
     is_fed: bool = False
+    pipeline: int = dataclasses.field(default=0, init=False)
     number: int = dataclasses.field(default=0, init=False)
     size: CallSize = dataclasses.field(init=False)
     is_drawing: bool = dataclasses.field(default=False, init=False)
@@ -106,6 +106,11 @@ class Substreams:
         self._last_number = own.number
         # The number of elements drawn from the others, plus one for each.
         self._drawn = 0
+
+    @property
+    def pipelines(self) -> set[int]:
+        """The numbers of their pipelines in the workers."""
+        return {substream.pipeline for substream in self._substreams.values()}
 
     def by_urgency(self) -> Iterator[Substream]:
         """Yields the substreams that may have to begin calls: first those waited for, then the consumer's own."""

@@ -17,7 +17,7 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from millstream.loader.pipeline.assignments import Assignments
@@ -64,15 +64,14 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         options: the number of workers, their buffers, and the stall timeout.
         feed: the source of the elements of stage 0; None if they are read.
         shared_workers: the pipelines of the workers if they have several. This executor becomes their leader.
-        pipeline: the number of this plan's pipeline among them.
         local_reading: the threads of this process that run local operations in advance; None to run them on demand.
 
     Attributes:
         substreams: the substreams that the workers work for.
+        has_left: True if it has released or stopped the workers.
     """
 
-    _are_local: ClassVar[bool]
-    """True if the workers are processes of this machine."""
+    _are_local: ClassVar[bool]  # True if the workers are processes of this machine.
 
     def __init__(
         self,
@@ -84,7 +83,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         options: MultiprocessingOptions,
         feed: "Feed | None" = None,
         shared_workers: SharedWorkers | None = None,
-        pipeline: int = 0,
         local_reading: ReadOptions | None = None,
     ) -> None:
         super().__init__(plan, position, feed)
@@ -104,15 +102,19 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             self._returning.detach()
         self._options = options
         max_bytes = min(self._pool.max_bytes, self._local.max_bytes)
-        self._own = Substream(plan, self._schedule, profiler, pipeline, feed is not None, max_bytes)
+        self._own = Substream(plan, self._schedule, profiler, is_fed=feed is not None, max_bytes=max_bytes)
         self._take_local = functools.partial(self._own.take, None)
         self.substreams = Substreams(self._own, self._pool.max_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
         self._reads = ReadsInFlight(self._pool.max_reads)
-        self._has_run_local = False
+        self.has_left = False
         self._deaths_at_start = DeathsAtStart(options.num_workers)
         if shared_workers is not None:
             shared_workers.lead(self)
+
+    def admit(self, substream: Substream, name: Hashable) -> None:
+        """Adds a substream whose calls this executor dispatches from now on, given the name of its pipeline."""
+        raise AssertionError(f"only worker processes run several pipelines: {substream}, {name}")
 
     def work_for(self, substream: Substream) -> None:
         """Brings the outputs of another substream closer, which the consumer waits for."""
@@ -136,8 +138,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         """
         from millstream.loader.pipeline.load import WorkerLoad  # noqa: PLC0415  (lazy: only reports need it)
 
-        made = super().load()
-        workers, finished = [], 0
+        workers, finished, made = [], 0, super().load()
         for worker in list(self._pool.workers):
             calls, begun = worker.calls.copy(), self._current_call(worker)
             finished += calls.index(begun) if begun in calls else 0
@@ -153,12 +154,14 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def pause(self) -> None:
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
+        self.has_left = True
         self._local.close()  # First: after an interruption, nothing else would end its threads.
         self._returning.detach()
         self._release()
 
     def close(self) -> None:
         """Stops the workers."""
+        self.has_left = True
         self._returning.detach()
         deadline = self._local.stop()
         self._pool.stop()
@@ -281,9 +284,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             if is_from_signal_handler(error):
                 raise
             # Elements that came from one worker may still fail on their way to another.
-            error.add_note(
-                f"millstream: while it was pickled for a worker process, from {self.substreams.describe(call)}."
-            )
+            where = self.substreams.describe(call)
+            error.add_note(f"millstream: while it was pickled for a worker process, from {where}.")
             self._assignments.complete(number, Elements.failed(error))
             return None
 

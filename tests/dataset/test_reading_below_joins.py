@@ -110,17 +110,6 @@ def test_all_streams_below_a_join_are_read_at_the_same_time(join: str) -> None:
     assert gate.is_passed
 
 
-@pytest.mark.parametrize(
-    "join", ["interleave", "zip", "limit of interleave", "repeat of interleave", "cache of interleave"]
-)
-def test_streams_below_a_join_are_read_at_the_same_time_before_workers(join: str) -> None:
-    """If worker processes run the operations after a join, threads of this process read the streams below it."""
-    gate = Gate(NUM_STREAMS)
-    with iter(JOINS[join](gated(gate)).map(str).mp_prefetch(1)) as iterator:
-        next(iterator)
-    assert gate.is_passed
-
-
 def peak_of(document: dict[str, Any]) -> int:
     """Returns the number of reads that were in flight so far, which a document of a Storage holds."""
     return int(document["tokens"][0])

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from millstream import FirstFitPack, IterDataset, MapDataset
+from millstream.dataset import InterleaveIterDataset, LimitIterDataset, RepeatIterDataset
 from millstream.errors import WorkerDiedError
 from support.processes.process_tree import processes_below, worker_pids
 from support.streams import comparable
@@ -127,25 +129,36 @@ def test_rows_are_packed_from_streams_that_drop() -> None:
         assert listed(spread) == listed(alone)
 
 
-def chain(kind: str) -> IterDataset[Any]:
-    """Returns a dataset of numbers with two workers."""
-    numbers = MapDataset.range(60).to_iter_dataset()
-    made: dict[str, IterDataset[Any]] = {
-        "read": numbers,
-        "fed": IterDataset.mix([numbers.filter(bool), numbers]),
-        "mixture": IterDataset.mix([numbers, numbers]),
-        "in the middle": numbers.map(float).mp_prefetch(2).map(int),
-    }
-    return made[kind].map(abs).mp_prefetch(0 if kind == "in the middle" else 2)
+def numbers_below() -> IterDataset[Any]:
+    """Returns a stream of 60 numbers."""
+    return MapDataset.range(60).to_iter_dataset()
 
 
-@pytest.mark.parametrize("kind", ["read", "fed", "mixture", "in the middle"])
+WITH_WORKERS: dict[str, Callable[[], IterDataset[Any]]] = {
+    "read": lambda: numbers_below().map(abs).mp_prefetch(2),
+    "fed": lambda: IterDataset.mix([numbers_below().filter(bool), numbers_below()]).map(abs).mp_prefetch(2),
+    "mixture": lambda: IterDataset.mix([numbers_below(), numbers_below()]).map(abs).mp_prefetch(2),
+    "in the middle": lambda: numbers_below().map(float).mp_prefetch(2).map(int),
+    "interleave": lambda: interleaved(1).map(abs).mp_prefetch(2),
+    "interleave alone": lambda: interleaved(2).mp_prefetch(2),
+    "interleave before local": lambda: interleaved(2).mp_prefetch(2).map(abs),
+    "limit alone": lambda: LimitIterDataset(numbers_below(), 40).mp_prefetch(2),
+    "repeat alone": lambda: RepeatIterDataset(numbers_below().map(abs), 2).mp_prefetch(2),
+}
+
+
+def interleaved(cycle_length: int) -> IterDataset[Any]:
+    """Returns two streams in turn."""
+    return InterleaveIterDataset([numbers_below(), numbers_below().map(abs)], cycle_length=cycle_length)
+
+
+@pytest.mark.parametrize("kind", WITH_WORKERS)
 def test_the_next_pass_finds_the_workers(kind: str) -> None:
     """Passes have the same processes, also after one that was left; two at once have their own, and the right elements.
 
     All end when an iterator is closed, after which the dataset can be read again, or with the dataset.
     """
-    dataset = chain(kind)
+    dataset = WITH_WORKERS[kind]()
     expected = list(dataset)
     first = worker_pids()
     assert len(first) == 2

@@ -1,0 +1,88 @@
+"""The pipelines of a pool: those that its workers start with, and those that they get while they run."""
+
+import os
+from collections.abc import Collection, Hashable, Iterable
+from typing import NamedTuple, final
+
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.processes.messages import Load, Unload
+from millstream.loader.processes.worker_handle import Worker
+from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.transport.pipeline_file import pack_pipelines, write_chunks
+
+MAX_IDLE_PIPELINES = 64
+"""The maximum number of pipelines without calls that workers keep, of those that they got while they ran."""
+
+
+class _Loaded(NamedTuple):
+    """A pipeline that the workers got while they ran.
+
+    Attributes:
+        message: the message to each worker.
+        content: the chunks of its file.
+        is_kept: True if replacements need it, because later elements may have a class that crossed with it.
+    """
+
+    message: Load
+    content: list[memoryview]
+    is_kept: bool
+
+
+@final
+class LoadedPipelines:
+    """The numbers of pipelines by name, and what a new worker has to get.
+
+    Args:
+        names: the names of the pipelines that each worker starts with. Their numbers are 0, 1, ….
+    """
+
+    def __init__(self, names: Iterable[Hashable]) -> None:
+        self._first = {name: number for number, name in enumerate(names)}
+        self._next_number = len(self._first)
+        # The one used last comes last.
+        self._loaded: dict[Hashable, _Loaded] = {}
+
+    def find(self, name: Hashable) -> int | None:
+        """Returns the number of a pipeline, or None if the workers lack it."""
+        if name in self._loaded:
+            loaded = self._loaded[name] = self._loaded.pop(name)
+            return loaded.message.number
+        return self._first.get(name)
+
+    def add(self, name: Hashable, pipeline: Pipeline, classes: ClassTable) -> int:
+        """Returns the number of a new pipeline, and adds the classes that cross by value with it.
+
+        Raises:
+            TypeError: an attribute of the pipeline cannot be pickled. The text names the operation and the attribute.
+        """
+        content, file, crossed = pack_pipelines([pipeline])
+        number, num_known = self._next_number, len(classes)
+        message = Load(number, file, classes.number(list(crossed)))
+        self._next_number += 1
+        self._loaded[name] = _Loaded(message, content, len(classes) > num_known)
+        return number
+
+    def send(self, name: Hashable, workers: Iterable[Worker]) -> None:
+        """Sends a pipeline to workers."""
+        loaded = self._loaded[name]
+        descriptor = write_chunks(loaded.content)
+        try:
+            for worker in workers:
+                worker.channel.send(loaded.message, [descriptor])
+        finally:
+            os.close(descriptor)
+
+    def send_all(self, worker: Worker) -> None:
+        """Sends a new worker the pipelines that it does not start with."""
+        for name in self._loaded:
+            self.send(name, [worker])
+
+    def drop_idle(self, in_use: Collection[int], workers: Collection[Worker]) -> None:
+        """Drops the oldest pipelines, if more than MAX_IDLE_PIPELINES are not in use."""
+        idle = [
+            name for name, loaded in self._loaded.items() if not (loaded.is_kept or loaded.message.number in in_use)
+        ]
+        for name in idle[: max(0, len(idle) - MAX_IDLE_PIPELINES)]:
+            number = self._loaded.pop(name).message.number
+            for worker in workers:
+                worker.channel.send(Unload(number))
