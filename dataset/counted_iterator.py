@@ -39,6 +39,11 @@ class CountedIterator(DatasetIterator[Any]):
         # True if the iterator may be at another element than `_count`, or exhausted.
         self._has_failed = False
 
+    @property
+    def step(self) -> int:
+        """The number of elements yielded."""
+        return self._count
+
     def __next__(self) -> Any:
         """Returns the next element."""
         self._check_open()

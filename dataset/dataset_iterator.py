@@ -43,6 +43,9 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
     _stats: ClassVar[Stats] = STATS
     _closed: bool = False
 
+    epoch: int | None = None
+    """The epoch that the next element begins in, from 0; None if the elements have no epochs."""
+
     def __init__(self, parents: Any = ()) -> None:
         self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
 
@@ -50,6 +53,18 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
     def _parent(self) -> Any:
         """The single iterator that this one draws from; AttributeError if there are none, or several."""
         return only_parent(self)
+
+    def __len__(self) -> int:
+        """Returns the number of elements left.
+
+        Raises:
+            TypeError: it is not known, because this iterator draws from a stream.
+        """
+        raise TypeError(f"A {type(self).__name__} has no len(): the number of elements of a stream is not known.")
+
+    def __bool__(self) -> bool:
+        """Returns True, even if no element is left, or their number is not known."""
+        return True
 
     def __iter__(self) -> Self:
         return self
@@ -104,11 +119,11 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
         """The views of the pipeline: `profile`, `summary`, `metrics`, `trace`, `preview` and `report` need them.
 
         Raises:
-            NotImplementedError: this iterator runs no operations. The iterators that it draws from have views.
+            NotImplementedError: this iterator runs no operation.
         """
         raise NotImplementedError(
-            f"A {type(self).__name__} has no profile, summary, metrics, trace, preview and report, because it draws "
-            "from a stream that is read in order. Ask the iterators of the datasets that it draws from."
+            f"A {type(self).__name__} has no profile, summary, metrics, trace, preview and report, because it runs no "
+            "operation. Add one at the end of the chain, for instance .batch(n): its iterator has them."
         )
 
     def start_prefetch(self) -> None:

@@ -137,7 +137,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         return self._schedule.drawn_at(position)
 
     @property
-    def position(self) -> int:
+    def step(self) -> int:
         """The number of elements yielded."""
         return self._position
 

@@ -208,7 +208,7 @@ class MixtureIterator(EngineIterator):
         if not self._is_random:
             return
         (cursor,), _ = place = self._fed.place()
-        begin, drawn = self._stream.position, self._stream.drawn
+        begin, drawn = self._stream.step, self._stream.drawn
         # Elements may have been missing in the drawn stream, but not in one read with random access.
         if drawn is None or cursor.block != state["block"]:
             self._draw()

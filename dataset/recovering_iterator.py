@@ -26,6 +26,8 @@ class RecoveringIterator(DatasetIterator[T_co]):
     _is_torn = False
     """True from before an element is drawn until it is counted; it stays so if that fails."""
     _kept_state: Any = None
+    _step = 0
+    """The number of elements yielded, which `_draw` counts."""
     _num_since = 0
     """The number of elements since `_kept_state`."""
 
@@ -38,6 +40,11 @@ class RecoveringIterator(DatasetIterator[T_co]):
         super().close()
         if self._leader is not None:
             self._leader.close()
+
+    @property
+    def step(self) -> int:
+        """The number of elements yielded since the beginning of the stream."""
+        return self._step
 
     def __next__(self) -> T_co:
         """Returns the next element.

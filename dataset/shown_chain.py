@@ -59,10 +59,6 @@ class ShownIterator(DatasetIterator[Any]):
         """Returns the number of elements left; TypeError if it is not known."""
         return self._inner.batches_after(self._inner.step)
 
-    def __bool__(self) -> bool:
-        """Returns True, even if no element is left, or their number is not known."""
-        return True
-
 
 class ReadViews(ShownIterator):
     """The trace and the preview of an iterator over a MapDataset, whose elements may be missing."""

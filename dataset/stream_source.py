@@ -53,7 +53,6 @@ class _StatefulIterator(RecoveringIterator[Any]):
         super().__init__()
         self._iterable = iterable
         self._name = type(iterable).__name__
-        self._count = 0
         self._begin()
 
     def _begin(self, state: Any = None) -> None:
@@ -70,13 +69,13 @@ class _StatefulIterator(RecoveringIterator[Any]):
 
     def _draw(self) -> Any:
         element = next(self._iterator)
-        self._count += 1
+        self._step += 1
         return element
 
     def _state(self) -> dict[str, Any]:
         # At the beginning, not all have a state yet.
-        below = self._stateful.state_dict() if self._count else None
-        return sealed(_KIND, {"count": self._count, "stream": self._name, "source": below})
+        below = self._stateful.state_dict() if self._step else None
+        return sealed(_KIND, {"count": self._step, "stream": self._name, "source": below})
 
     def _move(self, state: dict[str, Any]) -> None:
         checked = unsealed(state, _KIND, {"count": is_number, "stream": is_anything, "source": is_anything})
@@ -86,7 +85,7 @@ class _StatefulIterator(RecoveringIterator[Any]):
             )
         close_if_possible(self._iterator)
         self._begin(copy.deepcopy(checked["source"]) if checked["count"] else None)
-        self._count = checked["count"]
+        self._step = checked["count"]
 
     def close(self) -> None:
         """Closes the iterator of the iterable, if it can be closed."""

@@ -64,6 +64,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
                 drawn.append(next(parent))
             except StopIteration:
                 self._end(len(drawn))
+        self._step += 1
         return tuple(drawn)
 
     def _end(self, shorter: int) -> None:
@@ -81,17 +82,17 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
 
     def _state(self) -> dict[str, Any]:
         parents = [state_below(parent) for parent in self._parents]
-        return sealed("zipped datasets", {"ended": self._ended, "parents": parents})
+        return sealed("zipped datasets", {"step": self._step, "ended": self._ended, "parents": parents})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, "zipped datasets", {"ended": is_flag, "parents": is_list})
+        checked = unsealed(state, "zipped datasets", {"step": is_number, "ended": is_flag, "parents": is_list})
         if len(checked["parents"]) != len(self._parents):
             raise CheckpointError(
                 f"The state is of {len(checked['parents'])} zipped datasets, but there are {len(self._parents)} "
                 "here: zip the same datasets as when it was saved."
             )
         move_all(self._parents, checked["parents"])
-        self._ended, self._is_reading = checked["ended"], False
+        self._step, self._ended, self._is_reading = checked["step"], checked["ended"], False
 
 
 def _has_more(iterator: DatasetIterator[Any]) -> bool:
@@ -136,17 +137,16 @@ class _LimitIterator(RecoveringIterator[Any]):
     def __init__(self, parent: DatasetIterator[Any], limit: int) -> None:
         super().__init__(parent)
         self._limit = limit
-        self._count = 0
 
     def _draw(self) -> Any:
-        if self._count >= self._limit:
+        if self._step >= self._limit:
             raise StopIteration
         element = next(self._parent)
-        self._count += 1
+        self._step += 1
         return element
 
     def _state(self) -> dict[str, Any]:
-        return sealed("a limited dataset", {"count": self._count, "parent": state_below(self._parent)})
+        return sealed("a limited dataset", {"count": self._step, "parent": state_below(self._parent)})
 
     def _move(self, state: dict[str, Any]) -> None:
         checked = unsealed(state, "a limited dataset", {"count": is_number, "parent": is_anything})
@@ -156,12 +156,12 @@ class _LimitIterator(RecoveringIterator[Any]):
                 "its former count."
             )
         move_to(self._parent, checked["parent"])
-        self._count = checked["count"]
+        self._step = checked["count"]
 
     @property
     def next_index(self) -> int | None:
         """The number of elements that have come, if `seek` costs nothing; otherwise None."""
-        return None if getattr(self._parent, "next_index", None) is None else self._count
+        return None if getattr(self._parent, "next_index", None) is None else self._step
 
     def seek(self, step: int) -> None:
         if not 0 <= as_integer(step, "step") <= self._limit:
@@ -170,7 +170,7 @@ class _LimitIterator(RecoveringIterator[Any]):
 
     def _seek(self, step: int) -> None:
         self._parent.seek(step)
-        self._count = step
+        self._step = step
 
 
 @final
@@ -222,15 +222,15 @@ class _RepeatIterator(RecoveringIterator[Any]):
                 move_to(self._parent, self._beginning)
                 self._epoch, self._is_empty = self._epoch + 1, True
             else:
-                self._is_empty = False
+                self._step, self._is_empty = self._step + 1, False
                 return element
 
     def _state(self) -> dict[str, Any]:
-        own = {"epoch": self._epoch, "is_empty": self._is_empty}
+        own = {"step": self._step, "epoch": self._epoch, "is_empty": self._is_empty}
         return sealed("a repeated dataset", own | {"parent": state_below(self._parent)})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checks = {"epoch": is_number, "is_empty": is_flag, "parent": is_anything}
+        checks = {"step": is_number, "epoch": is_number, "is_empty": is_flag, "parent": is_anything}
         checked = unsealed(state, "a repeated dataset", checks)
         if self._num_epochs is not None and checked["epoch"] >= self._num_epochs:
             raise CheckpointError(
@@ -238,7 +238,7 @@ class _RepeatIterator(RecoveringIterator[Any]):
                 f"{self._num_epochs}: give RepeatIterDataset as many as it had."
             )
         move_to(self._parent, checked["parent"])
-        self._epoch, self._is_empty = checked["epoch"], checked["is_empty"]
+        self._step, self._epoch, self._is_empty = checked["step"], checked["epoch"], checked["is_empty"]
 
 
 @final
@@ -276,17 +276,16 @@ class _CacheIterator(RecoveringIterator[Any]):
         self._kept: list[Any] = []
         # False while the parent may be after another element than the last one kept.
         self._is_in_step = True
-        self._position = 0
 
     def _draw(self) -> Any:
-        if self._position == len(self._kept):
+        if self._step == len(self._kept):
             self._keep_next()
-        element = own(self._kept[self._position])
-        self._position += 1
+        element = own(self._kept[self._step])
+        self._step += 1
         return element
 
     def _state(self) -> dict[str, Any]:
-        return sealed("a cached dataset", {"position": self._position, "parent": self._beginning})
+        return sealed("a cached dataset", {"position": self._step, "parent": self._beginning})
 
     def _move(self, state: dict[str, Any]) -> None:
         checked = unsealed(state, "a cached dataset", {"position": is_number, "parent": is_anything})
@@ -302,7 +301,7 @@ class _CacheIterator(RecoveringIterator[Any]):
             raise CheckpointError(
                 f"The state is at element {checked['position']} of a cached dataset, which has {len(self._kept)}."
             ) from None
-        self._position = checked["position"]
+        self._step = checked["position"]
 
     def _keep_next(self) -> None:
         if not self._is_in_step:

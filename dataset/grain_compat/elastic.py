@@ -83,8 +83,8 @@ class ElasticIterator(EngineIterator):
         self._inner = self._execution.begin()
 
     def __len__(self) -> int:
-        """Returns the number of batches; `sys.maxsize // global_batch_size` if the dataset is endless."""
-        return len(self._dataset) // self._global_batch
+        """Returns the number of batches left; of an endless dataset, about `sys.maxsize // global_batch_size`."""
+        return len(self._dataset) // self._global_batch - self._inner.step
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict for JSON, the same on all shards."""

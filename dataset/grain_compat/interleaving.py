@@ -121,6 +121,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
                     ended = 0
                 else:
                     self._advance_turn()
+                    self._step += 1
                     return element
             else:
                 ended += 1
@@ -133,10 +134,10 @@ class _InterleaveIterator(RecoveringIterator[Any]):
     def _state(self) -> dict[str, Any]:
         self._begin()
         slots = [slot.state() for slot in self._slots]
-        return sealed(_KIND, {"next": self._next, "turn": self._turn, "slots": slots})
+        return sealed(_KIND, {"step": self._step, "next": self._next, "turn": self._turn, "slots": slots})
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, _KIND, {"next": is_number, "turn": is_number, "slots": is_list})
+        checked = unsealed(state, _KIND, {"step": is_number, "next": is_number, "turn": is_number, "slots": is_list})
         if len(checked["slots"]) != len(self._slots):
             raise CheckpointError(
                 f"The state is of {len(checked['slots'])} datasets that were open at a time, but here it is "
@@ -165,7 +166,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             raise
         self._close_all()
         self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
-        self._is_begun, self._is_reading = True, False
+        self._step, self._is_begun, self._is_reading = checked["step"], True, False
 
     def start_prefetch(self) -> None:
         """Opens the first datasets, and starts their prefetching."""

@@ -1,0 +1,201 @@
+"""Iterators of all kinds of chains, and `device_put` of them, have all members of the one protocol, which agree.
+
+A stream has no random access, and what only combines elements measures nothing: these members say what to write.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import millstream
+from millstream import IterDataset, MapDataset, ReadOptions, experimental
+from millstream.checkpoint import CheckpointHandler
+
+COUNT = 12
+
+
+class Kind(NamedTuple):
+    """A kind of iterator.
+
+    Attributes:
+        begin: returns an iterator at its beginning.
+        has_len: whether it knows its length.
+        seeks: whether it moves to a step.
+        has_views: whether it measures, and has a summary.
+        is_previewed: whether it can be previewed and traced.
+    """
+
+    begin: Callable[[], Any]
+    has_len: bool = False
+    seeks: bool = False
+    has_views: bool = False
+    is_previewed: bool = False
+
+
+def numbers(start: int = 0) -> IterDataset[Any]:
+    """Returns COUNT numbers."""
+    return MapDataset.range(start, start + COUNT).to_iter_dataset(ReadOptions(2, 8))
+
+
+class Counted(IterDataset[int]):
+    """A user's stream, whose iterator has no states."""
+
+    def __iter__(self) -> Any:
+        return iter(range(COUNT))
+
+
+class OwnIterator(millstream.DatasetIterator[int]):
+    """A user's iterator."""
+
+    step = 0
+
+    def __next__(self) -> int:
+        if self.step >= COUNT:
+            raise StopIteration
+        self.step += 1
+        return self.step - 1
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the number of elements yielded."""
+        return {"step": self.step}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves there."""
+        self.step = state["step"]
+
+
+class Own(IterDataset[int]):
+    """A stream with that iterator."""
+
+    def __iter__(self) -> Any:
+        return OwnIterator()
+
+
+def mixed(*operations: Any) -> Any:
+    """Returns an iterator over a mixture of straight chains, and operations after it."""
+    return iter(IterDataset.mix([numbers(), numbers(100)]).apply(list(operations)))
+
+
+def sparse(*operations: Any) -> Any:
+    """Returns an iterator over a mixture that is drawn from, and operations after it."""
+    return iter(IterDataset.mix([numbers(1), numbers(100).filter(bool)]).apply(list(operations)))
+
+
+KINDS = {
+    "loader": Kind(lambda: iter(millstream.load(range(COUNT), num_epochs=1)), True, True, True, True),
+    "read": Kind(lambda: iter(numbers().map(abs)), True, True, True, True),
+    "filter": Kind(lambda: iter(numbers(1).filter(bool)), False, True, True, True),
+    "elastic": Kind(
+        lambda: experimental.ElasticIterator(MapDataset.range(COUNT), 1, millstream.ShardOptions(0, 1)),
+        *(True, True, True, True),
+    ),
+    "mixture, map": Kind(lambda: mixed(abs), True, True, True, True),
+    "drawn mixture, map": Kind(lambda: sparse(abs), has_views=True),
+    "stream, map": Kind(lambda: iter(Counted().map(abs)), has_views=True),
+    "mixture": Kind(mixed),
+    "zip": Kind(lambda: iter(experimental.ZipIterDataset([numbers(), numbers(100)]))),
+    "interleave": Kind(lambda: iter(experimental.InterleaveIterDataset([numbers(), numbers(50)], cycle_length=2))),
+    "limit": Kind(lambda: iter(experimental.LimitIterDataset(numbers(), COUNT - 1)), seeks=True),
+    "repeat": Kind(lambda: iter(experimental.RepeatIterDataset(numbers(), num_epochs=2))),
+    "cache": Kind(lambda: iter(experimental.CacheIterDataset(numbers()))),
+    "window shuffle": Kind(lambda: iter(numbers().apply(millstream.WindowShuffle(3, seed=0))), False, True, True, True),
+    "a user's stream": Kind(lambda: iter(Counted())),
+    "a user's iterator": Kind(lambda: iter(Own())),
+    "iterable": Kind(lambda: iter(IterDataset.source(list(range(COUNT))))),
+    "device_put in a chain": Kind(
+        lambda: iter(experimental.device_put(numbers().map(abs), None)), True, True, True, True
+    ),
+}
+
+
+def placed(kind: Kind) -> Kind:
+    """Returns a kind of iterator on the device."""
+    return kind._replace(begin=lambda: millstream.device_put(kind.begin()))
+
+
+ALL_KINDS = KINDS | {
+    f"device_put of {name}": placed(kind) for name, kind in KINDS.items() if name != "device_put in a chain"
+}
+each_kind = pytest.mark.parametrize("name", ALL_KINDS)
+
+
+def taken(iterator: Any) -> list[Any]:
+    """Returns the elements left."""
+    return [jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), element) for element in iterator]
+
+
+@each_kind
+def test_positions_agree_however_they_are_saved(name: str, tmp_path: Path) -> None:
+    """Steps count what was delivered. States, state_dicts, Orbax and seek lead to the same elements and step."""
+    kind = ALL_KINDS[name]
+    with kind.begin() as iterator, kind.begin() as other:
+        iterator.start_prefetch()
+        assert (iterator.step, bool(iterator), iterator.epoch in {None, 0}) == (0, True, True)
+        next(iterator), next(iterator)
+        assert iterator.step == 2
+        state, saved = iterator.get_state(), iterator.state_dict()
+        with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
+            checkpointer.save(tmp_path / "position", iterator)
+        rest = taken(iterator)
+        assert (iterator.step, bool(iterator)) == (2 + len(rest), True)
+        assert len(rest) >= COUNT - 3
+
+        def restore() -> None:
+            with ocp.Checkpointer(CheckpointHandler()) as checkpointer:
+                checkpointer.restore(tmp_path / "position", other)
+
+        through_json = state if isinstance(state, bytes) else json.loads(json.dumps(state))
+        moves = [lambda: other.set_state(through_json), lambda: other.load_state_dict(saved), restore]
+        for move in [*moves, *([lambda: other.seek(2)] if kind.seeks else [])]:
+            move()
+            assert other.step == 2
+            assert other.get_state() == state
+            assert len(other) == len(rest) if kind.has_len else True
+            assert taken(other) == rest
+        if not kind.seeks:
+            with pytest.raises(NotImplementedError, match=r"cannot seek step 2: .* or use set_state"):
+                other.seek(2)
+        if not kind.has_len:
+            with pytest.raises(TypeError, match=r"len|number of batches left"):
+                len(other)
+        other.close()
+        assert other.get_state() == iterator.get_state()
+        # A user's iterator does not check this.
+        if not isinstance(other, OwnIterator):
+            with pytest.raises(ValueError, match="closed"):
+                next(other)
+
+
+@each_kind
+def test_views_are_there_or_say_what_to_write(name: str, tmp_path: Path) -> None:
+    """Metrics count what was delivered, and all views have the pipeline; without an operation, the error asks for one.
+
+    What is after a stream cannot be previewed, because its first elements would then be lost.
+    """
+    kind = ALL_KINDS[name]
+    with kind.begin() as iterator:
+        next(iterator), next(iterator)
+        measured: list[Callable[[], Any]] = [
+            lambda: iterator.metrics()["loader/batches"] == iterator.metrics()["loader/step"] == 2.0,
+            lambda: iterator.profile()["next"] > 0,
+            lambda: "read" in str(iterator.summary()),
+            lambda: iterator.report(tmp_path / "report.html").stat().st_size,
+            lambda: "millstream_step 2.0" in millstream.prometheus_text(iterator),
+        ]
+        computed: list[Callable[[], Any]] = [lambda: iterator.preview(2).batches, lambda: str(iterator.trace())]
+        for there, views in ((kind.has_views, measured), (kind.is_previewed, computed)):
+            for view in views:
+                if there:
+                    assert view()
+                    continue
+                with pytest.raises(
+                    NotImplementedError, match=r"Add one at the end of the chain|Cannot (preview|trace)"
+                ):
+                    view()
+        assert iterator.step == 2
