@@ -297,11 +297,16 @@ class ReadIterator(ReadViews, EngineIterator):
         if self.raises_absent:
             raise missing
         if self._was_sought:
-            raise ValueError(
-                f"{missing} So seek has moved to a position with fewer elements before it than requested. Drop "
-                "elements with a filter instead of a map that returns None, because seek then skips missing ones."
-            ) from missing
+            raise sought_past(missing) from missing
         self._use_sparse(self._state())
+
+
+def sought_past(missing: AbsentElement) -> ValueError:
+    """Returns the error for a missing element after a move to a step."""
+    return ValueError(
+        f"{missing} So seek has moved to a position with fewer elements before it than requested. Drop "
+        "elements with a filter instead of a map that returns None, because seek then skips missing ones."
+    )
 
 
 def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.chain import Chain, iterates_itself
-from millstream.dataset.chain_iterator import EngineIterator, checked_maps
+from millstream.dataset.chain_iterator import EngineIterator, checked_maps, sought_past
 from millstream.dataset.fed_iterator import FedIterator
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import dataset_of, node_of
@@ -179,6 +179,7 @@ class MixtureIterator(EngineIterator):
         stream.set_dense(is_dense=parts_have_workers)
         # False once an element was missing: states are then those of the drawn stream.
         self._is_random = True
+        self._was_sought = False
         # The last restored position and state: at that position, the state is returned unchanged.
         self._restored: tuple[Position, int, Any] | None = None
         self._read(0, (0,) * len(parts))
@@ -205,6 +206,7 @@ class MixtureIterator(EngineIterator):
         """
         self._check_open()
         self._fed.set_state(state)
+        self._was_sought = False
         if not self._is_random:
             return
         (cursor,), _ = place = self._fed.place()
@@ -222,6 +224,20 @@ class MixtureIterator(EngineIterator):
             return
         self.go(*place)
         self._restored = *place, json.dumps(state)
+
+    def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` elements, at no cost, if each position of the mixture has one.
+
+        Raises:
+            NotImplementedError: the mixture is drawn from, or its elements are filtered, split or packed.
+            IndexError: there are fewer elements.
+            ValueError: the iterator is closed.
+        """
+        if not self._reads or not self._execution.plan.one_to_one or any(self._lead):
+            super().seek(step)
+        self._check_open()
+        self._inner.seek(step)
+        self._was_sought = True
 
     def start_prefetch(self) -> None:
         """Starts prefetching."""
@@ -274,6 +290,8 @@ class MixtureIterator(EngineIterator):
     def _change_plan(self, missing: AbsentElement) -> None:
         if not self._is_random:
             raise missing
+        if self._was_sought:
+            raise sought_past(missing) from missing
         state = self.get_state()
         self._draw()
         self._fed.set_state(state)

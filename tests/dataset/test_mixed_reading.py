@@ -172,3 +172,31 @@ def test_what_is_not_straight_is_drawn() -> None:
             assert isinstance(iterator, FedIterator)
     with iter(IterDataset.mix([straight, straight.mp_prefetch(1)]).map(np.max)) as iterator:
         assert "draws from a mixture of 2" in repr(iterator)
+
+
+def test_a_mixture_that_is_read_moves_to_any_step() -> None:
+    """Forwards and backwards, with the state of that step; not if a chain is drawn from, nor past missing elements."""
+    straight = MapDataset.range(30).shuffle(seed=1).to_iter_dataset()
+    mixture = IterDataset.mix([straight, straight.map(int)], [2, 1]).map(abs).batch(4)
+    with iter(mixture) as iterator, iter(mixture) as plain:
+        states, expected = [plain.get_state()], []
+        for batch in plain:
+            expected.append(batch.tolist())
+            states.append(plain.get_state())
+        for step in (5, 0, len(expected), 2):
+            iterator.seek(step)
+            assert (iterator.step, iterator.get_state()) == (step, states[step])
+            assert listed(iterator) == expected[step:]
+        with pytest.raises(IndexError, match=f"between 0 and {len(expected)}"):
+            iterator.seek(len(expected) + 1)
+    for drawn in (straight.filter(bool), straight.mp_prefetch(1)):
+        drawn_from = iter(IterDataset.mix([straight, drawn]).map(abs))
+        with drawn_from, pytest.raises(NotImplementedError, match="cannot seek step 2"):
+            drawn_from.seek(2)
+    with iter(
+        IterDataset.mix([straight, straight.map(lambda number: number if number > 9 else None)]).map(abs)
+    ) as holes:
+        holes.seek(1)
+        with pytest.raises(ValueError, match="seek has moved to a position with fewer elements"):
+            list(holes)
+        holes.seek(0)
