@@ -190,7 +190,7 @@ class MixtureSampler(Order):
 
         Args:
             position: the first position with these weights, 0 … 2**63 - 1: counted over all shards, so that the step is
-                multiplied by the size of the global batch.
+                multiplied by the size of the global batch, and over all epochs of `loader.epochs`.
             weights: as for the constructor, also with zeros.
 
         Raises:
