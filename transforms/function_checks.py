@@ -16,8 +16,13 @@ def valid_max_fan_out(name: str, max_fan_out: object) -> int:
 
 
 def check_yields_nothing(name: str, function: object) -> None:
-    """Refuses a generator function, which would turn each element into a generator."""
+    """Refuses a function whose results are generators or coroutines."""
     called = (function, getattr(type(function), "__call__", None))  # noqa: B004  (the method of its class)
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
+        raise TypeError(
+            f"{name} needs a function that returns one result per element, got {function_name(function)}, which is "
+            "async. Write a plain function: threads (ReadOptions) and workers run several calls concurrently."
+        )
     if any(map(inspect.isgeneratorfunction, called)):
         raise TypeError(
             f"{name} needs a function that returns one result per element, got {function_name(function)}, "

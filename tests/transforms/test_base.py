@@ -421,6 +421,19 @@ def test_operations_that_yield_are_refused(make: Callable[[], Any]) -> None:
         make()
 
 
+async def in_a_moment(record: int) -> int:
+    """Returns a record later."""
+    return record
+
+
+def test_an_async_function_is_no_operation() -> None:
+    """Its results would be coroutines: an error at construction, wherever it is given, that says what to write."""
+    makers: list[Callable[[Any], Any]] = [Map, Filter, as_transformation]
+    for give in makers:
+        with pytest.raises(TypeError, match=r"got in_a_moment, which is async\. Write a plain function"):
+            give(in_a_moment)
+
+
 def test_a_flat_map_may_yield() -> None:
     """The children of an element may come from a generator."""
     assert isinstance(as_transformation(YieldingFlatMap()), FlatMap)
