@@ -215,15 +215,15 @@ PIPELINES: dict[str, Callable[[Spec], Any]] = {
     "interleave": lambda spec: iter(experimental.InterleaveIterDataset([spec.stream()] * 3, cycle_length=2)),
 }
 EVERY_PIPELINE = pytest.mark.parametrize("name", PIPELINES)
-IDENTITY = [
+IDENTITY: list[dict[str, Any]] = [
     *({"size": 3}, {"seed": 1}, {"extra": 1}, {"kind": "Enlarge"}, {"private": 1}, {"constant": 1}),
     *({"nested": 1}, {"row": 1.0}, {"swapped": True}),
 ]
-CONTENT = [
+CONTENT: list[tuple[dict[str, Any], str]] = [
     *(({"calls": 1}, "tokenizer"), ({"code": 1}, "map()"), ({"large": 1}, "table"), ({"held": 1}, "held")),
     ({"default": 1}, "unused"),
 ]
-NONE = [{}, {"threads": 2}, {"epochs": 3}]
+NONE: list[dict[str, Any]] = [{}, {"threads": 2}, {"epochs": 3}]
 WITHOUT_SEED = ("after a stream", "after an iterable")
 """Pipelines that nothing shuffles."""
 
