@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.chain_iterator import ReadIterator
-from millstream.dataset.drawing import Drawn, DrawnIterator, drawn_from, noted_state
+from millstream.dataset.drawing import Drawn, DrawnIterator, drawn_from, move_to, noted_state
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Shared
-from millstream.dataset.streams import move_all, opened_below
+from millstream.dataset.streams import opened_below
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_list, is_number, sealed, unsealed
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
@@ -186,7 +186,8 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             )
         parents = list(self._parents)
         known = [number for number, own in enumerate(states) if own is not None]
-        move_all([parents[number] for number in known], [states[number] for number in known])
+        for number in known:
+            move_to(parents[number], states[number])
         for number in set(range(len(parents))) - set(known):
             parents[number].close()
             parents[number] = opened_below(self._streams[number], self._shared)

@@ -3,12 +3,10 @@
 All datasets of one combination share one set of threads, which prefetches each as far as it is drawn from.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from millstream.dataset.chain import iterates_itself, iterator_of
 from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.drawing import move_to, state_below
 from millstream.dataset.fed_iterator import with_states
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
@@ -47,17 +45,3 @@ def reads_in_threads(dataset: IterDataset[Any]) -> bool:
     if iterates_itself(dataset) or (isinstance(dataset, Ahead) and dataset.workers.num_workers):
         return False
     return all(reads_in_threads(parent) for parent in dataset.parents if isinstance(parent, IterDataset))
-
-
-def move_all(iterators: Sequence[DatasetIterator[Any]], states: Sequence[Any]) -> None:
-    """Moves iterators to states. If one refuses its state, all return to their previous positions."""
-    moved: list[tuple[DatasetIterator[Any], Any]] = []
-    try:
-        for iterator, state in zip(iterators, states, strict=True):
-            before = state_below(iterator)
-            move_to(iterator, state)
-            moved.append((iterator, before))
-    except BaseException:
-        for iterator, before in moved:
-            move_to(iterator, before)
-        raise

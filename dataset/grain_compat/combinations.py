@@ -9,7 +9,7 @@ from millstream.dataset.drawing import move_to, state_below
 from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Shared
 from millstream.dataset.stream_nodes import Combined
-from millstream.dataset.streams import as_stream, move_all, opened_below
+from millstream.dataset.streams import as_stream, opened_below
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_anything, is_flag, is_list, is_number, sealed, unsealed
 from millstream.sources.base import own
@@ -91,7 +91,8 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
                 f"The state is of {len(checked['parents'])} zipped datasets, but there are {len(self._parents)} "
                 "here: zip the same datasets as when it was saved."
             )
-        move_all(self._parents, checked["parents"])
+        for parent, saved in zip(self._parents, checked["parents"], strict=True):
+            move_to(parent, saved)
         self._step, self._ended, self._is_reading = checked["step"], checked["ended"], False
 
 

@@ -151,7 +151,11 @@ def test_positions_agree_however_they_are_saved(name: str, tmp_path: Path) -> No
                 checkpointer.restore(tmp_path / "position", other)
 
         through_json = state if isinstance(state, bytes) else json.loads(json.dumps(state))
-        moves: list[Callable[[], Any]] = [lambda: other.set_state(through_json), lambda: other.load_state_dict(saved), restore]
+        moves: list[Callable[[], Any]] = [
+            lambda: other.set_state(through_json),
+            lambda: other.load_state_dict(saved),
+            restore,
+        ]
         for move in [*moves, *([lambda: other.seek(2)] if kind.seeks else [])]:
             move()
             assert other.step == 2
