@@ -5,10 +5,13 @@ identity is an error, different content a warning.
     "12 340 0,3 0 1000 9ae1f2c4 03b1d87e"      step, position, skips, is_final, length, identity, content
 """
 
+import contextlib
+import contextvars
 import dataclasses
 import json
 import re
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 from millstream.errors import CheckpointError
@@ -16,6 +19,20 @@ from millstream.loader.checkpoints.compatibility import resumption
 from millstream.loader.checkpoints.state import LoaderState, Place, Stream
 
 _BRIEF = re.compile(r"(\d+) (\d+) (\d+(?:,\d+)*) ([01]) (\d+|-) ([0-9a-f]{8}) ([0-9a-f]{8})", re.ASCII)
+
+_is_strict: contextvars.ContextVar[bool] = contextvars.ContextVar("millstream_strict", default=False)
+"""True while a state is restored that changed content refuses, in datasets below others, too."""
+
+
+@contextlib.contextmanager
+def strictly(*, strict: bool) -> Iterator[bool]:
+    """Applies `strict` to the iterators below that are moved inside the block. Yields True if it or an outer one is."""
+    strict = strict or _is_strict.get()
+    token = _is_strict.set(strict)
+    try:
+        yield strict
+    finally:
+        _is_strict.reset(token)
 
 
 def ending_of(stream: Stream) -> str:
@@ -60,6 +77,11 @@ def restored(text: str, here: LoaderState) -> LoaderState:
     stream = dataclasses.replace(here.stream, length=None if length == "-" else int(length))
     saved = LoaderState(int(step), (Place(int(position), skip, is_final == "1"),), stream)
     resumption(saved, here)
+    if content != own_content and _is_strict.get():
+        raise CheckpointError(
+            "The code or content of a dataset below others differs from that which saved the state: "
+            f"{', '.join(sorted(here.stream.fingerprint.identity.values()))}. Resume without strict=True to accept it."
+        )
     if content != own_content:
         import logging  # noqa: PLC0415  (lazy: slow to import)
 

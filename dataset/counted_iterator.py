@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, final
 
+from millstream.dataset.brief_states import strictly
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
@@ -63,11 +64,12 @@ class CountedIterator(DatasetIterator[Any]):
         """Returns the number of elements yielded."""
         return sealed(_KIND, {"count": self._count, **self._described})
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Restarts, and drops the elements before the position."""
+    def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
+        """Restarts, and drops the elements before the position. With `strict`, changed content refuses the state."""
         self._check_open()
         checked = unsealed(state, _KIND, {"count": is_number, "words": is_dict, "content": is_dict})
-        self._compare(checked)
+        with strictly(strict=strict) as is_strict:
+            self._compare(checked, strict=is_strict)
         before = self._count
         self._restart(checked["count"])
         if self._count < checked["count"]:
@@ -75,11 +77,13 @@ class CountedIterator(DatasetIterator[Any]):
             self._count = before
             raise CheckpointError(f"The state is after {checked['count']} elements of {self.name}, which has {there}.")
 
-    def _compare(self, saved: dict[str, Any]) -> None:
+    def _compare(self, saved: dict[str, Any], *, strict: bool) -> None:
         here = self._described
         if saved["words"] != here["words"]:
             raise CheckpointError(f"The state belongs to another stream: saved {saved['words']}, here {here['words']}.")
         if changes := differences(saved["content"], here["content"]):
+            if strict:
+                raise CheckpointError("The state belongs to another stream:\n  " + "\n  ".join(changes))
             warn_of_changes(changes)
 
     def _restart(self, count: int) -> None:

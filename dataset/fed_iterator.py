@@ -8,6 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from millstream.dataset.absence import KeepAll
+from millstream.dataset.brief_states import strictly
 from millstream.dataset.chain_iterator import EngineIterator, decoded
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
@@ -114,7 +115,7 @@ class FedIterator(EngineIterator):
             state: a result of `get_state`, from here or from any iterator over the same chain, with any threads and
                 workers.
             allow: intended differences of the operations after the stream to accept: "operations", or paths within.
-            strict: True to refuse the state also if their content has changed.
+            strict: True to refuse the state also if their content, or that of the stream, has changed.
 
         Raises:
             CheckpointError: the state is unreadable or of another chain.
@@ -123,13 +124,14 @@ class FedIterator(EngineIterator):
         self._check_open()
         state = unsealed(state, _KIND, {"block": is_number, "made": is_dict, "stream": is_anything})
         before, saved = self._inner.get_state(), decoded(state["made"])
-        self._inner.set_state(saved.encode(), allow=allow, strict=strict)
-        try:
-            self._check_block(state["block"], saved)
-            self._feed.restore(state["block"], lambda: state["stream"])
-        except BaseException:
-            self._inner.set_state(before)
-            raise
+        with strictly(strict=strict) as is_strict:
+            self._inner.set_state(saved.encode(), allow=allow, strict=is_strict)
+            try:
+                self._check_block(state["block"], saved)
+                self._feed.restore(state["block"], lambda: state["stream"])
+            except BaseException:
+                self._inner.set_state(before)
+                raise
 
     def _check_block(self, block: int, saved: LoaderState) -> None:
         if block > saved.places[0].position // self.block:

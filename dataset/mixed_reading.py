@@ -11,7 +11,7 @@ stream takes over at that position.
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
@@ -197,15 +197,20 @@ class MixtureIterator(EngineIterator):
         drawn = [count + lead for count, lead in zip(self._stream.drawn_at(first), self._lead, strict=True)]
         return self._fed.state_of(position, step, cursor.block, self._stream.state_after(first, drawn))
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state.
+
+        Args:
+            state: a result of `get_state`.
+            allow: intended differences of the operations after the mixture to accept, as in `FedIterator.set_state`.
+            strict: True to refuse the state also if code or content has changed.
 
         Raises:
             CheckpointError: the state is unreadable or of another chain.
             ValueError: the iterator is closed.
         """
         self._check_open()
-        self._fed.set_state(state)
+        self._fed.set_state(state, allow=allow, strict=strict)
         self._was_sought = False
         if not self._is_random:
             return

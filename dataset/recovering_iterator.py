@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from millstream.dataset.brief_states import strictly
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.loader.iterator import DataLoaderIterator
 
@@ -84,14 +85,19 @@ class RecoveringIterator(DatasetIterator[T_co]):
             self._recover()
         return self._state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
         """Moves to a position.
+
+        Args:
+            state: a result of `get_state`.
+            strict: True to refuse the state also if code or content of the datasets below have changed.
 
         Raises:
             CheckpointError: it is not a state of such a dataset. The iterator is as it was.
             ValueError: the iterator is closed.
         """
-        self._go(functools.partial(self._move, state))
+        with strictly(strict=strict):
+            self._go(functools.partial(self._move, state))
 
     def _go(self, move: Callable[[], None]) -> None:
         """Moves the parents and this iterator. An interruption leaves it where it was."""

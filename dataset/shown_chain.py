@@ -29,7 +29,7 @@ class ShownIterator(DatasetIterator[Any]):
         return self._inner.step
 
     @property
-    def epoch(self) -> int | None:
+    def epoch(self) -> int | None:  # type: ignore[override]  # Nobody sets it here.
         """The epoch that the next element begins in, from 0; None if the elements have no epochs."""
         return self._inner.epoch
 

@@ -161,7 +161,8 @@ class Feed:
         """Restores a state that was saved at the beginning of a block. The iterator may refuse it."""
         self._at = self._next = None
         self._drawn.set_state(state)
-        self._kept = deque([(block, state)])
+        # Not the given one, which may have marks of other content.
+        self._kept = deque([(block, self._drawn.get_state())])
 
     def _move(self, stop: int) -> None:
         """Moves the iterator to the beginning of a block, or to its end if that comes first."""

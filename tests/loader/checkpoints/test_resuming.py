@@ -230,7 +230,10 @@ WITHOUT_SEED = ("after a stream", "after an iterable")
 
 @EVERY_PIPELINE
 def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Identity is an error that leaves the iterator as it was; content a warning by name; all else is silent."""
+    """Identity is an error that leaves the iterator as it was; content a warning by name; all else is silent.
+
+    With strict=True, content is an error, too.
+    """
     caplog.set_level(logging.WARNING, "millstream")
     build, spec = PIPELINES[name], Spec()
     with build(spec) as saved:
@@ -249,9 +252,15 @@ def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest
     caplog.clear()
     for content, word in [*CONTENT, *[(change, "") for change in NONE]]:
         with build(dataclasses.replace(spec, **content)) as resumed:
-            taken(resumed, 1)
+            before = taken(resumed, 1) and resumed.get_state()
+            if word:
+                with pytest.raises(CheckpointError):
+                    resumed.set_state(state, strict=True)
+                assert resumed.get_state() == before
+                assert not caplog.records
             resumed.set_state(state)
             assert taken(resumed, 2) == rest
+            resumed.set_state(resumed.get_state(), strict=True)
         messages = [record.getMessage() for record in caplog.records if "differs from" in record.getMessage()]
         # Of datasets below others, states have a hash of the content.
         assert all(word in message for message in messages if "below others" not in message)
