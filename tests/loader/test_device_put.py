@@ -601,7 +601,7 @@ def test_batches_of_chains_on_the_device(chain: Callable[[], Any], place: str) -
                 resumed.set_state(json.loads(json.dumps(state)) if isinstance(state, dict) else state)
                 assert resumed.get_state() == state
                 assert [batch.tolist() for batch in resumed] == expected[number:]
-    if place == "outermost" and chain is not limited:
+    if place == "outermost":
         with PLACES[place](chain()) as batches:
             next(batches)
             assert batches.step == 1
