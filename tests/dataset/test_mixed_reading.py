@@ -174,6 +174,11 @@ def test_what_is_not_straight_is_drawn() -> None:
         assert "draws from a mixture of 2" in repr(iterator)
 
 
+def large(number: int) -> Any:
+    """Returns a number above 9."""
+    return number if number > 9 else None
+
+
 def test_a_mixture_that_is_read_moves_to_any_step() -> None:
     """Forwards and backwards, with the state of that step; not if a chain is drawn from, nor past missing elements."""
     straight = MapDataset.range(30).shuffle(seed=1).to_iter_dataset()
@@ -193,9 +198,7 @@ def test_a_mixture_that_is_read_moves_to_any_step() -> None:
         drawn_from = iter(IterDataset.mix([straight, drawn]).map(abs))
         with drawn_from, pytest.raises(NotImplementedError, match="cannot seek step 2"):
             drawn_from.seek(2)
-    with iter(
-        IterDataset.mix([straight, straight.map(lambda number: number if number > 9 else None)]).map(abs)
-    ) as holes:
+    with iter(IterDataset.mix([straight, straight.map(large)]).map(abs)) as holes:
         holes.seek(1)
         with pytest.raises(ValueError, match="seek has moved to a position with fewer elements"):
             list(holes)

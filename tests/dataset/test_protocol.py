@@ -151,12 +151,9 @@ def test_positions_agree_however_they_are_saved(name: str, tmp_path: Path) -> No
                 checkpointer.restore(tmp_path / "position", other)
 
         through_json = state if isinstance(state, bytes) else json.loads(json.dumps(state))
-        moves: list[Callable[[], Any]] = [
-            lambda: other.set_state(through_json),
-            lambda: other.load_state_dict(saved),
-            restore,
-        ]
-        for move in [*moves, *([lambda: other.seek(2)] if kind.seeks else [])]:
+        moves: list[Callable[[], Any]] = [lambda: other.set_state(through_json), lambda: other.load_state_dict(saved)]
+        moves += [restore, lambda: other.seek(2)][: 1 + kind.seeks]
+        for move in moves:
             move()
             assert other.step == 2
             assert other.get_state() == state
