@@ -279,7 +279,7 @@ class _CacheIterator(RecoveringIterator[Any]):
         self._is_in_step = True
 
     def _draw(self) -> Any:
-        if self._step == len(self._kept):
+        while len(self._kept) <= self._step:
             self._keep_next()
         element = own(self._kept[self._step])
         self._step += 1
@@ -295,13 +295,7 @@ class _CacheIterator(RecoveringIterator[Any]):
             self._is_in_step = False
             move_to(self._parent, checked["parent"])
             self._is_in_step = not self._kept
-        try:
-            while len(self._kept) < checked["position"]:
-                self._keep_next()
-        except StopIteration:
-            raise CheckpointError(
-                f"The state is at element {checked['position']} of a cached dataset, which has {len(self._kept)}."
-            ) from None
+        # The elements before it are drawn with the next one, when the workers below are there.
         self._step = checked["position"]
 
     def _keep_next(self) -> None:
@@ -314,5 +308,9 @@ class _CacheIterator(RecoveringIterator[Any]):
             self._kept.append(next(self._parent))
         except StopIteration:
             self._is_in_step = True
+            if len(self._kept) < self._step:
+                raise CheckpointError(
+                    f"The state is at element {self._step} of a cached dataset, which has {len(self._kept)}."
+                ) from None
             raise
         self._is_in_step = True

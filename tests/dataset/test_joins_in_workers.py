@@ -62,6 +62,7 @@ JOINS: dict[str, Callable[[], IterDataset[Any]]] = {
     "repeat": lambda: RepeatIterDataset(stream(0), 2),
     "repeat of cache": lambda: RepeatIterDataset(CacheIterDataset(stream(0)), 2),
     "mix": lambda: IterDataset.mix(streams()),
+    "mix of mix": lambda: IterDataset.mix([IterDataset.mix(streams()), stream(9)]),
     "mix of interleaves": lambda: IterDataset.mix([InterleaveIterDataset(streams(), cycle_length=3), stream(9)]),
     "limit of repeat of interleave": lambda: LimitIterDataset(
         RepeatIterDataset(InterleaveIterDataset(streams(), cycle_length=2), 2), 70
@@ -106,10 +107,13 @@ def test_workers_run_what_is_below_a_join(join: str, operation: str) -> None:
     assert {process for element in elements for _, process in leaves(element)} <= workers
 
 
+@pytest.mark.parametrize("operation", ["none", "remote", "local"])
 @pytest.mark.parametrize("join", JOINS)
-def test_a_join_in_workers_resumes_anywhere(join: str) -> None:
+def test_a_join_in_workers_resumes_anywhere(join: str, operation: str) -> None:
     """States are equal with and without workers, and each resumes with the other; also in workers that are warm."""
-    alone, spread = JOINS[join](), in_workers(join, "none")
+    alone, spread = JOINS[join](), in_workers(join, operation)
+    if operation != "none":
+        alone = alone.batch(3, batch_fn=list)
     expected = numbers(list(alone))
     for step in (0, 1, len(expected) // 2, len(expected)):
         with iter(alone) as here:
@@ -122,6 +126,8 @@ def test_a_join_in_workers_resumes_anywhere(join: str) -> None:
         next(other)
         other.set_state(state)
         assert numbers(list(other)) == expected[step:]
+        other.set_state(state)
+        assert numbers(list(itertools.islice(other, 2))) == expected[step : step + 2]
         del there, other
     with iter(spread) as last:
         last.close()
