@@ -136,8 +136,8 @@ class ConcatThenSplitIterDataset(Operated):
         parent: the dataset of documents: dicts of arrays.
         length_struct: the number of tokens per row, for each feature; other features are dropped.
         meta_features: features, of length_struct, without segment ids and positions.
-        split_full_length_features: True to split documents that are as long as a row like all others; Grain's False
-            is refused.
+        split_full_length_features: True to split documents that are as long as a row like all others; False to make
+            each of them a row, after the row that is being filled.
         bos_handling: the treatment of the first tokens of rows.
         bos_features: the features in which they are replaced.
         bos_token_id: the token that replaces them; None for no replacement.

@@ -107,6 +107,12 @@ EXAMPLES: dict[str, list[Transformation]] = {
     "FirstFitPack": [Document(), FirstFitPack({"a": ROW, "b": ROW}, num_packing_bins=4), Batch(3)],
     "BestFitPack": [Document(), BestFitPack({"a": ROW}, num_packing_bins=4), Label(), Batch(3)],
     "ConcatThenSplit": [Document(3 * ROW), ConcatThenSplit({"a": ROW, "b": ROW}), Label(), Batch(3)],
+    "ConcatThenSplit with whole rows": [
+        Document(ROW),
+        ConcatThenSplit({"a": ROW}, split_full_length_features=False),
+        Label(),
+        Batch(3),
+    ],
     "WindowShuffle": [
         Document(3 * ROW),
         FirstFitPack({"a": ROW}, num_packing_bins=4, overflow="split"),

@@ -157,6 +157,23 @@ def test_documents_begin_at_multiples_and_rows_come_by_groups() -> None:
     assert [row["a_positions"].tolist() for row in rows[1:3]] == [[0, 1, 2, 0, 0, 1, 0, 0], [0, 1, 2, 3, 4, 0, 0, 0]]
 
 
+def test_documents_as_long_as_a_row_stay_whole() -> None:
+    """A document as long as a row follows the row that was being filled, as in Grain's example; no token is lost."""
+    parts = [{"a": np.full(size, number)} for number, size in enumerate((3, 6, 2, 5, 6, 4), 1)]
+    dataset = grain.experimental.ConcatThenSplitIterDataset(
+        grain.MapDataset.source(parts), length_struct={"a": 6}, split_full_length_features=False
+    )
+
+    assert [row["a"].tolist() for row in dataset] == [
+        [1, 1, 1, 3, 3, 4],
+        [2, 2, 2, 2, 2, 2],
+        [4, 4, 4, 4, 6, 6],
+        [5, 5, 5, 5, 5, 5],
+        [6, 6, 0, 0, 0, 0],
+    ]
+    grain.experimental.assert_equal_output_after_checkpoint(dataset)
+
+
 def test_the_others_yield_what_they_say(tmp_path: Path) -> None:
     """Windows are permutations, batches keep rows in order, children follow each other, files are read."""
     shuffled = list(STREAMS["window_shuffle"](tmp_path))
@@ -385,7 +402,6 @@ def cut(**options: Any) -> Any:
         (lambda: packed(num_packing_bins=0), ValueError, "num_packing_bins must be at least 1"),
         (lambda: packed(meta_features=["tokens_positions"]), ValueError, "'tokens_positions'"),
         (lambda: cut(split_full_length_features=0), TypeError, "split_full_length_features must be True or False"),
-        (lambda: cut(split_full_length_features=False), ValueError, "split_full_length_features must be True"),
         (lambda: cut(length_struct={"a": 3, "b": 4}), ValueError, "the same length"),
         (lambda: grain.experimental.FlatMapIterDataset(documents(), split), TypeError, "max_fan_out"),  # type: ignore[arg-type]
         (lambda: grain.experimental.ParquetIterDataset("x", filesystem=3), TypeError, "filesystem"),

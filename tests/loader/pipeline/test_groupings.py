@@ -82,6 +82,11 @@ CASES: dict[str, st.SearchStrategy[Case]] = {
         st.integers(1, 12),
         columns(st.integers(1, 40)),
     ),
+    "ConcatThenSplit with whole rows": st.builds(
+        lambda length, sizes: Case(ConcatThenSplit({"a": length}, split_full_length_features=False), sizes[:, :20]),
+        st.integers(1, 5),
+        columns(st.integers(1, 12)),
+    ),
     "WindowShuffle": st.builds(Case, st.builds(WindowShuffle, st.integers(1, 9)), columns(*[])),
     "TokenBudgetBatch": st.builds(
         lambda budget, most, sizes: Case(TokenBudgetBatch(budget, "a", max_batch_size=most), sizes),
