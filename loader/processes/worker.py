@@ -10,6 +10,7 @@
 Guarantees:
     * Calls run one after another, in the order received. If the parent asks for it, the records of later calls are read
       meanwhile, in threads (see `task_queue`).
+    * A running worker gets further pipelines and drops those that have ended, between two calls.
     * A call is recorded when it, or its read, begins. If the worker dies, the parent knows the calls to blame.
     * A worker does not outlive the fork server, which does not outlive the parent: the kernel kills it in any state.
 """

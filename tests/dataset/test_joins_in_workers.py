@@ -23,6 +23,7 @@ from millstream.dataset import (
     ZipIterDataset,
 )
 from millstream.loader.processes import loaded_pipelines
+from support.faults.interrupted import interrupt_at
 from support.processes.process_tree import worker_pids
 from support.stores.waiting_storage import Storage
 
@@ -131,6 +132,27 @@ def test_a_join_in_workers_resumes_anywhere(join: str, operation: str) -> None:
         del there, other
     with iter(spread) as last:
         last.close()
+
+
+@pytest.mark.parametrize("operation", ["none", "remote"])
+@pytest.mark.parametrize("join", ["interleave of lazy streams", "mix of interleaves"])
+def test_a_join_in_workers_that_is_interrupted_is_where_it_says(join: str, operation: str) -> None:
+    """An exception at any moment of `next`: what follows is what follows its state in the stream.
+
+    A `next` may lose its element on the way to the caller, and that one alone.
+    """
+    spread = in_workers(join, operation)
+    expected = numbers(list(JOINS[join]() if operation == "none" else JOINS[join]().batch(3, batch_fn=list)))
+    num_interrupted = 0
+    for moment in (0, 5, 20, 60, 180, 500, 1500):
+        with iter(spread) as iterator:
+            got = list(itertools.islice(iterator, 1))
+            num_interrupted += interrupt_at(moment, lambda: got.extend(itertools.islice(iterator, 3)))  # noqa: B023
+            rest = numbers(list(iterator))
+        position = len(expected) - len(rest)
+        assert rest == expected[position:]
+        assert position in {len(got), len(got) + 1}
+    assert num_interrupted > 3
 
 
 class KillOnce:
