@@ -37,7 +37,10 @@ def as_integer(value: object, name: str, minimum: int | None = None, maximum: in
 
 def as_integer_or_none(value: object, name: str) -> int | None:
     """Returns a plain int of at least 1 as `as_integer` does, or None for None."""
-    return None if value is None else as_integer(value, name, 1)
+    number = None if value is None else as_integer(value, name)
+    if number is not None and number < 1:
+        raise ValueError(f"{name} must be at least 1, or None, got {number}.")
+    return number
 
 
 def as_flag(value: object, name: str) -> bool:

@@ -201,12 +201,13 @@ class PackingSampler(EpochSampler):
 
         Args:
             start: the first position, from 0 on.
-            stop: the position after the last one.
+            stop: the position after the last one. Beyond the last epoch, rows are those of further epochs, as for a
+                component of a mixture that goes on when it has ended.
 
         Raises:
-            IndexError: start is negative or above stop, or stop is beyond the end.
+            IndexError: start is negative or above stop.
         """
-        check_range(start, stop, self.length)
+        check_range(start, stop, None)
         first, last = -(-start // self.num_records), stop // self.num_records
         ranges = [(start, stop)]
         if first <= last:

@@ -93,6 +93,7 @@ def test_a_decorated_function_is_itself() -> None:
 
     @named_arguments()
     def divide(dividend: int, divisor: int = 2) -> float:
+        """Divides."""
         return dividend / divisor
 
     assert (divide.__name__, divide.__doc__) == ("divide", "Divides.")

@@ -501,7 +501,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "negative seed": (lambda: UNTYPED_TEN.seed(-1), ValueError, "seed must be between"),
     "float seed": (lambda: UNTYPED_TEN.random_map(draw, seed=1.5), TypeError, "seed must be an integer"),
     "endless twice": (lambda: UNTYPED_TEN.repeat().repeat(2), ValueError, "is endless already"),
-    "no epochs": (lambda: UNTYPED_TEN.repeat(0), ValueError, "num_epochs must be at least 1, got 0"),
+    "no epochs": (lambda: UNTYPED_TEN.repeat(0), ValueError, "num_epochs must be at least 1, or None, got 0"),
     "flag": (lambda: UNTYPED_TEN.repeat(2, reseed_each_epoch=1), TypeError, "reseed_each_epoch must be True or False"),
     "endless part": (lambda: UNTYPED.concatenate([TEN, UNTYPED_TEN.repeat()]), ValueError, r"datasets\[1\] has no end"),
     "no parts": (lambda: UNTYPED.concatenate([]), ValueError, "at least one dataset, got none"),

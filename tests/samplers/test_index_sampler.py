@@ -217,7 +217,7 @@ def test_numpy_integers_are_integers() -> None:
         ({"num_records": 2.0}, TypeError, "num_records must be an integer, got 2.0 of type float"),
         ({"num_records": True}, TypeError, "num_records must be an integer, got True"),
         ({"num_records": None}, TypeError, "num_records"),
-        ({"num_epochs": 0}, ValueError, "num_epochs must be at least 1, got 0"),
+        ({"num_epochs": 0}, ValueError, "num_epochs must be at least 1, or None, got 0"),
         ({"num_epochs": "2"}, TypeError, "num_epochs"),
         ({"num_epochs": False}, TypeError, "num_epochs"),
         ({"seed": -1}, ValueError, "seed must be between 0 and 2\\*\\*64 - 1, got -1"),
