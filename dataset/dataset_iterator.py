@@ -134,7 +134,8 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
     def close(self) -> None:
         """Ends all threads and worker processes below, and frees prefetched data. Idempotent.
 
-        Afterwards `next` raises ValueError; `get_state` still works.
+        Afterwards `next` raises ValueError; `get_state` still works, unless the last `next` of a combination of
+        datasets failed.
         """
         self._closed = True
         for parent in self._parents:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from millstream.dataset.chain_iterator import EngineIterator, ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.errors import CheckpointError
-from millstream.signal_exceptions import cannot_wait
+from millstream.signal_exceptions import interrupts
 
 
 class Drawn(NamedTuple):
@@ -90,7 +90,7 @@ def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn:
     except StopIteration:
         return Drawn(values, None)
     except BaseException as failure:
-        if cannot_wait(failure):
+        if interrupts(failure):
             raise
         return Drawn(values, failure)
     return Drawn(values, None)

@@ -29,7 +29,7 @@ from millstream.loader.pipeline.steps import annotated
 from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.front import FED_CHAIN
 from millstream.sharding import NoSharding
-from millstream.signal_exceptions import cannot_wait
+from millstream.signal_exceptions import interrupts
 from millstream.transforms import Transformation
 
 
@@ -187,7 +187,7 @@ class _Drawing:
             except StopIteration:
                 break
             except BaseException as failure:
-                if cannot_wait(failure):
+                if interrupts(failure):
                     raise
                 error = failure
             else:

@@ -20,10 +20,19 @@ KEPT_ELEMENTS = 1024
 """Interval between two saved states, in elements, and therefore the maximum number of elements drawn again."""
 
 
+IN_USE = (
+    "This iterator is in use: another thread, or the code that a signal handler interrupted, is drawing an element. "
+    "Its position is that of several datasets, and is known between two elements only. Set a flag in the handler, and "
+    "call get_state after next()."
+)
+
+
 class RecoveringIterator(DatasetIterator[T_co]):
     """Draws from its parents, and stays at the same position as they, whatever interrupts it."""
 
     _leader: DataLoaderIterator | None = None
+    _is_in_use = False
+    """True while an element is drawn, or the iterator moves."""
     _is_torn = False
     """True from before an element is drawn until it is counted; it stays so if that fails."""
     _kept_state: Any = None
@@ -52,17 +61,23 @@ class RecoveringIterator(DatasetIterator[T_co]):
 
         Raises:
             StopIteration: the stream has ended.
-            ValueError: the iterator is closed.
+            ValueError: the iterator is closed, or in use by another thread or by interrupted code.
             Exception: the error of a parent; the next call draws the same element again.
         """
-        self._prepare()
+        # As in ResumableIterator: no handler runs between the test of the flag and the `try`, or in `finally`.
+        is_in_use, self._is_in_use = self._is_in_use, True
+        if is_in_use:
+            raise ValueError(IN_USE)
         try:
+            self._prepare()
             element = self._draw()
+            self._num_since, self._is_torn = self._num_since + 1, False
         except StopIteration:
             self._is_torn = False
             self._end_leading()
             raise
-        self._num_since, self._is_torn = self._num_since + 1, False
+        finally:
+            self._is_in_use = False
         return element
 
     def _prepare(self) -> None:
@@ -80,7 +95,13 @@ class RecoveringIterator(DatasetIterator[T_co]):
             self._leader.go(self._leader.position_in_plan(), 0)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as a small dict that JSON can hold."""
+        """Returns the position as a small dict that JSON can hold.
+
+        Raises:
+            ValueError: the iterator is in use by another thread or by interrupted code.
+        """
+        if self._is_in_use:
+            raise ValueError(IN_USE)
         if self._is_torn:
             self._recover()
         return self._state()
@@ -94,7 +115,7 @@ class RecoveringIterator(DatasetIterator[T_co]):
 
         Raises:
             CheckpointError: it is not a state of such a dataset. The iterator is as it was.
-            ValueError: the iterator is closed.
+            ValueError: the iterator is closed, or in use.
         """
         with strictly(strict=strict):
             self._go(functools.partial(self._move, state))
@@ -102,12 +123,17 @@ class RecoveringIterator(DatasetIterator[T_co]):
     def _go(self, move: Callable[[], None]) -> None:
         """Moves the parents and this iterator. An interruption leaves it where it was."""
         self._check_open()
-        if not self._is_torn:
-            self._keep()
-        self._is_torn = True
-        self._interrupt_leader()
-        move()
-        self._kept_state, self._num_since, self._is_torn = None, 0, False
+        is_in_use, self._is_in_use = self._is_in_use, True
+        if is_in_use:
+            raise ValueError(IN_USE)
+        try:
+            if not self._is_torn:
+                self._keep()
+            self._is_torn = True
+            move()
+            self._kept_state, self._num_since, self._is_torn = None, 0, False
+        finally:
+            self._is_in_use = False
 
     @abc.abstractmethod
     def _draw(self) -> T_co:
@@ -124,13 +150,7 @@ class RecoveringIterator(DatasetIterator[T_co]):
     def _keep(self) -> None:
         self._kept_state, self._num_since = self._state(), 0
 
-    def _interrupt_leader(self) -> None:
-        """Ends the leader's work, which may have been interrupted. Whatever draws from it begins at a new position."""
-        if self._leader is not None:
-            self._leader.interrupt()
-
     def _recover(self) -> None:
-        self._interrupt_leader()
         self._move(self._kept_state)
         for _ in range(self._num_since):
             self._draw()

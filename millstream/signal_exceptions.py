@@ -16,6 +16,11 @@ def cannot_wait(error: BaseException) -> bool:
     return isinstance(error, SystemExit)
 
 
+def interrupts(error: BaseException) -> bool:
+    """Returns True if an exception may have come at any line of the library, and must be raised immediately."""
+    return cannot_wait(error) or is_from_signal_handler(error)
+
+
 def is_from_signal_handler(error: BaseException) -> bool:
     """Returns True if an exception comes from one of the current signal handlers, or from a call by it."""
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]

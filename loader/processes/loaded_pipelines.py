@@ -20,12 +20,12 @@ class _Loaded(NamedTuple):
     Attributes:
         message: the message to each worker.
         content: the chunks of its file.
-        is_kept: True if replacements need it, because later elements may have a class that crossed with it.
+        has_new_classes: True if replacements need it, because later elements may have a class that crossed with it.
     """
 
     message: Load
     content: list[memoryview]
-    is_kept: bool
+    has_new_classes: bool
 
 
 @final
@@ -41,6 +41,8 @@ class LoadedPipelines:
         self._next_number = len(self._first)
         # The one used last comes last.
         self._loaded: dict[Hashable, _Loaded] = {}
+        # Those that workers have dropped, and replacements get for their classes.
+        self._dropped: list[_Loaded] = []
 
     def find(self, name: Hashable) -> int | None:
         """Returns the number of a pipeline, or None if the workers lack it."""
@@ -64,7 +66,9 @@ class LoadedPipelines:
 
     def send(self, name: Hashable, workers: Iterable[Worker]) -> None:
         """Sends a pipeline to workers."""
-        loaded = self._loaded[name]
+        self._send(self._loaded[name], workers)
+
+    def _send(self, loaded: _Loaded, workers: Iterable[Worker]) -> None:
         descriptor = write_chunks(loaded.content)
         try:
             for worker in workers:
@@ -74,15 +78,17 @@ class LoadedPipelines:
 
     def send_all(self, worker: Worker) -> None:
         """Sends a new worker the pipelines that it does not start with."""
-        for name in self._loaded:
-            self.send(name, [worker])
+        for loaded in [*self._dropped, *self._loaded.values()]:
+            self._send(loaded, [worker])
+        for loaded in self._dropped:
+            worker.channel.send(Unload(loaded.message.number))
 
     def drop_idle(self, in_use: Collection[int], workers: Collection[Worker]) -> None:
         """Drops the oldest pipelines, if more than MAX_IDLE_PIPELINES are not in use."""
-        idle = [
-            name for name, loaded in self._loaded.items() if not (loaded.is_kept or loaded.message.number in in_use)
-        ]
+        idle = [name for name, loaded in self._loaded.items() if loaded.message.number not in in_use]
         for name in idle[: max(0, len(idle) - MAX_IDLE_PIPELINES)]:
-            number = self._loaded.pop(name).message.number
+            loaded = self._loaded.pop(name)
+            if loaded.has_new_classes:
+                self._dropped.append(loaded)
             for worker in workers:
-                worker.channel.send(Unload(number))
+                worker.channel.send(Unload(loaded.message.number))

@@ -10,6 +10,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.workers.substreams import Substream
+from millstream.signal_exceptions import interrupts
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed
@@ -48,11 +49,17 @@ class SharedWorkers:
         """True if there has been a leader."""
         return self._leader is not None
 
+    def fail(self, error: BaseException) -> None:
+        """Ends the leader if an error may have left it in any state. One that draws elements handles most errors."""
+        leader = self.current_leader
+        if leader is not None and (self._start_leader is not None or interrupts(error)):
+            leader.close()
+
     @property
     def current_leader(self) -> "WorkersExecutor[Any] | None":
         """The leader, if there is one now."""
         leader = None if self._leader is None else self._leader()
-        return None if leader is None or leader.has_left else leader
+        return None if leader is None or leader.is_orphaned else leader
 
     @property
     def leader(self) -> "WorkersExecutor[Any]":
@@ -105,13 +112,22 @@ class SubstreamExecutor(Executor):
 
     def start(self) -> None:
         """Lets the leader dispatch calls."""
-        self._begin()
+        try:
+            self._begin()
+        except BaseException as error:
+            self._shared_workers.fail(error)
+            raise
 
     def next_outputs(self) -> Outputs | None:
         """Returns the next outputs in order, or None at the end."""
-        outputs = super().next_outputs()
-        if outputs is not None:
-            self._shared_workers.leader.substreams.record_drawn(self._substream, len(outputs.values) - outputs.first)
+        try:
+            outputs = super().next_outputs()
+            if outputs is not None:
+                count = len(outputs.values) - outputs.first
+                self._shared_workers.leader.substreams.record_drawn(self._substream, count)
+        except BaseException as error:
+            self._shared_workers.fail(error)
+            raise
         return outputs
 
     def close(self) -> None:

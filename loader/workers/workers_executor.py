@@ -68,9 +68,10 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     Attributes:
         substreams: the substreams that the workers work for.
-        has_left: True if it has released or stopped the workers.
+        is_orphaned: True if it has released or stopped the workers.
     """
 
+    is_orphaned = False
     _are_local: ClassVar[bool]  # True if the workers are processes of this machine.
 
     def __init__(
@@ -107,7 +108,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self.substreams = Substreams(self._own, self._pool.max_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
         self._reads = ReadsInFlight(self._pool.max_reads)
-        self.has_left = False
         self._deaths_at_start = DeathsAtStart(options.num_workers)
         if shared_workers is not None:
             shared_workers.lead(self)
@@ -154,14 +154,14 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def pause(self) -> None:
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
-        self.has_left = True
+        self.is_orphaned = True
         self._local.close()  # First: after an interruption, nothing else would end its threads.
         self._returning.detach()
         self._release()
 
     def close(self) -> None:
         """Stops the workers."""
-        self.has_left = True
+        self.is_orphaned = True
         self._returning.detach()
         deadline = self._local.stop()
         self._pool.stop()
