@@ -115,7 +115,8 @@ class PoolExecutor(WorkersExecutor[Worker]):
             release(made.packed, worker.arena)
             return
         blocks = request if isinstance(request := call.request, Blocks) else None
-        substream.profiler.called(worker.pid, made.begun, made.seconds, blocks, made.stages)
+        if made.stages:
+            substream.profiler.called(worker.pid, made.begun, made.seconds, blocks, made.stages)
 
         def outputs() -> Elements:
             values, origins = self._unpack(made.packed, worker.arena, self._pool.classes)

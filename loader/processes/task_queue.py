@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, final
 
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.messages import Load, Task, Unload
-from millstream.loader.workers.call_runner import AdvanceRead, CallRunner
+from millstream.loader.workers.call_runner import AdvanceRead
 
 Ready: TypeAlias = tuple[Task, AdvanceRead | None]
 """A task to run now, and its records if they were read in advance."""
@@ -44,7 +44,7 @@ class TaskQueue:
     def __init__(
         self,
         channel: Channel,
-        runner_of: Callable[[int, int | None], CallRunner[Any]],
+        runner_of: Callable[[int, int | None], Any],
         record_begun: Callable[[int], None],
         load: Callable[[Load, int], None],
         unload: Callable[[int], None],

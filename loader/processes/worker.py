@@ -21,9 +21,11 @@ import functools
 import os
 import signal
 import socket
-from collections.abc import Iterator
-from typing import final
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeAlias, final
 
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Channel
@@ -37,7 +39,7 @@ from millstream.loader.transport.arena import Allocator
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Payload, pack, pack_failure
 from millstream.loader.transport.pipeline_file import read_pipelines
-from millstream.loader.workers.call_runner import MAX_EPOCHS, CallRunner, leave_if_forked
+from millstream.loader.workers.call_runner import MAX_EPOCHS, AdvanceRead, CallResult, CallRunner, leave_if_forked
 
 
 def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
@@ -71,6 +73,39 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
     pipelines.close()
 
 
+@final
+class FailingRunner:
+    """Answers the calls of a pipeline that could not be read, with the error.
+
+    Args:
+        error: the error.
+        nothing: no outputs, serialized.
+        classes: the classes of the worker.
+    """
+
+    def __init__(self, error: BaseException, nothing: Payload, classes: ClassTable) -> None:
+        error.add_note("millstream: a worker process raised this while it unpickled the pipeline.")
+        self._error = error
+        self._nothing = nothing
+        self._classes = classes
+
+    def read(self, _: tuple[int, int, int], done: Callable[[], object]) -> AdvanceRead:
+        """Reads nothing."""
+        reading = AdvanceRead()
+        reading.is_done = True
+        done()
+        return reading
+
+    def make(self, *_: object) -> CallResult[Payload]:
+        """Returns the error."""
+        failure = pack_failure(self._error, self._classes)
+        return CallResult(self._nothing, failure, 0.0, 0.0, 0.0, (), time.perf_counter(), ())
+
+
+Runner: TypeAlias = CallRunner[Payload] | FailingRunner
+"""Computes the outputs of the calls of one pipeline."""
+
+
 class PipelineNotRead(Exception):  # noqa: N818  (internal)
     """A pipeline could not be read."""
 
@@ -100,26 +135,32 @@ class WorkerPipelines:
         self.allocator = Allocator(arena, fork.arena_bytes)
         self._readers = ReaderThreads(affordable_threads(fork.num_threads))
         self._pipelines: dict[int, tuple[Pipeline, Profiler]] = {}
-        self._runners: dict[int, CallRunner[Payload]] = {}
+        self._runners: dict[int, Runner] = {}
         self._runner_of_epoch = functools.lru_cache(maxsize=MAX_EPOCHS)(self._make_runner)
         for number, pipeline in enumerate(pipelines):
             self._add(number, pipeline)
 
     def load(self, message: Load, descriptor: int) -> None:
-        """Adds a pipeline, and closes its file."""
-        with _reading(descriptor):
-            (pipeline,), classes = read_pipelines(descriptor, message.file)
-            self._classes.define(dict(zip(message.classes, classes, strict=True)))
-            self._add(message.number, pipeline)
+        """Adds a pipeline, and closes its file. If it cannot be read, that is the error of all its calls."""
+        try:
+            with _reading(descriptor):
+                (pipeline,), classes = read_pipelines(descriptor, message.file)
+                self._classes.define(dict(zip(message.classes, classes, strict=True)))
+                self._add(message.number, pipeline)
+        except PipelineNotRead as failed:
+            nothing = pack(Elements([], Origins.none()), self.allocator, self._classes)
+            self._runners[message.number] = FailingRunner(failed.error, nothing, self._classes)
 
     def unload(self, number: int) -> None:
         """Drops a pipeline, and closes its source if no other has it."""
         del self._runners[number]
+        if number not in self._pipelines:
+            return
         pipeline, _ = self._pipelines.pop(number)
         if not any(pipeline.source is other.source for other, _ in self._pipelines.values()):
             close_source(pipeline)
 
-    def runner(self, number: int, epoch: int | None) -> CallRunner[Payload]:
+    def runner(self, number: int, epoch: int | None) -> "Runner":
         """Returns the call runner of a pipeline, or of one of its epochs alone."""
         return self._runners[number] if epoch is None else self._runner_of_epoch(number, epoch)
 

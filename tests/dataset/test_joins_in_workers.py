@@ -347,3 +347,33 @@ def test_a_stream_that_cannot_be_sent_is_an_error_at_its_turn() -> None:
         assert list(itertools.islice(iterator, 6)) == list(range(6))
         with pytest.raises(TypeError, match=r"data_source .*cannot be sent to worker processes: holds a socket"):
             next(iterator)
+
+
+class Unreadable:
+    """A source that fails to unpickle."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        raise OSError("no such bucket")
+
+
+@pytest.mark.parametrize("position", [1, 2])
+def test_a_stream_that_workers_cannot_unpickle_is_an_error_at_its_turn(position: int) -> None:
+    """It is opened early, and all streams before it are delivered; also when it is tried again."""
+    sources: list[Any] = [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    sources.insert(position, Unreadable())
+    datasets = MapDataset.range(4).map(lambda number: MapDataset.source(sources[number]))
+    with iter(InterleaveIterDataset(datasets, cycle_length=1).mp_prefetch(2)) as iterator:
+        assert list(itertools.islice(iterator, 3 * position)) == list(range(3 * position))
+        for _ in range(2):
+            with pytest.raises(OSError, match="no such bucket") as caught:
+                next(iterator)
+            assert any("while it unpickled the pipeline" in note for note in caught.value.__notes__)
