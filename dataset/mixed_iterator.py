@@ -184,14 +184,25 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
                 f"The state is of a mixture of {len(states)} datasets, but there are {len(self._parents)} here. "
                 "Mixtures of a mapping can be resumed with others: name the datasets."
             )
-        parents = list(self._parents)
-        known = [number for number, own in enumerate(states) if own is not None]
-        for number in known:
-            move_to(parents[number], states[number])
-        for number in set(range(len(parents))) - set(known):
-            parents[number].close()
-            parents[number] = opened_below(self._streams[number], self._shared)
-        self._parents = tuple(parents)
+        for parent, own in zip(self._parents, states, strict=True):
+            if own is not None:
+                move_to(parent, own)
+        self._open_again([number for number, own in enumerate(states) if own is None])
         self.set_dense(is_dense=self._is_dense)
         self._position, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
         self._is_reading = False
+
+    def _open_again(self, numbers: Sequence[int]) -> None:
+        """Moves streams to their beginning. If one cannot be opened, all remain."""
+        opened: dict[int, Any] = {}
+        try:
+            for number in numbers:
+                opened[number] = opened_below(self._streams[number], self._shared)
+        except BaseException:
+            for iterator in opened.values():
+                iterator.close()
+            raise
+        replaced = [self._parents[number] for number in numbers]
+        self._parents = tuple(opened.get(number, parent) for number, parent in enumerate(self._parents))
+        for iterator in replaced:
+            iterator.close()

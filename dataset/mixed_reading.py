@@ -234,15 +234,22 @@ class MixtureIterator(EngineIterator):
         """Moves to the position after the first `step` elements, at no cost, if each position of the mixture has one.
 
         Raises:
-            NotImplementedError: the mixture is drawn from, or its elements are filtered, split or packed.
+            NotImplementedError: the mixture is drawn from, its elements are filtered, split or packed, or it was
+                resumed with other proportions.
             IndexError: there are fewer elements.
             ValueError: the iterator is closed.
         """
-        if not self._reads or not self._execution.plan.one_to_one or any(self._lead):
-            super().seek(step)
         self._check_open()
+        if not self._reads:
+            super().seek(step)
+        if not self._execution.plan.one_to_one or any(self._lead):
+            raise NotImplementedError(
+                f"A {type(self).__name__} cannot seek step {step}: its position is unknown, because elements are "
+                "filtered, split or packed after the mixture, or because the state was of other proportions. Draw the "
+                "elements before, or use set_state with a state that was taken there."
+            )
         self._inner.seek(step)
-        self._was_sought = True
+        self._was_sought = step > 0
 
     def start_prefetch(self) -> None:
         """Starts prefetching."""
@@ -266,9 +273,10 @@ class MixtureIterator(EngineIterator):
     def _read(self, begin: int, lead: tuple[int, ...]) -> None:
         """Reads with random access from now on."""
         self._begin, self._lead = begin, lead
-        mixed = self._mixed
+        mixed, stage = self._mixed, "mixture"
         if any(lead):
             mixed = _MixedFrom(mixed.above, mixed.weights, mixed.names, begin, lead)
+            stage = f"mixture from {begin} with {lead}"
         self._mixed_from = mixed
         if self._parts_have_workers:
             self._execution, self._inner = self._fed.engine
@@ -277,7 +285,7 @@ class MixtureIterator(EngineIterator):
         pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
         # A lead over the proportions occurs once, so workers for it are useless to other iterators.
         running = self._running if mixed is self._mixed else dataclasses.replace(self._running, warm=WarmWorkers())
-        self._execution = running.execution(f"mixture from {begin} with {lead}", pipeline, MIXED_CHAIN)
+        self._execution = running.execution(stage, pipeline, MIXED_CHAIN)
         # Its states are those of the operations after the stream.
         self._inner = self._execution.begin(self._fed.description)
 

@@ -193,7 +193,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
         Raises:
             CheckpointError, ValueError: as `DataLoaderIterator.set_state`.
         """
-        options = {"allow": allow, "strict": strict} if self.states_are_bytes or allow or strict else {}
+        # Not every iterator of a chain has both.
+        options = {name: value for name, value in (("allow", allow), ("strict", strict)) if value}
         self._go(functools.partial(self._iterator.set_state, state, **options))
 
     def set_states(self, states: Iterable[bytes], *, allow: Collection[str] = (), strict: bool = False) -> None:

@@ -190,7 +190,8 @@ class MixingSchedule:
             end = self._end(self._begun, position)
             if end is not None:
                 raise ValueError(
-                    f"position must be between 0 and {end}, because the mixture ends there, got {position}."
+                    f"position must be between 0 and {end}, because the mixture ends there, got {position}. For "
+                    "positions in later epochs, give the samplers of the components a larger num_epochs, or None."
                 )
             drawn = self._begun[-1].drawn_at(position) if weights else drawn
         if weights:

@@ -190,7 +190,8 @@ class MixtureSampler(Order):
 
         Args:
             position: the first position with these weights, 0 … 2**63 - 1: counted over all shards, so that the step is
-                multiplied by the size of the global batch, and over all epochs of `loader.epochs`.
+                multiplied by the size of the global batch, and over all epochs of `loader.epochs`. For a position
+                in a later epoch, the components' samplers need a larger `num_epochs`, or None.
             weights: as for the constructor, also with zeros.
 
         Raises:

@@ -210,7 +210,7 @@ class _RepeatIterator(RecoveringIterator[Any]):
         self._num_epochs = num_epochs
         self._epoch = 0
         self._beginning = state_below(parent)
-        # Whether this epoch has yielded anything: one that yields nothing is the last.
+        # True until this epoch yields an element. An epoch that yields nothing is the last.
         self._is_empty = True
 
     def _draw(self) -> Any:
@@ -252,7 +252,7 @@ class CacheIterDataset(Combined):
         parent: the dataset; all of its elements must fit into memory.
 
     Raises:
-        TypeError: the parent is not a dataset.
+        TypeError: the parent is not a dataset. While reading, a CheckpointError if a state is beyond the end.
 
     Examples:
         >>> kept = millstream.experimental.CacheIterDataset(millstream.MapDataset.range(3).map(lambda x: x * 10))

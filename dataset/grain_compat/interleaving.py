@@ -166,7 +166,8 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             raise
         self._close_all()
         self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
-        self._step, self._is_begun, self._is_reading = checked["step"], True, False
+        # A state of a closed iterator may have slots in which no dataset was opened yet.
+        self._step, self._is_begun, self._is_reading = checked["step"], False, False
 
     def start_prefetch(self) -> None:
         """Opens the first datasets, and starts their prefetching."""
@@ -185,7 +186,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
     def _begin(self) -> None:
         if not self._is_begun and not self._closed:
             for slot in self._slots:
-                if slot.iterator is None:
+                if slot.number < 0:
                     self._open_next(slot)
             self._is_begun = True
 

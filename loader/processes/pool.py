@@ -45,7 +45,7 @@ EXIT_SECONDS = 2.0
 
 @final
 class Pool:
-    """Worker processes that have the same pipelines.
+    """Worker processes that all run the same pipelines, to which others may be added.
 
     Args:
         pipelines: the pipelines that they start with, by name.

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -198,8 +199,47 @@ def test_a_mixture_that_is_read_moves_to_any_step() -> None:
         drawn_from = iter(IterDataset.mix([straight, drawn]).map(abs))
         with drawn_from, pytest.raises(NotImplementedError, match="cannot seek step 2"):
             drawn_from.seek(2)
-    with iter(IterDataset.mix([straight, straight.map(large)]).map(abs)) as holes:
+    absent = IterDataset.mix([straight, MapDataset.range(30).map(large).to_iter_dataset()]).map(abs)
+    with iter(absent) as holes:
         holes.seek(1)
         with pytest.raises(ValueError, match="seek has moved to a position with fewer elements"):
             list(holes)
         holes.seek(0)
+        assert list(holes) == list(absent)
+
+
+def test_a_mixture_that_cannot_seek_says_why() -> None:
+    """After a filter, or with a state of other proportions, it is not called a stream; closed is closed first."""
+    parts = {"a": MapDataset.range(30).to_iter_dataset(), "b": MapDataset.range(30).to_iter_dataset()}
+    mixture = IterDataset.mix(parts).map(abs)
+    with iter(mixture.filter(bool)) as filtered, pytest.raises(NotImplementedError, match="filtered, split or packed"):
+        filtered.seek(2)
+    with iter(IterDataset.mix(parts, {"a": 3, "b": 1}).map(abs)) as other, iter(mixture) as resumed:
+        list(itertools.islice(other, 8))
+        resumed.set_state(other.get_state())
+        with pytest.raises(NotImplementedError, match="other proportions"):
+            resumed.seek(2)
+    with pytest.raises(ValueError, match="closed iterator"):
+        resumed.seek(2)
+
+
+def process_of(_: int) -> int:
+    """Returns the number of the process."""
+    return os.getpid()
+
+
+def test_a_mixture_in_its_own_proportions_has_the_same_workers() -> None:
+    """After a state of other proportions and one of its own, the workers are those of the next pass."""
+    parts = {"a": MapDataset.range(30).to_iter_dataset(), "b": MapDataset.range(30).to_iter_dataset()}
+    mixture = IterDataset.mix(parts).map(process_of).mp_prefetch(1)
+    with iter(IterDataset.mix(parts, {"a": 3, "b": 1}).map(process_of)) as other:
+        list(itertools.islice(other, 8))
+        lead = other.get_state()
+    with iter(mixture) as plain:
+        list(itertools.islice(plain, 8))
+        state = plain.get_state()
+    resumed = iter(mixture)
+    resumed.set_state(lead)
+    resumed.set_state(state)
+    (worker,) = set(resumed)
+    assert set(mixture) == {worker} != {os.getpid()}

@@ -605,6 +605,8 @@ def test_batches_of_chains_on_the_device(chain: Callable[[], Any], place: str) -
         with PLACES[place](chain()) as batches:
             next(batches)
             assert batches.step == 1
+            batches.set_state(states[2], strict=True)
+            assert next(batches).tolist() == expected[2]
 
 
 @each_place

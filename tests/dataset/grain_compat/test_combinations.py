@@ -53,6 +53,29 @@ def test_a_named_mixture_is_resumed_with_others() -> None:
         assert sorted(itertools.islice(other, 6)) == [104, 105, 106, 200, 201, 202]
 
 
+class MayBeGone(IterDataset[int]):
+    """Numbers from 200 on, which cannot be opened while they are gone."""
+
+    is_gone = False
+
+    def __iter__(self) -> Any:
+        if self.is_gone:
+            raise OSError("gone")
+        return iter(numbers(90, 200))
+
+
+def test_a_named_mixture_remains_if_a_dataset_cannot_be_opened_again() -> None:
+    """If the second dataset that the state lacks cannot be opened, the mixture continues where it was."""
+    code = MayBeGone()
+    mixture = IterDataset.mix({"web": numbers(90), "books": numbers(90, 100), "code": code})
+    with iter(IterDataset.mix({"web": numbers(90)})) as other, iter(mixture) as iterator:
+        assert list(itertools.islice(iterator, 4)) == [0, 100, 200, 1]
+        code.is_gone = True
+        with pytest.raises(OSError, match="gone"):
+            iterator.set_state(other.get_state())
+        assert list(itertools.islice(iterator, 3)) == [101, 201, 2]
+
+
 class Own(IterDataset[int]):
     """Numbers from an iterator without states; it fails at one of them, if there is one to fail at."""
 
@@ -151,6 +174,11 @@ def test_interleaved_datasets_resume_everywhere() -> None:
             fresh.set_state(state)
             assert fresh.get_state() == state
             assert list(fresh) == expected[step:]
+    closed = iter(dataset)
+    closed.close()
+    with iter(dataset) as fresh:
+        fresh.set_state(json.loads(json.dumps(closed.get_state())))
+        assert list(fresh) == expected
 
 
 def test_a_cache_is_filled_once() -> None:
