@@ -49,7 +49,7 @@ jax.distributed.shutdown()
         ((False, 2), TypeError, "shard_index must be an integer, got False of type bool"),
         ((0, 2, 1), TypeError, "drop_remainder must be True or False, got 1"),
         ((0, 2, False, 3), ValueError, "logical_shards must be a multiple of shard_count = 2, got 3"),
-        ((0, 2, False, 0), ValueError, "logical_shards must be at least 1, got 0"),
+        ((0, 2, False, 0), ValueError, "logical_shards must be at least 1, or None, got 0"),
         ((0, 2, False, 2.0), TypeError, "logical_shards must be an integer, got 2.0 of type float"),
     ],
 )
