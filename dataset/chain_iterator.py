@@ -238,7 +238,7 @@ class ReadIterator(ReadViews, EngineIterator):
         except AbsentElement as missing:
             self._change_plan(missing)
             self._inner.seek(step)
-        self._was_sought, self._noted = self._is_dense, _NOTHING_NOTED
+        self._was_sought, self._noted = self._is_dense and step > 0, _NOTHING_NOTED
 
     @property
     def next_index(self) -> int | None:

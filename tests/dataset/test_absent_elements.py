@@ -63,6 +63,9 @@ def test_a_position_that_was_sought_cannot_have_absent_elements_before() -> None
         assert next(iterator).tolist() == [8, 9, 10, 11]
         with pytest.raises(ValueError, match="filter"):
             next(iterator)
+    with iter(stream) as iterator, iter(stream) as other:
+        iterator.seek(0)
+        assert batches(iterator) == batches(other)
 
 
 def test_seek_costs_nothing_where_all_are_there() -> None:

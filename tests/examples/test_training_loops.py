@@ -84,7 +84,7 @@ def test_no_example_needs_another_file() -> None:
 
 
 def test_the_demonstration_succeeds_and_leaves_its_records_and_a_position(tmp_path: Path) -> None:
-    """What was saved with workers resumes without; the chain, its operations and its time are shown."""
+    """A state that was saved with workers resumes without them; the chain, its operations and its time are shown."""
     command = [sys.executable, str(EXAMPLES / "text_chain.py"), f"--output={tmp_path}", "--steps=8"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
 

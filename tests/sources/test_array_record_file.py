@@ -1,4 +1,4 @@
-"""How one file is read, with a reader that misbehaves as no file on disk does, and counted."""
+"""Reads of one file, counted, with a reader that misbehaves as no file on disk does."""
 
 import os
 import subprocess

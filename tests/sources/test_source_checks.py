@@ -1,4 +1,4 @@
-"""What is not a source is refused with what to write instead; what is one is accepted; each format has one class."""
+"""Sources are accepted, everything else is refused with the call to write instead; each format has one class."""
 
 import types
 from collections import Counter

@@ -167,7 +167,7 @@ ALL_KINDS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
     "busy workers": (run_of(augment=30.0, waits=0.1, trains=9.9, workers=4), {"not_waiting": ""}),
     "one idle worker": (run_of(augment=1.0, waits=0.1, trains=9.9, workers=1), {"not_waiting": ""}),
 }
-"""What was measured, and the advice of it: of each kind, some of its text."""
+"""Measurements, and the advice that follows from them: of each kind, some of its text."""
 
 
 @pytest.mark.parametrize("case", ALL_KINDS)

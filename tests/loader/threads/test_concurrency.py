@@ -168,7 +168,7 @@ def test_calls_grow_while_larger_ones_are_cheaper_per_block(latency: float) -> N
 
 @pytest.mark.parametrize("seconds", [1e-4, 0.002, 0.02, 0.3])
 def test_calls_stay_short_where_each_record_has_its_own_cost(seconds: float) -> None:
-    """Where a record takes as long in a large call, calls are short, and no larger size is tried more than rarely."""
+    """If a record takes as long in a large call, calls are short, and a larger size is tried rarely."""
     plan = plan_of()
     sizes = sizes_of(CallSize(plan), plan, lambda size: seconds * size, 400)
     too_long = [size for size in sizes if size > 1 and size * seconds > CALL_SECONDS]
@@ -176,7 +176,7 @@ def test_calls_stay_short_where_each_record_has_its_own_cost(seconds: float) -> 
 
 
 def test_calls_shrink_when_a_block_is_no_longer_cheaper() -> None:
-    """Where the latency was shared and then each record costs, a call soon takes less than the maximum again."""
+    """If the latency was shared and then each record costs, a call soon takes less than the maximum again."""
     plan = plan_of()
     size = CallSize(plan)
     assert sizes_of(size, plan, lambda _: 0.02, 12)[-1] == RECORDS_PER_CALL
