@@ -104,11 +104,12 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
             return following
         if running.workers.num_workers:
             running = dataclasses.replace(running, reading=reading or joint_reading(leaf.parents))
-            return _drawn_by_workers(leaf, chain, running)
-        shared = shared or Shared()
-        if not operations and reading is not None:
-            shared = dataclasses.replace(shared, reading=reading)
-        stream = leaf._drawn(shared)  # noqa: SLF001  (not for users)
+            stream, running = _drawn_by_workers(leaf, chain, running)
+        else:
+            shared = shared or Shared()
+            if not operations and reading is not None:
+                shared = dataclasses.replace(shared, reading=reading)
+            stream = leaf._drawn(shared)  # noqa: SLF001  (not for users)
     if not operations:
         # Nothing is left to prefetch, so that a state is that of the stream.
         return stream
@@ -117,24 +118,26 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
     return FedIterator(stream, operations, running)
 
 
-def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> DatasetIterator[Any]:
-    """Returns an iterator of datasets whose chains run in one set of worker processes."""
+def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> tuple[DatasetIterator[Any], Running]:
+    """Returns an iterator of datasets whose chains run in one set of worker processes.
+
+    Returns:
+        The iterator, and the execution of the operations after it. If some of them run in the workers, its iterator
+        dispatches the calls of all; otherwise one without elements does.
+    """
     from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
 
     shared_workers = SharedWorkers()
-    running = dataclasses.replace(running, shared_workers=shared_workers)
+    sharing = dataclasses.replace(running, shared_workers=shared_workers)
     stream = leaf._drawn(Shared(shared_workers=shared_workers))  # noqa: SLF001  (not for users)
     if len(chain.operations) > chain.num_local:
-        return FedIterator(stream, chain.operations, running)
+        return stream, sharing
     nothing = InOrder(0, None)
-    execution = running.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
+    execution = sharing.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
     leader = execution.begin()
     shared_workers.start_on_demand(leader.start_prefetch)
     stream.lead_with(leader)
-    if not chain.operations:
-        return stream
-    local = dataclasses.replace(running, workers=MultiprocessingOptions(), shared_workers=None)
-    return FedIterator(stream, chain.operations, local)
+    return stream, running
 
 
 def joint_reading(streams: Sequence[Any]) -> ReadOptions:
