@@ -6,9 +6,9 @@ chain_picture.py     a chain as text and as HTML, and its fingerprint
 
 iter_dataset.py      IterDataset and its methods
 dataset_iterator.py  DatasetIterator
-stream_nodes.py      the steps of a straight chain; stream_seeds.py: the seeds of its random operations
+stream_nodes.py      the steps of a straight chain, and the seeds of its random operations
 chain.py             compiles a straight chain to a loader's pipeline; running.py: with workers that stay warm
-chain_iterator.py    iterates over a MapDataset; absence.py: drops missing elements
+chain_iterator.py    iterates over a MapDataset
 fed_iterator.py      applies operations to another stream; drawing.py: draws many of its elements in one call
 stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those with
                      random access as one dataset
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     )
     from millstream.dataset.grain_compat.interleaving import InterleaveIterDataset
     from millstream.dataset.grain_compat.map_datasets import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
-    from millstream.dataset.grain_compat.padded_batches import batch_and_pad
     from millstream.dataset.grain_compat.prefetching import (
         ThreadPrefetchIterDataset,
         WithOptionsIterDataset,
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.map_dataset import MapDataset
     from millstream.dataset.options import DatasetOptions, ExecutionTrackingMode
+    from millstream.transforms.batching.pad import batch_and_pad
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -99,7 +99,7 @@ else:
             "ZipMapDataset": "millstream.dataset.grain_compat.map_datasets",
             "apply_transformations": "millstream.dataset.grain_compat.checking",
             "assert_equal_output_after_checkpoint": "millstream.dataset.grain_compat.checking",
-            "batch_and_pad": "millstream.dataset.grain_compat.padded_batches",
+            "batch_and_pad": "millstream.transforms.batching.pad",
             "get_element_spec": "millstream.dataset.grain_compat.element_spec",
             "get_next_index": "millstream.dataset.grain_compat.checking",
             "index_shuffle": "millstream.dataset.grain_compat.random_numbers",

@@ -11,7 +11,6 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
-from millstream.dataset.absence import DropAbsent, KeepAll
 from millstream.dataset.brief_states import brief_state, ending_of, restored
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
@@ -32,7 +31,7 @@ from millstream.loader.threads.front import CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
-from millstream.transforms.absence_check import AbsentElement, Present
+from millstream.transforms.absence import AbsentElement, DropAbsent, KeepAll, Present
 
 
 class EngineIterator(ShownIterator):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
-from millstream.grain_stats import STATS, Stats
+from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from millstream.dataset.chain_iterator import EngineIterator, ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.errors import CheckpointError
-from millstream.signal_exceptions import interrupts
+from millstream.signals import interrupts
 
 
 class Drawn(NamedTuple):

@@ -7,7 +7,6 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream.dataset.absence import KeepAll
 from millstream.dataset.brief_states import strictly
 from millstream.dataset.chain_iterator import EngineIterator, decoded
 from millstream.dataset.counted_iterator import CountedIterator
@@ -29,8 +28,9 @@ from millstream.loader.pipeline.steps import annotated
 from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.front import FED_CHAIN
 from millstream.sharding import NoSharding
-from millstream.signal_exceptions import interrupts
+from millstream.signals import interrupts
 from millstream.transforms import Transformation
+from millstream.transforms.absence import KeepAll
 
 
 @final

@@ -26,9 +26,9 @@ from millstream.dataset.chain_picture import Sketch, check_no_stream, picture_of
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.arguments import as_map, depth_above
+from millstream.dataset.nodes.arguments import as_map, as_operation, depth_above
 from millstream.descriptions import described
-from millstream.grain_stats import STATS, Stats
+from millstream.grain_kinds import STATS, Stats
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.visualization import element_text, visualized
 from millstream.randomness import as_seed
@@ -225,7 +225,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(dataset.filter(lambda letter: letter != "b").map_with_index(lambda index, letter: (index, letter)))
             [(0, 'a'), (2, 'c')]
         """
-        return _operated(self, _of_kind(transform, MapWithIndex))
+        return _operated(self, as_operation(transform, MapWithIndex))
 
     def random_map(
         self,
@@ -250,7 +250,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> [int(number) for number in dataset.random_map(lambda number, rng: number + rng.integers(100), seed=0)]
             [3, 98, 64]
         """
-        return _operated(self, _of_kind(transform, RandomMap), seed)
+        return _operated(self, as_operation(transform, RandomMap), seed)
 
     def filter(self, transform: "Filter[T_co] | Callable[[T_co], object]") -> "IterDataset[T_co]":
         """Keeps the elements for which a function returns true.
@@ -265,7 +265,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> list(millstream.MapDataset.range(6).to_iter_dataset().filter(lambda number: number % 2 == 0))
             [0, 2, 4]
         """
-        return _operated(self, _of_kind(transform, Filter))
+        return _operated(self, as_operation(transform, Filter))
 
     def flat_map(
         self,
@@ -512,17 +512,6 @@ def _ahead(parent: IterDataset[Any], workers: MultiprocessingOptions, reading: R
     from millstream.dataset.stream_nodes import Ahead  # noqa: PLC0415  (as above)
 
     return Ahead(parent, workers, reading, is_place=reading is None)
-
-
-def _of_kind(transform: Any, kind: type[Transformation]) -> Transformation:
-    """Returns an operation of a kind, constructed from a function if necessary."""
-    transform = adopted_operation(transform) or transform
-    operation = transform if isinstance(transform, Transformation) else kind(transform)  # type: ignore[call-arg]
-    if not isinstance(operation, kind):
-        raise TypeError(
-            f"Expected a function or a {kind.__name__}, got {described(operation)}: use apply for any kind."
-        )
-    return as_transformation(operation)
 
 
 def _as_workers(options: Any) -> MultiprocessingOptions:

@@ -28,7 +28,7 @@ from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
 from millstream.dataset.nodes.source_node import Own, Source
-from millstream.grain_stats import STATS, Stats
+from millstream.grain_kinds import STATS, Stats
 from millstream.randomness import as_seed
 from millstream.samplers.mixture_checks import named_parts
 from millstream.samplers.weights import checked_weights

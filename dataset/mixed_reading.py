@@ -34,7 +34,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.front import MIXED_CHAIN
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
-from millstream.transforms.absence_check import AbsentElement
+from millstream.transforms.absence import AbsentElement
 from millstream.transforms.seeded_random_map import SeededRandomMap
 
 if TYPE_CHECKING:

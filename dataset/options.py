@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from millstream.checks import named_fields
-from millstream.loader.pipeline.filter_limits import FilterLimits
-from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
+from millstream.loader.pipeline.tolerance import MAX_ERRORS, FilterLimits, Tolerance
 
 
 class ExecutionTrackingMode(enum.Enum):

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from millstream.loader.execution import Execution
 from millstream.loader.pipeline.feed import Feed
-from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.tolerance import Tolerance
+from millstream.loader.pipeline.tolerance import UNLIMITED, FilterLimits, Tolerance
 from millstream.loader.threads.front import Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import SharedThreads

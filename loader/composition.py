@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.reporting.quantities import aligned
+from millstream.loader.reporting.phrases import aligned
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.epochs import whole_numbers
 from millstream.samplers.protocols import is_mixed, is_packed

@@ -11,8 +11,14 @@ from typing import final
 
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.reporting.phrases import trainer_text, workers_text
-from millstream.loader.reporting.quantities import aligned, bytes_text, seconds_text, share_text
+from millstream.loader.reporting.phrases import (
+    aligned,
+    bytes_text,
+    seconds_text,
+    share_text,
+    trainer_text,
+    workers_text,
+)
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot
 from millstream.loader.threads.costs import Cost, Node
 

@@ -153,3 +153,14 @@ def _wrong_call(
 
 def _not_an_integer(value: object, name: str) -> str:
     return f"{name} must be an integer, got {value!r} of type {type(value).__name__}."
+
+
+OVERFLOWS = ("error", "truncate", "split", "drop")
+"""The treatments of a document that is longer than a row, common to all packers."""
+
+
+def as_overflow(value: object) -> str:
+    """Returns a valid treatment; refuses anything else."""
+    if value not in OVERFLOWS:
+        raise ValueError(f"overflow must be one of {', '.join(map(repr, OVERFLOWS))}, got {value!r}.")
+    return str(value)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from millstream.randomness import generator
 from millstream.record import RecordMetadata
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 
 POSITION_LIMIT = 1 << 63
 """Positions and record keys are below this: each is an int64."""

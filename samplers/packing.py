@@ -8,8 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arguments
-from millstream.overflow import as_overflow
+from millstream.checks import as_flag, as_integer, as_integer_or_none, as_overflow, named_arguments
 from millstream.samplers.base import check_range
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.hierarchical import Windows, by_window, windows_by_epoch

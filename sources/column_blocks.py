@@ -1,8 +1,9 @@
 """Records that were read as arrays, one per column."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
+from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.memory import rows_of, stacks
 
@@ -12,8 +13,9 @@ def records_of_arrays(columns: Mapping[str, Any], count: int) -> Sequence[dict[s
 
     The arrays are new ones, which belong to the records. Columns may be nested in dicts. Objects are bytes.
     """
-    native = _mapped(lambda column: column.astype(column.dtype.newbyteorder("="), copy=False), columns)
-    return _ArrayRecords(native, count) if _stacks(native) else rows_of(native, count)
+    native = tree.map_leaves(lambda column: column.astype(column.dtype.newbyteorder("="), copy=False), columns)
+    can_stack = all(column.dtype.hasobject or stacks(column) for _, column in tree.leaves(native))
+    return _ArrayRecords(native, count) if can_stack else rows_of(native, count)
 
 
 @final
@@ -28,7 +30,7 @@ class _ArrayRecords(ColumnarRecords):
         return self._count
 
     def __getitem__(self, index: Any) -> Any:
-        rows = _mapped(lambda column: column[index], self._columns)
+        rows = tree.map_leaves(lambda column: column[index], self._columns)
         if isinstance(index, slice):
             return _ArrayRecords(rows, len(range(*index.indices(self._count))))
         return rows
@@ -36,19 +38,6 @@ class _ArrayRecords(ColumnarRecords):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(rows_of(self._columns, self._count))
 
-    def stack(self, allocate: Allocate) -> dict[str, Any]:  # noqa: ARG002
+    def stack(self, allocate: Allocate) -> Any:  # noqa: ARG002
         """Returns the arrays themselves, which are as new as those of `allocate`: a copy would double the time."""
-        return _mapped(lambda column: column, self._columns)
-
-
-def _mapped(function: Callable[[Any], Any], columns: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _mapped(function, column) if isinstance(column, dict) else function(column)
-        for name, column in columns.items()
-    }
-
-
-def _stacks(columns: Any) -> bool:
-    if isinstance(columns, dict):
-        return all(map(_stacks, columns.values()))
-    return bool(columns.dtype.hasobject) or stacks(columns)
+        return tree.map_leaves(lambda column: column, self._columns)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock
 from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.digests import digest_of
 from millstream.sources.files.scan import Scan, refuse_compressed

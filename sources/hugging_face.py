@@ -10,7 +10,7 @@ import numpy as np
 from millstream.errors import DataSourceError
 from millstream.notebook_repr import Pictured
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
-from millstream.sources.record_crc import FINGERPRINT_RECORDS, updated_crc
+from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.tables.arrow_memory import Column, Rows
 from millstream.sources.tables.arrow_structures import Decoded, dicts, records_of
 from millstream.sources.tables.arrow_tables import ArrowTable

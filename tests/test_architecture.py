@@ -61,7 +61,7 @@ IMPORTERS = {
     "tensorstore": {"millstream.sources.zarr_arrays"},
     "lance": {"millstream.sources.lance_rows"},
     "h5py": {"millstream.sources.hdf5_layout"},
-    "google_crc32c": {"millstream.sources.crc32c"},
+    "google_crc32c": {"millstream.sources.tfrecord"},
     "orjson": {"millstream.sources.json_lines"},
     "pyarrow": {"millstream.sources.tables.arrow_tables", "millstream.sources.tables.parquet_file"},
     # An engine that is there, or is not.

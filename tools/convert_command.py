@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset
-from millstream.loader.reporting.quantities import bytes_text
+from millstream.loader.reporting.phrases import bytes_text
 from millstream.loader.threads.options import available_cores
 from millstream.sources.json_lines import JsonTexts
 from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib

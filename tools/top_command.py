@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from millstream.loader.monitoring.client import NONE_SERVED, NotServed, query, served_processes
-from millstream.loader.reporting.quantities import count_text
+from millstream.loader.reporting.phrases import count_text
 from millstream.tools.top_lines import HEAD, SOFT, Line, Segment, Snapshot, command_text, lines_of, plain
 
 MIN_FRAMES = 2

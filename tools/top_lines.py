@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from millstream.loader.reporting.quantities import bytes_text, count_text, seconds_text, share_text
+from millstream.loader.reporting.phrases import bytes_text, count_text, seconds_text, share_text
 
 BAR = 24
 """Width of a bar, in characters."""

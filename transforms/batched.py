@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.signal_exceptions import cannot_wait
+from millstream.signals import cannot_wait
 
 MapBatch = Callable[[list[Any]], Any]
 """A function from a list of elements to as many results."""

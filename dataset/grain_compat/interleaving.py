@@ -13,7 +13,7 @@ from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, opened_below, reads_in_threads
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_list, is_number, sealed, unsealed
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 
 
 @final

@@ -37,7 +37,7 @@ from millstream.loader.checkpoints.code_digests import (
     values_held_by,
     written_name,
 )
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 from millstream.transforms.transformation import Transformation
 
 TEXT_LIMIT = 80

@@ -28,7 +28,7 @@ from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.metrics import exposition
 from millstream.loader.reporting.phrases import mixture_texts, workers_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 
 logger = logging.getLogger("millstream")
 

@@ -1,19 +1,60 @@
 """A branch: the leaf and the stages of one logical shard, with their calls."""
 
 from collections import deque
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Protocol, final
 
 from millstream.loader.pipeline.calls import BlockCall, Call
-from millstream.loader.pipeline.leaves import BlockLeaf, Leaf
+from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.loader.pipeline.stages import Stage
 
+
+class Leaf(Protocol):
+    """An input of stage 0. `BlockLeaf` reads records, and a `Feed` draws elements from an iterator."""
+
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call, at most `limit`."""
+
+    def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> BlockCall | None:
+        """Returns the next call, or None if the leaf has just ended.
+
+        Args:
+            shard: the logical shard of the blocks.
+            max_blocks: the maximum number of blocks.
+            skip: the number of outputs of the first block that are consumed already.
+        """
+
+
+@final
+class BlockLeaf:
+    """The blocks of positions of a logical shard.
+
+    Args:
+        num_blocks: the number of blocks; None if they never end.
+        block: the next block.
+    """
+
+    def __init__(self, num_blocks: int | None, block: int) -> None:
+        self._num_blocks = num_blocks
+        self._block = block
+
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call, at most `limit`."""
+        last = self._num_blocks
+        return limit if last is None else max(0, min(limit, last - self._block))
+
+    def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> BlockCall:
+        """Returns the next call."""
+        start = self._block
+        self._block += self.next_blocks(max_blocks)
+        return BlockCall(shard, start, self._block, skip)
+
+
 if TYPE_CHECKING:
-    from millstream.loader.pipeline.empty_epochs import EmptyEpochs
+    from millstream.loader.pipeline.dropped_records import EmptyEpochs, FilterWindows
     from millstream.loader.pipeline.feed import Feed
-    from millstream.loader.pipeline.filter_windows import FilterWindows
     from millstream.loader.pipeline.join import Join, Lane
 
 
@@ -88,8 +129,7 @@ class Branch:
         self.inputs.append(self.lanes[-1])
 
     def _check_filters(self, block: int) -> None:
-        from millstream.loader.pipeline.empty_epochs import EmptyEpochs  # noqa: PLC0415
-        from millstream.loader.pipeline.filter_windows import FilterWindows  # noqa: PLC0415
+        from millstream.loader.pipeline.dropped_records import EmptyEpochs, FilterWindows  # noqa: PLC0415
 
         self._empty_epochs = EmptyEpochs(self._plan)
         if any(limit is not None for limit in self._plan.pipeline.filter_limits) and self._plan.stages[0].filters:

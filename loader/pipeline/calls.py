@@ -1,18 +1,48 @@
-"""The calls of a plan: a request each, and the outputs that its result becomes."""
+"""The calls of a plan: a request each, which can be sent to any thread or process, and the outputs that follow."""
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from millstream.loader.pipeline.element_bytes import num_bytes
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import BlockOutputs, GroupOutputs, Outputs
-from millstream.loader.pipeline.requests import Blocks, Fed, Group, Request, Rest
 from millstream.loader.pipeline.stages import Stage
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.regrouping import FormedGroup
+
+
+class Blocks(NamedTuple):
+    """Requests the outputs of blocks `start … stop - 1` of stage 0 of a logical shard."""
+
+    start: int
+    stop: int
+    shard: int = 0
+
+
+class Group(NamedTuple):
+    """Requests the outputs of a later stage, made from the elements of one group."""
+
+    stage: int
+    elements: Elements
+
+
+class Fed(NamedTuple):
+    """Requests the outputs of stage 0, made from elements that were not read from the source."""
+
+    elements: Elements
+
+
+class Rest(NamedTuple):
+    """Requests the local operations of a stage, given the results of the operations before them."""
+
+    stage: int
+    elements: Elements
+
+
+Request: TypeAlias = Blocks | Group | Fed | Rest
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -14,7 +14,7 @@ from millstream.errors import StackError
 from millstream.loader.pipeline.elements import Elements, Origins, position_at
 from millstream.loader.pipeline.steps import Step, collect
 from millstream.segments import Segments
-from millstream.signal_exceptions import cannot_wait
+from millstream.signals import cannot_wait
 from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperation, Prepared
 
 

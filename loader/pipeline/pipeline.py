@@ -20,10 +20,9 @@ from millstream.loader.pipeline.arguments import (
     resolve_shard,
     warn_checkpoints_need_same_shards,
 )
-from millstream.loader.pipeline.filter_limits import UNLIMITED, FilterLimits
 from millstream.loader.pipeline.mixed_arguments import check_scopes
 from millstream.loader.pipeline.packing import check_packing
-from millstream.loader.pipeline.tolerance import Tolerance, check_tolerance
+from millstream.loader.pipeline.tolerance import UNLIMITED, FilterLimits, Tolerance, check_tolerance
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import is_mixed

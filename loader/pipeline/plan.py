@@ -20,9 +20,9 @@ import numpy as np
 
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.arguments import check_balance, first_dynamic
+from millstream.loader.pipeline.calls import Blocks, Fed, Group, Request, Rest
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, describe_records
-from millstream.loader.pipeline.error_log import ErrorLog
-from millstream.loader.pipeline.failing_records import without_failures
+from millstream.loader.pipeline.failing_records import ErrorLog, without_failures
 from millstream.loader.pipeline.isolation import isolated
 from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
@@ -31,14 +31,13 @@ from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import seed_of
 from millstream.loader.pipeline.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
-from millstream.loader.pipeline.requests import Blocks, Fed, Group, Request, Rest
 from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
 from millstream.loader.pipeline.steps import Step, annotated, run_steps
 from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
 from millstream.randomness import OF_BATCHES
 from millstream.samplers.protocols import is_mixed
 from millstream.seed_hashing import derive_seed
-from millstream.signal_exceptions import cannot_wait, is_from_signal_handler
+from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources.source_checks import batched_read_of
 from millstream.transforms import Batch, Transformation
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from millstream.columnar import ColumnarRecords
 from millstream.loader.pipeline.elements import Elements, Origins, describe_origin, position_at
 from millstream.loader.pipeline.steps import annotated, collect
-from millstream.signal_exceptions import cannot_wait, is_from_signal_handler
+from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
 from millstream.sources.source_checks import batched_read_of

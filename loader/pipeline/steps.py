@@ -14,12 +14,11 @@ import numpy as np
 from millstream.columnar import Allocate
 from millstream.descriptions import described
 from millstream.errors import StackError
-from millstream.loader.pipeline.component_mask import Results, within
 from millstream.loader.pipeline.elements import Elements, Origins, add_note, describe_origin, position_at
 from millstream.loader.pipeline.source_end import SourceEnded
-from millstream.signal_exceptions import cannot_wait
+from millstream.signals import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
-from millstream.transforms.absence_check import AbsentElement, Present
+from millstream.transforms.absence import AbsentElement, Present
 from millstream.transforms.batched import WholeCallError, results_of
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack
@@ -27,6 +26,32 @@ from millstream.transforms.function_checks import children_of
 from millstream.transforms.grouping import MAX_FAN_OUT
 from millstream.transforms.only_for import leaves
 from millstream.transforms.seeded_random_map import SeededRandomMap
+
+Results = Callable[[Elements], Iterator[Any]]
+"""A function that yields the result of an operation for each element of a run."""
+
+
+def within(component: int | None, results: Results, otherwise: Callable[[Any], Any]) -> Results:
+    """Returns a function that applies `results` to one component, and `otherwise` to the elements of the others.
+
+    Args:
+        component: the number of the component; None for all elements.
+        results: yields the results of the operation. It raises an error when the element's turn comes.
+        otherwise: returns the replacement for the result of an element of another component.
+    """
+    if component is None:
+        return results
+
+    def mixed(run: Elements) -> Iterator[Any]:
+        is_own = run.origins.component == component
+        if is_own.all():
+            return results(run)
+        values, own_rows = list(run.values), is_own.tolist()
+        own = results(Elements(list(itertools.compress(values, own_rows)), run.origins.take(is_own)))
+        return (next(own) if owned else otherwise(value) for value, owned in zip(values, own_rows, strict=True))
+
+    return mixed
+
 
 Step = Callable[[Elements, Allocate], Elements]
 Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]

@@ -1,9 +1,25 @@
-"""The number of records of a pipeline that may fail."""
+"""The number of records of a pipeline that may fail, and the share that Filters may drop."""
 
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from millstream.checks import as_integer
 from millstream.samplers.protocols import is_packed
+
+
+class FilterLimits(NamedTuple):
+    """Shares of each thousand consecutive records, 0 … 1.
+
+    Attributes:
+        warning: the share from which a warning is logged, once; None for no warning.
+        error: the share from which an error is raised; None for no error.
+    """
+
+    warning: float | None = None
+    error: float | None = None
+
+
+UNLIMITED: Final = FilterLimits()
+"""No limits."""
 
 MAX_ERRORS = 1000
 """The default for the number of records that may fail. The error of the next one is raised."""

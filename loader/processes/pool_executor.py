@@ -6,11 +6,10 @@ from collections.abc import Hashable
 from typing import Any, final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
-from millstream.loader.pipeline.calls import Call
+from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.processes.crash_log import clear_stacks, read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task

@@ -29,7 +29,7 @@ from millstream.loader.processes.process_control import kill_session, wait_slice
 from millstream.loader.processes.worker_handle import Worker
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.pipeline_file import write_chunks
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock
 
 CLOSE_SECONDS = 2.0
 """Upper bound for stopping a pool. Workers get a quarter of it to exit, then the fork server kills them."""

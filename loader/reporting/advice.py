@@ -8,8 +8,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from millstream.loader.reporting.phrases import size_text
-from millstream.loader.reporting.quantities import count_text, seconds_text, share_text
+from millstream.loader.reporting.phrases import count_text, seconds_text, share_text, size_text
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Location, StageSnapshot
 
 MIN_SECONDS = 0.05

@@ -9,10 +9,10 @@ from millstream.loader.reporting.phrases import (
     each_text,
     is_bottleneck,
     is_measured,
+    share_text,
     stages_by_location,
     trainer_text,
 )
-from millstream.loader.reporting.quantities import share_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot, StageSnapshot
 
 STYLE = """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.html_fragments import document, escaped, figure, table
-from millstream.loader.reporting.quantities import count_text
+from millstream.loader.reporting.phrases import count_text
 
 Decode: TypeAlias = Callable[[list[int]], str]
 """Turns token ids into text."""

@@ -6,15 +6,17 @@ from typing import final
 
 from millstream.loader.reporting.advice import Advice, advice_of
 from millstream.loader.reporting.phrases import (
+    aligned,
     each_text,
     is_bottleneck,
     is_measured,
     mixture_texts,
+    seconds_text,
+    share_text,
     stages_by_location,
     trainer_text,
     workers_text,
 )
-from millstream.loader.reporting.quantities import aligned, seconds_text, share_text
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot
 
 WIDTH = 80

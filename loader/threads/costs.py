@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream import tree
-from millstream.signal_exceptions import is_from_signal_handler
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock, is_from_signal_handler
 
 Node: TypeAlias = tuple[int, str]
 """A node: 0 and the label of a stage; or of a MapDataset's node, the number of nodes above it, from 1, and its text."""

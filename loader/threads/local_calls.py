@@ -20,7 +20,7 @@ from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 
 WEIGHT = 0.25
 """The weight of the latest call in the estimated size of a record's outputs."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 import numpy as np
 
 from millstream import tree
+from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.plan import KEYS, READ
-from millstream.loader.pipeline.requests import Blocks
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.threads.costs import CostMeter

@@ -31,7 +31,7 @@ from typing import Any, final
 
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.threads.timed_queue import TimedQueue
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock
 
 CLOSE_SECONDS = 1.0
 """The time that the end of an executor waits for threads inside user code, in seconds."""

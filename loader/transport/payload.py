@@ -23,7 +23,7 @@ from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns, to_elements
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 
 INLINE_PICKLE_BYTES = 1 << 15
 """Longer pickles travel in the arena, so that a worker does not wait for the parent to empty a socket."""

@@ -16,7 +16,7 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.pipeline_parts import unpicklable_part, warn_of_private_memory
 from millstream.loader.transport.pipeline_pickler import dump_with_classes, stays_in
 from millstream.loader.transport.shared_records import share
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 
 MAPPED_BYTES = 1 << 20
 """Smaller files without large arrays are read instead of mapped."""

@@ -12,7 +12,7 @@ from typing import Any
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.pipeline_pickler import PipelinePickler, stays_in
 from millstream.loader.transport.shared_records import share
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.signals import is_from_signal_handler
 
 PRIVATE_BYTES = 1 << 26
 """A warning is logged if the memory of a pipeline that each worker needs for itself reaches this size."""

@@ -10,7 +10,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.workers.substreams import Substream
-from millstream.signal_exceptions import interrupts
+from millstream.signals import interrupts
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed

@@ -12,8 +12,10 @@ Guarantees:
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, NamedTuple, Protocol, TypeVar, final
+
+from millstream.loader.transport.class_table import ClassTable
 
 IDLE_SECONDS = 60.0
 """The time that idle workers are kept."""
@@ -149,3 +151,49 @@ def release(pools: "weakref.ref[WarmPools[PoolT]]", pool: "weakref.ref[PoolT]") 
     keeper, kept = pools(), pool()
     if keeper is not None and kept is not None:
         keeper.release(kept)
+
+
+class Worker(Protocol):
+    """A worker.
+
+    Attributes:
+        number: the worker's number. It is unique, and later workers have higher numbers.
+        pid: the process ID; None until it is known.
+        calls: the numbers of the unanswered calls, in the order sent.
+        waited: seconds that the consumer has waited since the worker began its first unanswered call, or since its
+            last sign of life.
+        warned: True if a warning about the current stall has been logged.
+    """
+
+    number: int
+    pid: int | None
+    calls: list[int]
+    waited: float
+    warned: bool
+
+    @property
+    def accepts_calls(self) -> bool:
+        """True if the worker may get calls, up to its limit."""
+
+
+WorkerT = TypeVar("WorkerT", bound=Worker)
+
+
+class WorkersPool(Pool, Protocol[WorkerT]):
+    """Workers that have the same pipelines.
+
+    Attributes:
+        call_numbers: an iterator of new call numbers.
+        classes: the classes that crossed by value with the pipelines.
+        max_bytes: the maximum total size of elements made in advance.
+        max_reads: the maximum number of reads in flight per worker.
+    """
+
+    call_numbers: Iterator[int]
+    classes: ClassTable
+    max_bytes: int
+    max_reads: int
+
+    @property
+    def workers(self) -> list[WorkerT]:
+        """The workers that are alive."""

@@ -21,13 +21,12 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from millstream.loader.pipeline.assignments import Assignments
-from millstream.loader.pipeline.calls import Call
+from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.pipeline.requests import Blocks
 from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.profiler import Profiler
@@ -36,9 +35,8 @@ from millstream.loader.workers.deaths_at_start import DeathsAtStart
 from millstream.loader.workers.reads_in_flight import ReadsInFlight
 from millstream.loader.workers.shared_workers import SharedWorkers
 from millstream.loader.workers.substreams import Substream, Substreams
-from millstream.loader.workers.warm_pools import WarmPools, release
-from millstream.loader.workers.workers_pool import WorkersPool, WorkerT
-from millstream.signal_exceptions import is_from_signal_handler
+from millstream.loader.workers.warm_pools import WarmPools, WorkersPool, WorkerT, release
+from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed

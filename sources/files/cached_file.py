@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
 
 from millstream.errors import DataSourceError
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock
 from millstream.sources.files.record_file import RecordFile, RecordT
 from millstream.sources.storage.file_cache import FileCache, LocalCopy
 

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar, final
 
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock
 
 
 class Closable(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.errors import DataSourceError
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock
 from millstream.sources.storage.object_clients import forked
 
 if TYPE_CHECKING:

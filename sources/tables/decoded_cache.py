@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock
 
 
 class Unit(Protocol):

@@ -25,7 +25,7 @@ import millstream
 from millstream.loader.monitoring import server
 from millstream.loader.monitoring.client import query
 from millstream.loader.threads import local_calls, shared_threads
-from millstream.signal_safe_lock import SignalSafeLock
+from millstream.signals import SignalSafeLock
 from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
 from support.faults.interrupted import interrupt_at

@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.samplers import length_buckets
-from millstream.samplers.length_buckets import ByLength
+from millstream.samplers import packing_plan
+from millstream.samplers.packing_plan import ByLength
 
 
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=60), part=st.integers(1, 70))
 def test_pieces_are_found_as_in_a_sorted_list(lengths: list[int], part: int) -> None:
     """Any ranks, in any order, give the pieces that a stable sort puts there, and `firsts` where each length begins."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(length_buckets, "_PART", part)
-        patch.setattr(length_buckets, "_LENGTHS_IN_PART", 0)
+        patch.setattr(packing_plan, "_PART", part)
+        patch.setattr(packing_plan, "_LENGTHS_IN_PART", 0)
         pieces = ByLength.of(np.array(lengths), 9)
     expected = sorted(range(len(lengths)), key=lengths.__getitem__)
     assert pieces.at(np.arange(len(lengths))).tolist() == expected

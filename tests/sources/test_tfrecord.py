@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.sources import TFRecordDataSource, crc32c, tfrecord
-from millstream.sources.crc32c import masked_crc32c, masked_crc32c_of_lengths
+from millstream.sources import TFRecordDataSource, tfrecord
 from millstream.sources.formats import format_of_file
+from millstream.sources.tfrecord import masked_crc32c, masked_crc32c_of_lengths
 from support.files.record_files import every_record, write_tfrecord
 
 
@@ -58,7 +58,7 @@ def test_without_the_library_records_are_read_unchecked(tmp_path: Path, monkeypa
     records = [b"x" * length for length in range(200)]
     path = write_tfrecord(tmp_path / "a", records)
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    crc32c.crc32c_function.cache_clear()
+    tfrecord.crc32c_function.cache_clear()
     try:
         with pytest.raises(ImportError, match=r"pip install 'millstream\[tfrecord\]', or pass check_crc=False"):
             TFRecordDataSource(path)
@@ -66,7 +66,7 @@ def test_without_the_library_records_are_read_unchecked(tmp_path: Path, monkeypa
             assert every_record(source) == records
         assert format_of_file(str(path)).name == "tfrecord"
     finally:
-        crc32c.crc32c_function.cache_clear()
+        tfrecord.crc32c_function.cache_clear()
 
 
 def test_files_without_checksums_can_be_read(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.loader.pipeline.calls import Fed, Group
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
-from millstream.loader.pipeline.requests import Fed, Group
 from millstream.loader.transport.carried_elements import dump_request, load_request
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import LARGE_BYTES, UNALIGNED_BYTES, to_columns, to_elements

@@ -1,7 +1,9 @@
-"""Exceptions that concern the process and not a record, and that are therefore raised immediately."""
+"""Signals: exceptions that concern the process and not a record, and a lock that handlers cannot leave locked."""
 
+import operator
 import signal
 import threading
+from typing import Any, final
 
 
 def cannot_wait(error: BaseException) -> bool:
@@ -34,3 +36,32 @@ def is_from_signal_handler(error: BaseException) -> bool:
             return True
         entry = entry.tb_next
     return False
+
+
+@final
+class SignalSafeLock:
+    """Holds a lock during a `with` block: it is held in the block and not after it, whatever a signal handler raises.
+
+    `with lock:` alone guarantees that up to Python 3.13. Python 3.14 checks for signals between the call that acquires
+    the lock and the block, where an exception of a handler would leave the lock acquired forever
+    (https://github.com/python/cpython/issues/148874).
+
+    Args:
+        lock: a `threading.Lock` or a `threading.RLock` that no other code acquires.
+    """
+
+    __slots__ = ("_lock", "_taken")
+
+    def __init__(self, lock: "threading.Lock | threading.RLock") -> None:
+        self._lock = lock
+        # Acquires the lock for each element.
+        self._taken = iter(lock.acquire, None)
+
+    def __enter__(self) -> None:
+        # Python checks for signals after calls and when a function begins. A loop asks for its next element without a
+        # call, so no check follows the acquisition, neither here nor when this function ends.
+        for _ in self._taken:
+            return
+
+    # The lock's own method, without a Python function around it, whose start would be a check before the release.
+    __exit__: Any = property(operator.attrgetter("_lock.__exit__"))
