@@ -35,11 +35,7 @@ from millstream.transforms.absence import AbsentElement, DropAbsent, KeepAll, Pr
 
 
 class EngineIterator(ShownIterator):
-    """An iterator whose elements come from a loader's iterator.
-
-    Args:
-        parents: the iterators that it draws from.
-    """
+    """An iterator whose elements come from a loader's iterator."""
 
     _options: tuple[MultiprocessingOptions, ReadOptions]
 
@@ -120,11 +116,6 @@ _NOTHING_NOTED: tuple[int, Callable[[], str]] = (-1, str)
 @final
 class ReadIterator(ReadViews, EngineIterator):
     """Yields the results of a chain over the elements of a MapDataset.
-
-    Args:
-        leaf: the dataset to read.
-        operations: the operations to apply.
-        running: the execution of the operations, and the limits of filters.
 
     Attributes:
         raises_absent: True to raise AbsentElement for a missing element instead of skipping it.

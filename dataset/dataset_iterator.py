@@ -1,9 +1,9 @@
 """The iterator of an IterDataset: a position in a stream that can be queried, saved and restored."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
+from millstream.closing import Closing
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.insight import Insight
@@ -14,7 +14,7 @@ T_co = TypeVar("T_co", covariant=True)
 CLOSED = "Trying to advance a closed iterator. Call iter(dataset) for a new one."
 
 
-class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
+class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     """Yields the elements of an `IterDataset`. Its position is just after the last element it yielded.
 
     `iter(dataset)` returns one. For your own iterator, subclass it, pass the iterator that it draws from, or several in
@@ -142,14 +142,6 @@ class DatasetIterator(Inspectable, Checkpointable, Generic[T_co]):
             close = getattr(parent, "close", None)
             if callable(close):
                 close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {'closed' if self._closed else 'open'}{self._drawn_from()}>"

@@ -55,11 +55,6 @@ _KIND = "a chain after a stream"
 class FedIterator(EngineIterator):
     """Yields the results of operations on the elements of a stream.
 
-    Args:
-        stream: an iterator at its beginning.
-        operations: the operations to apply.
-        running: the execution of the operations, and the limits of filters.
-
     Attributes:
         block: the number of its elements per block.
         description: the description of the operations in states.

@@ -32,11 +32,7 @@ DEPTH = 8
 
 @final
 class DebugChecks:
-    """Wraps the steps of a pipeline, and warns of mistakes in them.
-
-    Args:
-        pipeline: the pipeline to check.
-    """
+    """Wraps the steps of a pipeline, and warns of mistakes in them."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._source = pipeline.source

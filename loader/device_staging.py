@@ -38,11 +38,6 @@ class StagedBatch:
 class DeviceStaging:
     """The batches staged from one position on. The thread runs jobs; the consumer takes their outcomes in order.
 
-    Args:
-        iterator: the iterator to draw from.
-        placement: the device.
-        start: the state to draw from.
-
     Attributes:
         outcomes: the outcome of each job: a batch, or an exception.
         next_position: the position before the batch that `take` returns next; None if it may be another one.

@@ -64,12 +64,7 @@ class _ExecutionLog:
 
 
 def _execution_summary(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> str:
-    """Returns the time, elements and memory of each node of a pipeline as a table.
-
-    Args:
-        snapshot: the pipeline.
-        costs: the costs of its stages, and of the nodes of a MapDataset that it reads.
-    """
+    """Returns the time, elements and memory of each node of a pipeline as a table."""
     lines = aligned([COLUMNS, *_rows(snapshot, costs)])
     rule = "-" * max(map(len, lines))
     return "\n".join(

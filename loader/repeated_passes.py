@@ -9,11 +9,7 @@ from millstream.transforms import RandomMap
 
 @final
 class RepeatedPasses:
-    """Detects that a loader which was read to its end is read from its beginning again.
-
-    Args:
-        pipeline: the pipeline of the loader.
-    """
+    """Detects that a loader which was read to its end is read from its beginning again."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         shuffles = seed_of(pipeline.order) is not None and getattr(pipeline.sampler, "shuffle", True)

@@ -45,14 +45,7 @@ def _fingerprint_of_parts(pipeline: Pipeline) -> Fingerprint:
 
 
 def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> LoaderState:
-    """Returns the state of an iterator.
-
-    Args:
-        position: the position of the iterator.
-        step: the number of batches delivered.
-        plan: the plan of the iterator.
-        stream: the stream of the plan, from `stream_of`.
-    """
+    """Returns the state of an iterator."""
     places = tuple(place_at(cursor, plan) for cursor in position)
     return LoaderState(step, places, stream.before(max(place.position for place in places)))
 

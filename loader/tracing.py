@@ -29,10 +29,6 @@ MAX_LEAVES = 16
 def first_outputs(pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> Iterator[Any]:
     """Computes the outputs of a pipeline in this thread, from the beginning of its stream.
 
-    Args:
-        pipeline: the pipeline.
-        instrument: instruments each stage, as for `Plan`.
-
     Raises:
         Exception: an error of the pipeline, with notes of where it occurred.
     """

@@ -29,11 +29,6 @@ _CACHED_BLOCKS = 64
 class Hdf5File:
     """An open HDF5 file.
 
-    Args:
-        path: the path or URL of the file.
-        identity: its identity.
-        segments: its segments.
-
     Raises:
         OSError: it cannot be opened.
     """
@@ -133,10 +128,6 @@ class _ObjectBytes(io.RawIOBase):
 
     h5py holds its lock while it reads. Requests are made by the same thread, because another one might wait for the
     lock, to free an object of h5py.
-
-    Args:
-        file: the object.
-        size: its size in bytes.
     """
 
     def __init__(self, file: RemoteFile, size: int) -> None:

@@ -40,11 +40,7 @@ def read_naming_failures(read: Callable[[NDArray[np.int64]], _T], keys: NDArray[
 
 @final
 class OpenedHere(Generic[_T]):
-    """An object of a library, opened by the process that reads.
-
-    Args:
-        library: the name of the library, for the error.
-    """
+    """An object of a library, opened by the process that reads."""
 
     def __init__(self, library: str) -> None:
         self._library = library

@@ -26,9 +26,6 @@ class Blocks:
     """Reads blocks of a node, and caches located positions for the next blocks.
 
     It is pickled without the cache, so each process locates its own positions.
-
-    Args:
-        node: the node.
     """
 
     def __init__(self, node: Node) -> None:

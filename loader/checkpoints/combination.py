@@ -10,9 +10,6 @@ from millstream.loader.checkpoints.state import LoaderState, Stream
 def combined(states: Sequence[LoaderState]) -> LoaderState:
     """Returns the combined state of all shards that saved together.
 
-    Args:
-        states: the states of the shards, in any order.
-
     Raises:
         CheckpointError: a shard is missing or repeated, or the states differ in stream or step.
     """

@@ -69,13 +69,7 @@ class Description:
         self.content: dict[str, str] = {}
 
     def add(self, path: str, value: object, *, is_content: bool = False) -> None:
-        """Adds a value. Never raises; of user code only `__getstate__`, `__reduce__` and `fingerprint` are called.
-
-        Args:
-            path: the path of the value.
-            value: the value.
-            is_content: True if all of it is content.
-        """
+        """Adds a value. Never raises; of user code only `__getstate__`, `__reduce__` and `fingerprint` are called."""
         try:
             self._add(path, value, is_content)
         except Exception as error:

@@ -59,11 +59,6 @@ def sealed(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
     """Returns the fields of a state that `sealed` returned, also after JSON.
 
-    Args:
-        state: the state.
-        kind: the kind of chain that it must belong to.
-        checks: a check for each field.
-
     Raises:
         CheckpointError: the state is anything else.
     """

@@ -38,10 +38,6 @@ def folders() -> list[Path]:
 def private_folder(folder: Path, *, make: bool = False) -> Iterator[int]:
     """Yields the descriptor of a folder that only this user may enter.
 
-    Args:
-        folder: its path.
-        make: True to create it if it does not exist.
-
     Raises:
         PermissionError: it belongs to another user, or other users may enter it.
         OSError: it does not exist, or cannot be created.

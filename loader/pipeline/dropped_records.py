@@ -34,9 +34,6 @@ class EmptyEpochs:
 
     That is not an error, because a random Filter may pass a record in the next epoch. But `next` continues to read
     until a record passes, possibly forever, and only this warning says why.
-
-    Args:
-        plan: the plan of the stream.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -83,10 +80,6 @@ class FilterWindows:
 
     The windows are fixed positions of the order, so results do not depend on workers, threads or call sizes. A stream
     that is resumed within a window counts from the next one on.
-
-    Args:
-        plan: the plan of the stream.
-        block: the first block that is read.
     """
 
     def __init__(self, plan: Plan, block: int) -> None:

@@ -94,9 +94,6 @@ class Lane:
 class Join:
     """The groups in front of the last stage, of a share of each lane.
 
-    Args:
-        lanes: the elements of each logical shard.
-
     Attributes:
         has_ended: True if no group follows.
     """

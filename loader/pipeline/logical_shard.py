@@ -50,14 +50,7 @@ class LogicalShard(NamedTuple):
     def of(
         cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]], instrument: Instrument
     ) -> Self:
-        """Compiles one logical shard.
-
-        Args:
-            number: the number of the logical shard.
-            pipeline: the pipeline of the plan.
-            stages: the operations of each stage.
-            instrument: wraps the function that calls the order.
-        """
+        """Compiles one logical shard."""
         shard, one_to_one = pipeline.logical_shards[number], first_dynamic(pipeline.operations) is None
         leading = [operation for operation in stages[0] if isinstance(operation, Batch)]
         partition = Partition(

@@ -78,10 +78,6 @@ class KeyCycle:
     The keys are those of the sampler: only the given ones of an IndexSampler with `keys`, those of the same component
     in a mixture, otherwise all keys up to the largest one.
 
-    Args:
-        sampler: the sampler.
-        num_records: the number of records of its source.
-
     Attributes:
         count: the number of keys; in a mixture, of its largest component.
     """

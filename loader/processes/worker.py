@@ -75,13 +75,7 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
 
 @final
 class FailingRunner:
-    """Answers the calls of a pipeline that could not be read, with the error.
-
-    Args:
-        error: the error.
-        nothing: no outputs, serialized.
-        classes: the classes of the worker.
-    """
+    """Answers the calls of a pipeline that could not be read, with the error."""
 
     def __init__(self, error: BaseException, nothing: Payload, classes: ClassTable) -> None:
         error.add_note("millstream: a worker process raised this while it unpickled the pipeline.")

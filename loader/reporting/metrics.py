@@ -59,11 +59,7 @@ def exposition(snapshots: Mapping[str | None, LoaderSnapshot]) -> str:
 
 
 def compared_hosts(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Returns the metrics of the process whose trainer waits most, and sums over all processes. All must call it.
-
-    Args:
-        metrics: the metrics of this process.
-    """
+    """Returns the metrics of the process whose trainer waits most, and sums over all processes. All must call it."""
     names = ("wait_share", "batches_per_second", "errors", "worker_deaths")
     gathered = gathered_by_jax([metrics[PREFIX + name] for name in names])
     wait_shares, rates, errors, deaths = zip(*gathered, strict=True)

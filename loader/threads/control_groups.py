@@ -14,15 +14,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ROOT = "/"
+"""The folder that contains `proc` and `sys`."""
 
 
 def memory_left(root: "str | Path" = ROOT) -> int:
     """Returns the number of bytes that this process's groups may still use, or `sys.maxsize` without a limit.
 
     File pages that the kernel can reclaim immediately do not count as used. The limits of all enclosing groups apply.
-
-    Args:
-        root: the folder that contains `proc` and `sys`.
     """
     left = sys.maxsize
     for group in _groups("memory", root):
@@ -42,9 +40,6 @@ def cores(root: "str | Path" = ROOT) -> int:
     """Returns the number of cores that this process's groups may use, or `sys.maxsize` without a limit.
 
     A fractional quota is rounded up. The quotas of all enclosing groups apply.
-
-    Args:
-        root: the folder that contains `proc` and `sys`.
     """
     fewest = sys.maxsize
     for group in _groups("cpu", root):

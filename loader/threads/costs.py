@@ -48,13 +48,7 @@ class CostMeter:
         self._costs: dict[Node, Cost] = {}
 
     def add(self, node: Node, seconds: float, values: Any) -> None:
-        """Adds a call of a node.
-
-        Args:
-            node: the node.
-            seconds: the duration of the call.
-            values: its elements.
-        """
+        """Adds a call of a node."""
         count = len(values)
         if count:
             each = seconds / count

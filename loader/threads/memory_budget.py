@@ -37,19 +37,12 @@ def memory_available(root: "str | Path" = control_groups.ROOT) -> int:
 
     It is the minimum of the machine's available memory, the memory left below the limits of its control groups (such as
     a container's; above them the system kills instead of refusing), and the address space left.
-
-    Args:
-        root: the folder that contains `proc` and `sys`.
     """
     return min(_machine_memory(root), address_space_left(root), control_groups.memory_left(root))
 
 
 def address_space_left(root: "str | Path" = control_groups.ROOT) -> int:
-    """Returns the number of bytes that this process can still map, or `sys.maxsize` without a limit.
-
-    Args:
-        root: the folder that contains `proc`.
-    """
+    """Returns the number of bytes that this process can still map, or `sys.maxsize` without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize

@@ -18,9 +18,6 @@ def available_cores(root: "str | Path" = control_groups.ROOT) -> int:
 
     It is limited by the process's affinity (from Python 3.13 on also by `PYTHON_CPU_COUNT`) and by the quotas of its
     control groups: a container that may use 2 cores of 64 has 2. A fractional quota is rounded up.
-
-    Args:
-        root: the folder that contains `proc` and `sys`.
     """
     if hasattr(os, "process_cpu_count"):
         cores = os.process_cpu_count()

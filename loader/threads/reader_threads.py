@@ -47,11 +47,7 @@ THREAD_NAME = "millstream-read"
 
 @final
 class ReaderThreads:
-    """Threads that run jobs in the order given. They are started on demand. Jobs may submit jobs.
-
-    Args:
-        size: the maximum number of threads that work concurrently.
-    """
+    """Threads that run jobs in the order given. They are started on demand. Jobs may submit jobs."""
 
     def __init__(self, size: int) -> None:
         self.size = size

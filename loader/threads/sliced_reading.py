@@ -27,10 +27,6 @@ SLICE_SECONDS = 0.002
 class SlicedReading:
     """Prepares the blocks of one call with the help of other threads.
 
-    Args:
-        plan: the plan of the pipeline.
-        readers: the threads that help.
-
     Attributes:
         seconds_of_others: the time that the other threads have spent on this call.
     """

@@ -35,9 +35,6 @@ class TimedQueue(Generic[ItemT]):
     def get(self, timeout: float) -> ItemT:
         """Returns the next item and removes it.
 
-        Args:
-            timeout: the number of seconds to wait for an item.
-
         Raises:
             queue.Empty: no item arrived in time.
         """

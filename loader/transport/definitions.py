@@ -106,12 +106,7 @@ OTHERS: dict[type, Callable[[Any], Reduced]] = {
 
 
 def reduce_class(kind: type, reduced: tuple[Any, ...]) -> Reduced:
-    """Returns the reduction of a class that crosses by value.
-
-    Args:
-        kind: the class.
-        reduced: cloudpickle's reduction of it.
-    """
+    """Returns the reduction of a class that crosses by value."""
     if issubclass(kind, Enum):
         return _with_members(kind, reduced)
     return _with_slots(kind, reduced) if "__slots__" in vars(kind) else reduced

@@ -12,9 +12,6 @@ MAX_DEATHS_AT_START = 8
 class DeathsAtStart:
     """Counts the deaths of new workers since one has produced a result.
 
-    Args:
-        num_workers: the number of workers.
-
     Attributes:
         count: the number of deaths.
     """

@@ -16,11 +16,7 @@ IDLE_SECONDS = 0.004
 
 @final
 class ReadsInFlight:
-    """Begins with one read, because several cost memory. Searches for the best number once reads wait.
-
-    Args:
-        limit: the maximum number of reads in flight in a worker, at least 1.
-    """
+    """Begins with one read, because several cost memory. Searches for the best number once reads wait."""
 
     def __init__(self, limit: int) -> None:
         self._concurrency = Concurrency(limit)

@@ -80,11 +80,7 @@ class _Idle(NamedTuple, Generic[PoolT]):
 
 @final
 class WarmPools(Generic[PoolT]):
-    """Keeps an idle pool for the next iterator.
-
-    Args:
-        start: starts a new pool.
-    """
+    """Keeps an idle pool for the next iterator."""
 
     def __init__(self, start: Callable[[], PoolT]) -> None:
         self._start = start

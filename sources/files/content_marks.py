@@ -16,11 +16,7 @@ _END_BYTES = 4096
 
 
 def marks_of_files(files: Mapping[str, FileIdentity]) -> dict[str, str]:
-    """Returns a digest of the first and last 4 KB of files, and one of the versions of objects in stores.
-
-    Args:
-        files: the files by path, in their order.
-    """
+    """Returns a digest of the first and last 4 KB of files, and one of the versions of objects in stores."""
     paths = list(files)
     rows = np.unique(np.linspace(0, len(paths) - 1, MARKED_FILES, dtype=np.int64)).tolist()
     ends = versions = 0

@@ -62,10 +62,6 @@ class SpanReadError(OSError):
 def identify(path: str, kind: str) -> FileIdentity:
     """Returns the identity of the file at a path or URL.
 
-    Args:
-        path: the file.
-        kind: the name of the expected format, for errors.
-
     Raises:
         FileNotFoundError, PermissionError, …: it does not exist, or may not be read.
         IsADirectoryError: it is a directory.
@@ -226,12 +222,7 @@ def _complete(descriptor: int, content: bytes, start: int, length: int) -> bytes
 
 @final
 class RemoteFile:
-    """One version of an object. The first request is that of the first read.
-
-    Args:
-        url: the URL of the object.
-        identity: the version.
-    """
+    """One version of an object. The first request is that of the first read."""
 
     def __init__(self, url: str, identity: FileIdentity) -> None:
         self._url = url

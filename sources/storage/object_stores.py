@@ -97,11 +97,7 @@ class RangeRequests:
 
 @final
 class WholeObjects:
-    """The contents of objects of any size, all requested together.
-
-    Args:
-        urls: the URLs of the objects.
-    """
+    """The contents of objects of any size, all requested together."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._urls = urls

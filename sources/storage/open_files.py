@@ -68,11 +68,7 @@ class _Registry:
             self._all.add(files)
 
     def make_room(self, descriptors: int) -> None:
-        """Closes idle files of sources that exceed their share. The caller holds no lock of OpenFiles.
-
-        Args:
-            descriptors: the number of descriptors that are about to be used.
-        """
+        """Closes idle files of sources that exceed their share. The caller holds no lock of OpenFiles."""
         with self._lock:
             self._max_in_use += descriptors
             self._opens_before_check -= 1
@@ -117,12 +113,7 @@ class _Entry(Generic[FileT]):
 
 @final
 class OpenFiles(Generic[FileT]):
-    """Files by path, opened on demand. Each successful `acquire` needs one `release`.
-
-    Args:
-        max_open: the limit of open files, at least 1.
-        descriptors_per_file: the number of descriptors per file.
-    """
+    """Files by path, opened on demand. Each successful `acquire` needs one `release`."""
 
     def __init__(self, max_open: int, descriptors_per_file: int = 1) -> None:
         self._max_open = max_open

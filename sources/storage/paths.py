@@ -106,10 +106,6 @@ class FileIdentity(NamedTuple):
     def of_regular_file(cls, path: str, kind: str) -> "FileIdentity":
         """Returns the identity of a regular file.
 
-        Args:
-            path: the file.
-            kind: the name of the expected format, for errors.
-
         Raises:
             FileNotFoundError, PermissionError, …: it does not exist, or may not be read.
             IsADirectoryError: it is a directory.

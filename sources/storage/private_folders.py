@@ -75,10 +75,6 @@ def open_trusted(path: str, owner: int) -> int:
 def open_private(path: str, flags: int) -> int:
     """Returns the descriptor of a regular file of this user with a single name. A new file has mode 0600.
 
-    Args:
-        path: the file.
-        flags: as for `os.open`.
-
     Raises:
         FileNotFoundError: there is no such file.
         PermissionError: a link, a pipe, another user's file, or a file with a second name is at the path.

@@ -29,9 +29,6 @@ class RequestThreads:
 
     Unlike those of a `ThreadPoolExecutor`, they do not delay the exit of the process until all requests are answered.
     At the exit, threads that wait for a response get an error immediately.
-
-    Args:
-        max_threads: the limit of the threads.
     """
 
     def __init__(self, max_threads: int) -> None:

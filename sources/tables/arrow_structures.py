@@ -110,13 +110,7 @@ class Objects(Column):
 
 @final
 class Decoded(Column):
-    """The results of a function that is called with each value of another column. Nulls stay None.
-
-    Args:
-        column: the other column.
-        decode: the function.
-        type_name: the type of the results.
-    """
+    """The results of a function that is called with each value of another column. Nulls stay None."""
 
     can_batch = False
 
@@ -146,14 +140,7 @@ Explain = Callable[[int, ValueError], Exception]
 
 @final
 class ArrowRecords(ColumnarRecords):
-    """The records of rows, built on demand, as dicts or as one batch.
-
-    Args:
-        columns: the columns of the records.
-        rows: the rows.
-        keys: the record key of each row.
-        explain: returns the error of a damaged row.
-    """
+    """The records of rows, built on demand, as dicts or as one batch."""
 
     def __init__(self, columns: Mapping[str, Column], rows: Rows, keys: NDArray[np.int64], explain: Explain) -> None:
         self._columns = columns

@@ -74,9 +74,6 @@ def _all_caches() -> "weakref.WeakSet[UnitCache[Any]]":
 class UnitCache(Generic[UnitT]):
     """A cache of units by key, which drops the least recently used ones.
 
-    Args:
-        max_bytes: the limit of their size in memory.
-
     Attributes:
         dropped: the use of the units that were dropped.
     """

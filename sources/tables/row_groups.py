@@ -49,10 +49,6 @@ class ConcatenatedGroups:
     The rows of several groups are copied once into one chunk, because each batch that took rows from separate chunks
     would cost more than the copy.
 
-    Args:
-        columns: the columns.
-        groups: the row groups.
-
     Attributes:
         groups: the row groups, sorted by number, in this memory.
         num_records: the number of rows.
@@ -93,11 +89,6 @@ class ConcatenatedGroups:
 @final
 class RowGroups:
     """A cache of decoded row groups.
-
-    Args:
-        columns: the columns.
-        max_bytes: the limit of their size in memory.
-        max_threads: the number of row groups to decode concurrently.
 
     Attributes:
         units: the row groups by number.
