@@ -9,6 +9,7 @@ import random
 from typing import Any, Self
 
 import millstream
+from millstream.loader.processes.pool_executor import PoolExecutor
 from millstream.transforms import Transformation
 
 KINDS = ["one", "one", "mixed at random", "mixed streams"]
@@ -120,8 +121,7 @@ class ChainIterator:
     @property
     def step(self) -> int:
         """How many elements have come."""
-        state = self._iterator.get_state()
-        return int(state.get("made", state)["step"])
+        return int(self._iterator.step)
 
     def get_state(self) -> bytes:
         """Returns the position as JSON."""
@@ -137,5 +137,6 @@ class ChainIterator:
 
     @property
     def _executor(self) -> Any:
-        # Faults look for the processes behind it.
-        return self._iterator._inner._executor
+        # Faults look for the workers. They do not know those of datasets below a join.
+        executor = getattr(getattr(self._iterator, "_inner", None), "_executor", None)
+        return executor if isinstance(executor, PoolExecutor) else None

@@ -137,7 +137,9 @@ class Course:
         course = dataclasses.replace(course, form=form)
         size, num_epochs = course.size, -(-_POSITIONS // 4 // course.size)
         if form == "hierarchical":
-            return dataclasses.replace(course, sampler=forms.of_one_source(chance, size, num_epochs))
+            order = forms.hierarchical(chance, size, num_epochs)
+            course = dataclasses.replace(course, sampler=order)
+            return course._balanced(chance) if course.is_one_to_one and course.batch else course
         if form == "mixture" and size > 1:
             return dataclasses.replace(course, sampler=forms.mixture(chance, size, num_epochs))
         if form == "packing":
@@ -173,6 +175,13 @@ class Course:
                 shard_counts=(count,),
             )
         return dataclasses.replace(course, form="classic")
+
+    def _balanced(self, chance: random.Random) -> "Course":
+        if chance.random() < 0.5:
+            return self
+        sampler = forms.balanced(chance, self.sampler, self.size, self.batch)
+        counts = tuple(count for count in self.shard_counts if sampler.parts % count == 0)
+        return dataclasses.replace(self, sampler=sampler, shard_counts=counts)
 
     @classmethod
     def _classic(cls, seed: int) -> "Course":

@@ -74,14 +74,11 @@ def hierarchical(chance: random.Random, size: int, num_epochs: int) -> millstrea
     )
 
 
-def of_one_source(chance: random.Random, size: int, num_epochs: int) -> Any:
-    """Returns a shuffle of units, as it is or with its batches dealt to parts of equal cost."""
-    order = hierarchical(chance, size, num_epochs)
-    if chance.random() < 0.5:
-        return order
-    parts = chance.randrange(1, 4)
+def balanced(chance: random.Random, order: Any, size: int, batch: int) -> millstream.BalancedSampler:
+    """Returns an order whose global batches are dealt to parts of equal cost."""
+    parts = chance.choice([count for count in (1, 2, 3, 4) if batch % count == 0])
     costs = [length_of(number) ** 2 for number in range(size)]
-    return millstream.BalancedSampler(order, costs=costs, global_batch_size=parts * chance.randrange(1, 5), parts=parts)
+    return millstream.BalancedSampler(order, costs=costs, global_batch_size=batch, parts=parts)
 
 
 def mixture(chance: random.Random, size: int, num_epochs: int) -> millstream.MixtureSampler:

@@ -42,6 +42,16 @@ def test_every_public_sampler_is_soaked() -> None:
     assert set(public_samplers().values()) - {SequentialSampler} - occurring == set()
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_every_course_can_begin() -> None:
+    """Each of the first courses, as each host that it allows, makes an iterator that is at its beginning."""
+    for seed in range(300):
+        course = Course.of(seed)
+        for count in course.shard_counts:
+            with iter(course.loader(range(course.size), 0, count)) as iterator:
+                assert iterator.step == 0
+
+
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
