@@ -237,13 +237,13 @@ def public_names(part: str) -> dict[str, Any]:
 
     A name that only `millstream.experimental` has belongs to the group that defines it.
     """
-    facade, module = (importlib.import_module("millstream"), importlib.import_module(f"millstream.{part}"))
-    own = {f"millstream.{part}.{name}": getattr(module, name) for name in getattr(module, "__all__", ())}
+    facade, own = importlib.import_module("millstream"), _listed(part)
     home = {f"millstream.{name}": getattr(facade, name) for name in facade.__all__}
     home = {name: value for name, value in home.items() if part_of(value) == part}
     further = importlib.import_module("millstream.experimental")
     there = {f"{further.__name__}.{name}": getattr(further, name) for name in further.__all__}
-    there = {name: value for name, value in there.items() if part_of(value) == part}
+    listed = {id(value) for group in PARTS for value in _listed(group).values()}
+    there = {name: value for name, value in there.items() if part_of(value) == part and id(value) not in listed}
     names: dict[str, Any] = {}
     shown: set[int] = set()
     for name, value in [*home.items(), *own.items(), *there.items()]:
@@ -251,6 +251,12 @@ def public_names(part: str) -> dict[str, Any]:
             shown.add(id(value))
             names[name] = value
     return names
+
+
+def _listed(part: str) -> dict[str, Any]:
+    """Returns the values in the `__all__` of a group, by name."""
+    module = importlib.import_module(f"millstream.{part}")
+    return {f"millstream.{part}.{name}": getattr(module, name) for name in getattr(module, "__all__", ())}
 
 
 def part_of(value: Any) -> str:
