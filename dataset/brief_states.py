@@ -17,6 +17,7 @@ from typing import Any
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption
 from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+from millstream.warn import log_warning
 
 _BRIEF = re.compile(r"(\d+) (\d+) (\d+(?:,\d+)*) ([01]) (\d+|-) ([0-9a-f]{8}) ([0-9a-f]{8})", re.ASCII)
 
@@ -83,12 +84,10 @@ def restored(text: str, here: LoaderState) -> LoaderState:
             f"{', '.join(sorted(here.stream.fingerprint.identity.values()))}. Resume without strict=True to accept it."
         )
     if content != own_content:
-        import logging  # noqa: PLC0415  (lazy: slow to import)
-
-        logging.getLogger("millstream").warning(
-            "millstream: a dataset below others resumes, although its code or content differs from what saved the "
-            "state: %s. Its elements are those that would have followed only if it computes the same.",
-            ", ".join(sorted(here.stream.fingerprint.identity.values())),
+        log_warning(
+            "a dataset below others resumes, although its code or content differs from what saved the state: "
+            f"{', '.join(sorted(here.stream.fingerprint.identity.values()))}. Its elements are those that would have "
+            "followed only if it computes the same."
         )
     return saved._replace(stream=here.stream)
 

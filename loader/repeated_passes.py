@@ -5,6 +5,7 @@ from typing import final
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import seed_of
 from millstream.transforms import RandomMap
+from millstream.warn import log_warning
 
 
 @final
@@ -19,11 +20,9 @@ class RepeatedPasses:
     def begin(self) -> None:
         """Records a pass from the beginning, and warns once if it repeats one."""
         if self._has_ended and self._is_random:
-            import logging  # noqa: PLC0415  (takes long to import)
-
             self._is_random = False
-            logging.getLogger("millstream").warning(
-                "millstream: this loader was read to its end, and is read from its beginning again, with the "
+            log_warning(
+                "this loader was read to its end, and is read from its beginning again, with the "
                 "same order and the same random draws. For new ones in each epoch, write: "
                 "for epoch, batches in loader.epochs(10): ..."
             )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.code_digests import CODE
 from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+from millstream.warn import log_warning
 
 ALLOWABLE = ("global_batch", "operations", "sampler", "source")
 """The names of what can differ on purpose. A path within one, such as `operations[0].size`, accepts less."""
@@ -78,13 +79,11 @@ def resumption(
 
 def warn_of_changes(changes: Collection[str]) -> None:
     """Logs the changes in the content of a pipeline that resumes anyway."""
-    import logging  # noqa: PLC0415  (lazy: takes long to import)
-
-    logging.getLogger("millstream").warning(
-        "millstream: the loader resumes, although it differs from the one that saved the state:\n  %s\nThe batches are "
-        "those that would have followed only if it computes the same. strict=True makes this an error, and "
-        "allow={...} with these paths accepts it.",
-        "\n  ".join(changes),
+    texts = "\n  ".join(changes)
+    log_warning(
+        f"the loader resumes, although it differs from the one that saved the state:\n  {texts}\nThe batches are those "
+        "that would have followed only if it computes the same. strict=True makes this an error, and allow={...} with "
+        "these paths accepts it."
     )
 
 

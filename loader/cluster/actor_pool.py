@@ -13,7 +13,6 @@ Guarantees:
 
 import contextlib
 import itertools
-import logging
 import os
 import pickle
 import socket
@@ -53,8 +52,6 @@ GET_SECONDS = 30.0
 
 STACK_SHARE = 0.9
 """A call that takes this share of the stall timeout writes its stacks to the actor's log."""
-
-logger = logging.getLogger("millstream")
 
 
 @final

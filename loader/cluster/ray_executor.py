@@ -6,7 +6,6 @@ Guarantees, in addition to those of all workers:
     * A call is hardly to blame for the death of a node. It is given up only after several.
 """
 
-import logging
 import time
 from typing import Any, final
 
@@ -26,6 +25,7 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_elements
 from millstream.loader.transport.payload import copied, unpack_failure, unpack_failures
 from millstream.loader.workers.workers_executor import WorkersExecutor
+from millstream.warn import log_warning
 
 GUILT_OF_LOST = 0.25
 """The blame of a call for the death of its actor's node, or for the loss of its outputs."""
@@ -35,8 +35,6 @@ FIRST_TRACK = 1
 
 MAX_CAUSE_LENGTH = 600
 """Ray's explanations are cut to this length."""
-
-logger = logging.getLogger("millstream")
 
 
 @final
@@ -127,7 +125,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         if actor.calls:
             guilt = 1.0 if died.is_its_own else GUILT_OF_LOST
             self._blame(actor.calls[0], guilt, "killed Ray actors", cause)
-        logger.warning("millstream: Ray actor %s died. Starting a replacement. %s", actor.pid or "(starting)", cause)
+        log_warning(f"Ray actor {actor.pid or '(starting)'} died. Starting a replacement. {cause}")
         self._pool.replace(actor)
         self._dispatch()
 
@@ -151,22 +149,15 @@ class RayExecutor(WorkersExecutor[Actor]):
             )
         if waited >= self._warning_seconds and not self._has_warned:
             self._has_warned = True
-            logger.warning(
-                "millstream: no Ray actor has started for %.1f s. Each asks the cluster %s for %s, "
-                "which it may have no room for. %s",
-                waited,
-                self._pool.cluster,
-                wanted,
-                self._options.stall_limit,
+            log_warning(
+                f"no Ray actor has started for {waited:.1f} s. Each asks the cluster {self._pool.cluster} for "
+                f"{wanted}, which it may have no room for. {self._options.stall_limit}"
             )
 
     def _warn_of_stall(self, worker: Actor) -> None:
-        logger.warning(
-            "millstream: Ray actor %s has been busy for %.1f s with %s. %s",
-            worker.pid,
-            worker.waited,
-            self._assignments.describe(worker.calls[0]),
-            self._options.stall_limit,
+        log_warning(
+            f"Ray actor {worker.pid} has been busy for {worker.waited:.1f} s with "
+            f"{self._assignments.describe(worker.calls[0])}. {self._options.stall_limit}"
         )
 
     def _give_up(self, worker: Actor) -> None:

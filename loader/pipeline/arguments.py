@@ -17,7 +17,7 @@ from millstream.sources import DataSource
 from millstream.transforms import Batch, RandomMap, Transformation
 from millstream.transforms.given import as_transformation
 from millstream.transforms.grouping import GroupingOperation
-from millstream.warn import warn
+from millstream.warn import log_warning, warn
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]
 
@@ -219,16 +219,11 @@ def warn_checkpoints_need_same_shards(operations: Sequence[Transformation], shar
     """Logs, before training starts, a restriction on resuming: checkpoints that need the same number of shards."""
     number = first_dynamic(operations)
     if number is not None and shard.shard_count > 1 and shard.logical_shards is None:
-        import logging  # noqa: PLC0415  (lazy: slow to import)
-
-        logging.getLogger("millstream").warning(
-            "millstream: checkpoints of this DataLoader can be resumed with exactly %d shards only, because "
-            "operations[%d], %s, makes each shard advance at its own pace. To resume with other numbers of shards, set "
-            "logical_shards in the shard_options and put a Batch at the end, or filter keys ahead "
-            "(millstream.surviving_keys) instead of using a Filter.",
-            shard.shard_count,
-            number,
-            described(operations[number]),
+        log_warning(
+            f"checkpoints of this DataLoader can be resumed with exactly {shard.shard_count} shards only, because "
+            f"operations[{number}], {described(operations[number])}, makes each shard advance at its own pace. To "
+            "resume with other numbers of shards, set logical_shards in the shard_options and put a Batch at the end, "
+            "or filter keys ahead (millstream.surviving_keys) instead of using a Filter."
         )
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.plan import Plan
+from millstream.warn import log_warning
 
 EPOCHS_BETWEEN = 10
 """The factor between the numbers of epochs after which one warning and the next are logged."""
@@ -57,15 +58,12 @@ class EmptyEpochs:
         if num_outputs:
             own.blocks, own.epochs = 0, 1
         elif own.blocks >= own.epochs * self._plan.blocks_per_epoch:
-            import logging  # noqa: PLC0415  (lazy: slow to import)
-
             num_records = self._plan.pipeline.order.num_records or len(self._plan.pipeline.source)
-            logging.getLogger("millstream").warning(
-                "millstream: %s dropped all %d records of %s. "
-                "Reading continues until a record passes, or until the stream ends.",
-                own.filters,
-                min(own.blocks * self._plan.partition.block, own.epochs * num_records),
-                "an epoch" if own.epochs == 1 else f"{own.epochs} epochs",
+            dropped = min(own.blocks * self._plan.partition.block, own.epochs * num_records)
+            log_warning(
+                f"{own.filters} dropped all {dropped} records of "
+                f"{'an epoch' if own.epochs == 1 else f'{own.epochs} epochs'}. "
+                "Reading continues until a record passes, or until the stream ends."
             )
             own.epochs *= EPOCHS_BETWEEN
 

@@ -21,6 +21,7 @@ from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.loader.pipeline.tolerance import Tolerance
 from millstream.signals import is_from_signal_handler
 from millstream.transforms.absence import AbsentElement
+from millstream.warn import log_warning
 
 
 def is_of_record(error: BaseException) -> bool:
@@ -79,9 +80,7 @@ class ErrorLog:
                 self._cut(outputs, failure, are_blocks=are_blocks)
                 return
             self.texts[failure.record_key] = failure.text
-            import logging  # noqa: PLC0415  (lazy: slow to import)
-
-            logging.getLogger("millstream").warning("millstream: skipped %s: %s", failure.where, failure.text)
+            log_warning(f"skipped {failure.where}: {failure.text}")
 
     def _cut(self, outputs: Outputs, failure: FailedRecord, *, are_blocks: bool) -> None:
         origins = outputs.origins

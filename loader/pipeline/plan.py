@@ -40,6 +40,7 @@ from millstream.seed_hashing import derive_seed
 from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources.source_checks import batched_read_of
 from millstream.transforms import Batch, Transformation
+from millstream.warn import log_warning
 
 KEYS = "keys"
 """The name under which the time spent on record keys is measured."""
@@ -248,9 +249,7 @@ class Plan:
         """Logs a warning, unless one on the same topic has been logged."""
         if topic not in self._warned:
             self._warned.add(topic)
-            import logging  # noqa: PLC0415  (lazy: slow to import)
-
-            logging.getLogger("millstream").warning("millstream: %s", text)
+            log_warning(text)
 
     def run_stage(self, stage: int, group: Elements, allocate: Allocate) -> Elements:
         """Runs a later stage, without its local operations, on the elements of one group."""

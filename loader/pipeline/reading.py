@@ -11,6 +11,7 @@ from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
 from millstream.sources.source_checks import batched_read_of
+from millstream.warn import log_warning
 
 MAX_HELD_RECORDS = 1 << 30
 """No source holds this many records in memory as objects. A source that claims more reads or generates them."""
@@ -92,15 +93,9 @@ def _batched_reader(
 
 
 def _warn_of_fallback(source: str, count: int, error: BaseException) -> None:
-    import logging  # noqa: PLC0415  (lazy: slow to import)
-
-    logging.getLogger("millstream").warning(
-        "millstream: %s.__getitems__ failed for %d records, and __getitem__ read each of them: %s: %s. Reading records "
-        "one by one is slower. Fix __getitems__, or delete it.",
-        source,
-        count,
-        type(error).__name__,
-        error,
+    log_warning(
+        f"{source}.__getitems__ failed for {count} records, and __getitem__ read each of them: {type(error).__name__}: "
+        f"{error}. Reading records one by one is slower. Fix __getitems__, or delete it."
     )
 
 

@@ -1,7 +1,6 @@
 """The executor with worker processes, and its reactions to their deaths and stalls."""
 
 import contextlib
-import logging
 from collections.abc import Hashable
 from typing import Any, final
 
@@ -21,11 +20,10 @@ from millstream.loader.transport.payload import release, unpack, unpack_failure,
 from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.substreams import Substream
 from millstream.loader.workers.workers_executor import WorkersExecutor
+from millstream.warn import log_warning
 
 MAX_DEATHS_OF_FORK_SERVER = 2
 """Limit for deaths of the fork server without a result in between. A pool that reaches it is given up."""
-
-logger = logging.getLogger("millstream")
 
 
 @final
@@ -88,7 +86,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
                     f"The fork server died {self._deaths_of_fork_server} times before any worker produced a result. "
                     f"Its output is printed above.{describe_limits()}"
                 ) from None
-            logger.warning("millstream: the fork server died. Restarting it and all workers.")
+            log_warning("the fork server died. Restarting it and all workers.")
             lost = [number for worker in self._pool.workers for number in worker.calls]
             self._pool.restart()
             self._assignments.lose(lost)
@@ -150,18 +148,15 @@ class PoolExecutor(WorkersExecutor[Worker]):
                 ),
                 guilt=float(len(suspects) == 1),
             )
-        logger.warning("millstream: worker process %s %s Starting a replacement.", worker.pid, cause)
+        log_warning(f"worker process {worker.pid} {cause} Starting a replacement.")
         self._pool.replace(worker)
         self._dispatch_lost()
 
     def _warn_of_stall(self, worker: Worker) -> None:
-        logger.warning(
-            "millstream: worker process %s has been busy for %.1f s with %s; it is %s. %s",
-            worker.pid,
-            worker.waited,
-            self._assignments.describe(worker.calls[0]),
-            describe_process(worker.pid),
-            self._options.stall_limit,
+        log_warning(
+            f"worker process {worker.pid} has been busy for {worker.waited:.1f} s with "
+            f"{self._assignments.describe(worker.calls[0])}; it is {describe_process(worker.pid)}. "
+            f"{self._options.stall_limit}"
         )
 
     def _give_up(self, worker: Worker) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import final
 
 from millstream.errors import WorkerStalledError
+from millstream.warn import log_warning
 
 STALL_WARNING_SECONDS = 30.0
 """Threads that finish no call for this long, while the consumer waits, are reported in the log."""
@@ -57,16 +58,10 @@ class Wait:
             )
         if self._waited >= STALL_WARNING_SECONDS and not self._is_reported:
             self._is_reported = True
-            import logging  # noqa: PLC0415  (lazy: slow to import)
-
             limit = "never" if math.isinf(self._timeout) else f"after {self._timeout:g} s"
-            logging.getLogger("millstream").warning(
-                "millstream: the threads that read have finished nothing for %.1f s, with %s. This becomes an error "
-                "%s (stall_timeout). Stacks:\n%s",
-                self._waited,
-                records,
-                limit,
-                stacks_of(threads),
+            log_warning(
+                f"the threads that read have finished nothing for {self._waited:.1f} s, with {records}. This becomes "
+                f"an error {limit} (stall_timeout). Stacks:\n{stacks_of(threads)}"
             )
         return None
 

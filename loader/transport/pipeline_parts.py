@@ -2,7 +2,6 @@
 
 import inspect
 import io
-import logging
 import operator
 import weakref
 from collections.abc import Iterator, Sequence
@@ -13,11 +12,10 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.pipeline_pickler import PipelinePickler, stays_in
 from millstream.loader.transport.shared_records import share
 from millstream.signals import is_from_signal_handler
+from millstream.warn import log_warning
 
 PRIVATE_BYTES = 1 << 26
 """A warning is logged if the memory of a pipeline that each worker needs for itself reaches this size."""
-
-logger = logging.getLogger("millstream")
 
 _reported: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
 """The pipelines with a logged warning. They are not reported again when workers are started again."""
@@ -46,13 +44,11 @@ def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> Non
     size, name, part = max(sizes, key=operator.itemgetter(0))
     members = {member: _num_bytes(value) or 0 for member, value in _members(part)}
     culprit = max(members, key=lambda member: members[member], default="")
-    logger.warning(
-        "millstream: each worker needs at least %d MB of its own for %s, because it cannot be shared. NumPy arrays, "
-        "memory-mapped ones included, are shared, and so is a list of records that is the data_source or in a "
-        "MapDataset.source or an InMemoryDataSource. Keep the data in one of these, or read it from files when it is "
-        "needed.",
-        size >> 20,
-        f"{name} ({culprit})" if culprit else name,
+    log_warning(
+        f"each worker needs at least {size >> 20} MB of its own for {f'{name} ({culprit})' if culprit else name}, "
+        "because it cannot be shared. NumPy arrays, memory-mapped ones included, are shared, and so is a list of "
+        "records that is the data_source or in a MapDataset.source or an InMemoryDataSource. Keep the data in one of "
+        "these, or read it from files when it is needed."
     )
 
 

@@ -14,7 +14,6 @@ Guarantees:
 import abc
 import dataclasses
 import functools
-import logging
 import time
 import weakref
 from collections.abc import Callable, Hashable
@@ -47,8 +46,6 @@ STALL_WARNING_SECONDS = 30.0
 
 SLICE_SECONDS = 1.0
 """The longest single wait. If one takes longer, the whole machine was suspended, which is not a stall."""
-
-logger = logging.getLogger("millstream")
 
 
 class WorkersExecutor(Executor, Generic[WorkerT]):

@@ -37,6 +37,7 @@ from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, O
 from millstream.sources.storage.paths import FileIdentity, FilePart
 from millstream.sources.storage.progress import CancelledScanError, Progress
 from millstream.sources.storage.urls import is_url
+from millstream.warn import log_warning
 
 RecordT = TypeVar("RecordT")
 
@@ -176,9 +177,7 @@ class SpanRecords(FileRecords[RecordT]):
 
     def _rebuilt(self, path: str, error: DamagedIndexError) -> Offsets:
         """Returns a new index of a file in place of a damaged one."""
-        import logging  # noqa: PLC0415  (lazy: takes long to import)
-
-        logging.getLogger("millstream").warning("The index of %r is rebuilt: %s.", path, str(error))
+        log_warning(f"the index of {path!r} is rebuilt: {error}.")
         key = self._index_key(path, self._identities[path])
         self._forget_held(path)
         remove_offsets(key)

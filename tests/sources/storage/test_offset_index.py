@@ -332,7 +332,7 @@ def test_an_index_damaged_while_it_is_open_is_rebuilt(
         assert source.__getitems__([1, 14_999, 15_000, 19_999]) == [f"line {n}" for n in (1, 14_999, 15_000, 19_999)]
         assert source.span_sizes()[15_000] == len("line 15000\n")
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        f"The index of {str(path)!r} is rebuilt: {reason}."
+        f"millstream: the index of {str(path)!r} is rebuilt: {reason}."
         for reason in [{"cut short": "it was truncated", "changed": "the checksum of its block 3 is wrong"}[damage]]
     ]
 
