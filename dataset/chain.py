@@ -8,7 +8,7 @@ from millstream.dataset.chain_iterator import ReadIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.fed_iterator import FedIterator, with_states
 from millstream.dataset.iter_dataset import WARM, IterDataset
-from millstream.dataset.nodes.in_order import InOrder
+from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.options import DatasetOptions, in_force
 from millstream.dataset.running import Running, SameObject, Shared, WarmWorkers
 from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded

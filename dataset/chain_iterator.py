@@ -31,7 +31,7 @@ from millstream.loader.threads.front import CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
-from millstream.transforms.absence import AbsentElement, DropAbsent, KeepAll, Present
+from millstream.transforms.of_chains import AbsentElement, DropAbsent, KeepAll, Present
 
 
 class EngineIterator(ShownIterator):

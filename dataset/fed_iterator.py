@@ -12,7 +12,7 @@ from millstream.dataset.chain_iterator import EngineIterator, decoded
 from millstream.dataset.counted_iterator import CountedIterator
 from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.drawing import drawn_from, move_to, noted_state
-from millstream.dataset.nodes.in_order import InOrder
+from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.running import Running
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
@@ -30,7 +30,7 @@ from millstream.loader.threads.front import FED_CHAIN
 from millstream.sharding import NoSharding
 from millstream.signals import interrupts
 from millstream.transforms import Transformation
-from millstream.transforms.absence import KeepAll
+from millstream.transforms.of_chains import KeepAll
 
 
 @final

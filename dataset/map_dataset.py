@@ -29,10 +29,9 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.grain_kinds import STATS, Stats
-from millstream.randomness import as_seed
+from millstream.randomness import as_seed, derive_seed
 from millstream.samplers.mixture_checks import named_parts
 from millstream.samplers.weights import checked_weights
-from millstream.seed_hashing import derive_seed
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
 from millstream.sources.source_checks import check_range, check_readable

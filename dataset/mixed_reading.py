@@ -25,8 +25,8 @@ from millstream.dataset.map_dataset import dataset_of, node_of
 from millstream.dataset.mixed_iterator import MixedIterator
 from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
-from millstream.dataset.nodes.in_order import InOrder
 from millstream.dataset.nodes.joining_nodes import Mixed
+from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.running import Running, WarmWorkers
 from millstream.dataset.stream_nodes import ReadIterDataset
@@ -34,8 +34,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.front import MIXED_CHAIN
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
-from millstream.transforms.absence import AbsentElement
-from millstream.transforms.seeded_random_map import SeededRandomMap
+from millstream.transforms.of_chains import AbsentElement, SeededRandomMap
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.outputs import Position

@@ -10,7 +10,7 @@ from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator, MeasuringConsumer
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.transforms.absence import AbsentElement
+from millstream.transforms.of_chains import AbsentElement
 
 if TYPE_CHECKING:
     from millstream.loader.reporting.preview import Preview

@@ -12,11 +12,10 @@ from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Running, Shared
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.randomness import OF_GROUPS, as_seed
-from millstream.seed_hashing import derive_seed
+from millstream.randomness import OF_GROUPS, as_seed, derive_seed
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import GroupingOperation
-from millstream.transforms.seeded_random_map import SeededRandomMap
+from millstream.transforms.of_chains import SeededRandomMap
 
 
 class Operated(IterDataset[Any]):

@@ -8,8 +8,7 @@ from typing import Any, final
 from millstream.errors import WorkerStalledError
 from millstream.loader.placement import Placement
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.timed_queue import TimedQueue
-from millstream.loader.threads.waiting import Wait
+from millstream.loader.threads.waiting import TimedQueue, Wait
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -159,7 +159,7 @@ class Execution:
                 pipelines = self._shared_workers.take_pipelines(self._name, pipeline)
             return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, launch_context()))
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
-        from millstream.loader.cluster.connection import check_installed  # noqa: PLC0415
+        from millstream.loader.cluster.options import check_installed  # noqa: PLC0415
 
         check_installed()
         return WarmPools(

@@ -28,9 +28,9 @@ from millstream.loader.inspectable import Inspectable
 from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.executor import Executor
+from millstream.loader.pipeline.failing_records import SourceEnded
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
-from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import state_at
 from millstream.sharding import ShardOptions

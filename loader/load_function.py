@@ -10,9 +10,8 @@ from millstream.loader.foreign_arguments import LOAD_BY_NAME, LOAD_REPLACEMENTS
 from millstream.loader.pipeline.arguments import Operations, check_list
 from millstream.loader.pipeline.tolerance import MAX_ERRORS
 from millstream.loader.threads.options import ReadOptions
-from millstream.randomness import SEED_LIMIT
+from millstream.randomness import SEED_LIMIT, derive_seed
 from millstream.samplers import IndexSampler, Sampler
-from millstream.seed_hashing import derive_seed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.source_checks import check_readable

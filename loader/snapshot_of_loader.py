@@ -5,7 +5,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from millstream.descriptions import described
+from millstream.descriptions import Pictured, described
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages
@@ -23,7 +23,6 @@ from millstream.loader.reporting.snapshot import (
 from millstream.loader.threads.front import Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.threads.profiler import HAND_OVER
-from millstream.notebook_repr import Pictured
 from millstream.samplers.base import AdaptedSampler
 from millstream.samplers.epochs import EpochSampler
 from millstream.samplers.protocols import is_mixed

@@ -1,4 +1,4 @@
-"""Descriptions of pipeline objects for people: one short line each, without addresses.
+"""Descriptions of pipeline objects for people: one short line each, without addresses, or a box in a notebook.
 
 Nothing here reads a record or raises. The cost is bounded: a table of a million entries is described by its size.
 """
@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import functools
 import reprlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -106,3 +107,20 @@ def _public_attributes(value: object) -> dict[str, Any]:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= LINE_LENGTH else f"{text[: LINE_LENGTH - 1]}…"
+
+
+class Pictured:
+    """An object that a notebook renders as a box: its kind, its description, and bars of its parts."""
+
+    _picture_kind: ClassVar[str]
+
+    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+        """Returns the bars, each with a caption and the names and sizes of its parts; none by default."""
+        return ()
+
+    def _repr_html_(self) -> str:
+        from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
+
+        bars = [html_fragments.proportions(parts, caption) for caption, parts in self._picture_bars()]
+        title = described(self, with_defaults=False)
+        return html_fragments.figure(html_fragments.card(self._picture_kind, title, *bars))

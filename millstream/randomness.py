@@ -10,6 +10,8 @@ Philox is a keyed bijection of its 256-bit counter. Drawing advances only the tw
 that differ in any of the four numbers never share a block: they differ in the key, or in the high words of the
 counter. This includes neighbouring seeds: (seed 0, index 1) and (seed 1, index 0) have different keys.
 
+A derived seed is a hash of a seed and a number, never their sum, so that neighbouring seeds share no derived seed.
+
 `np.random.Generator` is in quotation marks throughout millstream, because evaluating it imports numpy.random, which
 takes as long as importing all of millstream.
 """
@@ -23,6 +25,11 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.philox_state import at_streams
+
+Words = NDArray[np.uint64]
+
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+"""2**64 divided by the golden ratio, odd: the stride of splitmix64."""
 
 SEED_LIMIT = 1 << 64
 """Upper bound, exclusive, of seeds, epochs and indices: each is one word of Philox's key or counter."""
@@ -127,3 +134,29 @@ def generators_from(
     for parent, index in zip(parents, indices, strict=True):
         key = parent.integers(0, SEED_LIMIT, size=2, dtype=np.uint64).tolist()
         yield from at_streams(reused, np.array([[*key, 0, 0, index, operation]], dtype=np.uint64))
+
+
+def mix_words(words: Words, scratch: Words | None = None) -> Words:
+    """Replaces each word by its image under the finaliser of splitmix64, a bijection, and returns the same array.
+
+    Args:
+        words: any shape; changed in place.
+        scratch: memory of the same shape and dtype; None to allocate it.
+    """
+    scratch = np.empty_like(words) if scratch is None else scratch
+    words ^= np.right_shift(words, 30, out=scratch)
+    words *= 0xBF58476D1CE4E5B9
+    words ^= np.right_shift(words, 27, out=scratch)
+    words *= 0x94D049BB133111EB
+    words ^= np.right_shift(words, 31, out=scratch)
+    return words
+
+
+def derive_seed(seed: int, number: int) -> int:
+    """Returns a hash of a seed and a number, both below 2**64."""
+    return int(derive_seeds(np.array([seed], dtype=np.uint64), np.array([number], dtype=np.uint64))[0])
+
+
+def derive_seeds(seeds: Words, numbers: Words) -> Words:
+    """Returns `derive_seed` of each pair, in a new array."""
+    return mix_words(mix_words(seeds.copy()) + mix_words(numbers ^ GOLDEN_GAMMA))

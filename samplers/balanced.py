@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
-from millstream.notebook_repr import Pictured
+from millstream.descriptions import Pictured
 from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import (

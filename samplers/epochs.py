@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer_or_none, as_options
-from millstream.randomness import as_seed, generator
+from millstream.randomness import as_seed, derive_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.occurrences import Occurrences
 from millstream.samplers.order import Order
-from millstream.seed_hashing import derive_seed
 from millstream.sharding import NoSharding, ShardOptions
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
+from millstream.randomness import derive_seed
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.permutation import permute
-from millstream.seed_hashing import derive_seed
 from millstream.sharding import ShardOptions
 
 _RECORDS = 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.notebook_repr import Pictured
+from millstream.descriptions import Pictured
 from millstream.samplers.base import check_range
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 

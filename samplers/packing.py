@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none, as_overflow, named_arguments
+from millstream.randomness import derive_seeds, mix_words
 from millstream.samplers.base import check_range
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.hierarchical import Windows, by_window, windows_by_epoch
@@ -16,7 +17,6 @@ from millstream.samplers.occurrences import spread
 from millstream.samplers.order import positions_between
 from millstream.samplers.permutation import permute
 from millstream.samplers.planned_rows import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
-from millstream.seed_hashing import derive_seeds, mix_words
 from millstream.segments import Segments
 from millstream.sharding import ShardOptions
 

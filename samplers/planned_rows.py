@@ -5,10 +5,10 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.randomness import mix_words
 from millstream.samplers.occurrences import equal_to
 from millstream.samplers.packing_plan import AmongEquals, BestFit, Stream
 from millstream.samplers.permutation import permute
-from millstream.seed_hashing import mix_words
 from millstream.segments import Segments
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"

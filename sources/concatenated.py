@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.columnar import ColumnarRecords
-from millstream.notebook_repr import Pictured
+from millstream.descriptions import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, in_order
-from millstream.sources.concatenated_columns import ColumnsInMemory, RecordsInMemory, RecordsOfSources
+from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
 from millstream.sources.source_checks import batched_read_of, check_source
 
 _MAX_DESCRIPTION = 160

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
-from millstream.sources.column_blocks import records_of_arrays
 from millstream.sources.column_names import paths_of_columns
+from millstream.sources.column_records import records_of_arrays
 from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import Files
 from millstream.sources.hdf5_file import Hdf5File, content_of

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
+from millstream.descriptions import Pictured
 from millstream.errors import DataSourceError
-from millstream.notebook_repr import Pictured
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.tables.arrow_memory import Column, Rows

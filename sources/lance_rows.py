@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer_or_none
+from millstream.descriptions import Pictured
 from millstream.errors import DataSourceError
-from millstream.notebook_repr import Pictured
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.digests import digest_of

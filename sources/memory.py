@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords, copy_images
-from millstream.notebook_repr import Pictured
+from millstream.descriptions import Pictured
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.source_checks import advice_for, batched_read_of, check_range, is_numbered

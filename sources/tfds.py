@@ -9,11 +9,11 @@ from typing import Any, final
 import numpy as np
 
 from millstream.closing import Closing
+from millstream.descriptions import Pictured
 from millstream.errors import DataSourceError
-from millstream.notebook_repr import Pictured
 from millstream.sources.array_record import ArrayRecordDataSource
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
-from millstream.sources.column_blocks import records_of_arrays
+from millstream.sources.column_records import records_of_arrays
 from millstream.sources.memory import rows_of
 from millstream.sources.storage.paths import absolute_path
 from millstream.sources.tfds_features import leaves_of

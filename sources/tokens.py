@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.base import RecordKeys
-from millstream.sources.column_blocks import records_of_arrays
+from millstream.sources.column_records import records_of_arrays
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.span_files import SpanRequest, check_reads, complete_spans
 from millstream.sources.megatron import token_dtype

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.descriptions import Pictured
 from millstream.errors import DataSourceError
-from millstream.notebook_repr import Pictured
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.digests import digest_of
 from millstream.sources.files.grouped_tasks import in_threads

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
+from millstream.descriptions import Pictured
 from millstream.errors import DataSourceError
-from millstream.notebook_repr import Pictured
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
-from millstream.sources.column_blocks import records_of_arrays
 from millstream.sources.column_names import paths_of_columns
+from millstream.sources.column_records import records_of_arrays
 from millstream.sources.digests import digest_of
 from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.storage.urls import is_url

@@ -65,7 +65,7 @@ IMPORTERS = {
     "orjson": {"millstream.sources.json_lines"},
     "pyarrow": {"millstream.sources.tables.arrow_tables", "millstream.sources.tables.parquet_file"},
     # An engine that is there, or is not.
-    "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.connection"},
+    "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.options"},
     "rich": {"millstream.tools.top_screen"},
     "obstore": {"millstream.sources.storage.object_clients"},
     "huggingface_hub": {"millstream.sources.storage.hugging_face_hub"},

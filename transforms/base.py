@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 from millstream.checks import as_flag, named_arguments
 from millstream.descriptions import described, function_name
-from millstream.transforms.batched import checked_results
-from millstream.transforms.function_checks import check_yields_nothing, valid_max_fan_out
+from millstream.transforms.function_checks import check_yields_nothing, checked_results, valid_max_fan_out
 from millstream.transforms.transformation import Transformation
 
 if TYPE_CHECKING:

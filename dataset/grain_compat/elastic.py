@@ -16,7 +16,7 @@ from millstream.loader.threads.front import ELASTIC
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
-from millstream.transforms.absence import AbsentElement
+from millstream.transforms.of_chains import AbsentElement
 
 _KIND = "an ElasticIterator"
 

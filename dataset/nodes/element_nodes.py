@@ -19,8 +19,7 @@ from millstream.loader.threads.costs import observer
 from millstream.randomness import generators
 from millstream.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
-from millstream.transforms.batched import WholeCallError, results_of
-from millstream.transforms.function_checks import children_of, valid_max_fan_out
+from millstream.transforms.function_checks import WholeCallError, children_of, results_of, valid_max_fan_out
 
 
 def collected(results: Iterable[Any], expected: int, positions: Positions, node: Node) -> list[Any]:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
+from millstream.randomness import derive_seed
 from millstream.samplers.permutation import permute, permute_one
-from millstream.seed_hashing import derive_seed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

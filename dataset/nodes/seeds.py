@@ -8,7 +8,7 @@ the path with the most of them. Operations in between that draw nothing therefor
 from millstream.dataset.nodes.element_nodes import MappedAtRandom
 from millstream.dataset.nodes.index_nodes import Seed, Shuffle
 from millstream.dataset.nodes.node import Node
-from millstream.seed_hashing import derive_seed
+from millstream.randomness import derive_seed
 
 
 def nearest_seed(node: Node) -> int | None:

@@ -24,8 +24,7 @@ from typing import Any, final
 from millstream.errors import WorkerDiedError
 from millstream.loader.cluster.actor import PipelineActor
 from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
-from millstream.loader.cluster.connection import connect, is_our_connection
-from millstream.loader.cluster.options import RayWorkers
+from millstream.loader.cluster.options import RayWorkers, connect, is_our_connection
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.memory_budget import buffer_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.seed_hashing import derive_seeds
+from millstream.randomness import derive_seeds
 
 
 class Origins:

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from typing import final
 
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.failing_records import SourceEnded
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
-from millstream.loader.pipeline.source_end import SourceEnded
 from millstream.loader.pipeline.stages import Stage
 
 

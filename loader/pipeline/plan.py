@@ -34,9 +34,8 @@ from millstream.loader.pipeline.reading import MAX_HELD_RECORDS, may_depend_on_t
 from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
 from millstream.loader.pipeline.steps import Step, annotated, run_steps
 from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
-from millstream.randomness import OF_BATCHES
+from millstream.randomness import OF_BATCHES, derive_seed
 from millstream.samplers.protocols import is_mixed
-from millstream.seed_hashing import derive_seed
 from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources.source_checks import batched_read_of
 from millstream.transforms import Batch, Transformation

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from millstream.loader.pipeline.elements import Origins
-from millstream.randomness import OF_GROUPS, generators, generators_from
+from millstream.randomness import OF_GROUPS, derive_seed, generators, generators_from
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import MixedSampler, is_mixed
-from millstream.seed_hashing import derive_seed
 
 
 def streams_of(

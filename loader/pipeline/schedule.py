@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, final
 from millstream.loader.pipeline.branch import Branch, CallQueue
 from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.failing_records import SourceEnded, text_of
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.source_end import SourceEnded, text_of
 
 if TYPE_CHECKING:
     from millstream.loader.pipeline.feed import Feed

@@ -9,9 +9,8 @@ from millstream.loader.pipeline.packing import pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.random_streams import seed_of, streams_of
 from millstream.loader.pipeline.steps import Step, compile_step
-from millstream.randomness import OF_GROUPS
+from millstream.randomness import OF_GROUPS, derive_seed
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.seed_hashing import derive_seed
 from millstream.transforms import Batch, Filter, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import Grouping, GroupingOperation
 from millstream.transforms.only_for import leaves

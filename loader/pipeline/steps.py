@@ -15,17 +15,15 @@ from millstream.columnar import Allocate
 from millstream.descriptions import described
 from millstream.errors import StackError
 from millstream.loader.pipeline.elements import Elements, Origins, add_note, describe_origin, position_at
-from millstream.loader.pipeline.source_end import SourceEnded
+from millstream.loader.pipeline.failing_records import SourceEnded
 from millstream.signals import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
-from millstream.transforms.absence import AbsentElement, Present
-from millstream.transforms.batched import WholeCallError, results_of
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack
-from millstream.transforms.function_checks import children_of
+from millstream.transforms.function_checks import WholeCallError, children_of, results_of
 from millstream.transforms.grouping import MAX_FAN_OUT
+from millstream.transforms.of_chains import AbsentElement, Present, SeededRandomMap
 from millstream.transforms.only_for import leaves
-from millstream.transforms.seeded_random_map import SeededRandomMap
 
 Results = Callable[[Elements], Iterator[Any]]
 """A function that yields the result of an operation for each element of a run."""

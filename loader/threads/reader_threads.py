@@ -30,7 +30,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.threads.timed_queue import TimedQueue
+from millstream.loader.threads.waiting import TimedQueue
 from millstream.signals import SignalSafeLock
 
 CLOSE_SECONDS = 1.0

@@ -19,8 +19,7 @@ from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
-from millstream.loader.threads.timed_queue import TimedQueue
-from millstream.loader.threads.waiting import Wait
+from millstream.loader.threads.waiting import TimedQueue, Wait
 
 
 class Finished(NamedTuple):

@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
-from millstream.loader.transport.free_space import FreeSpace
-from millstream.loader.transport.mapped_memory import MappedMemory
+from millstream.loader.transport.arena_memory import FreeSpace, MappedMemory
 
 LARGE_LEAF_BYTES = 1 << 15
 """A leaf of this size has a chunk of its own, and so its own lifetime. Smaller leaves of one message share chunks."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Generic, final
 
 from millstream.errors import DataSourceError
 from millstream.signals import SignalSafeLock
-from millstream.sources.files.record_file import RecordFile, RecordT
 from millstream.sources.storage.file_cache import FileCache, LocalCopy
+from millstream.sources.storage.open_files import RecordFile, RecordT
 
 if TYPE_CHECKING:
     import weakref

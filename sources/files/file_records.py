@@ -11,7 +11,7 @@ import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, in_order
 from millstream.sources.files.multi_file import Files
-from millstream.sources.files.record_file import RecordFile, RecordT
+from millstream.sources.storage.open_files import RecordFile, RecordT
 from millstream.sources.storage.urls import is_url
 
 

@@ -22,13 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.closing import Closing
+from millstream.descriptions import Pictured
 from millstream.errors import DataSourceError
-from millstream.notebook_repr import Pictured
 from millstream.sources.base import checked_record_key
 from millstream.sources.files.content_marks import marks_of_files
 from millstream.sources.files.grouped_tasks import in_threads
-from millstream.sources.files.record_file import OpenFile
-from millstream.sources.storage.open_files import OpenFiles
+from millstream.sources.storage.open_files import OpenFile, OpenFiles
 from millstream.sources.storage.paths import (
     RECORD_LIMIT,
     FileIdentity,

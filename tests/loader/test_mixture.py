@@ -32,7 +32,7 @@ from millstream import (
     ShardOptions,
 )
 from millstream.loader.threads.reader_threads import THREAD_NAME
-from millstream.seed_hashing import derive_seed
+from millstream.randomness import derive_seed
 from millstream.transforms import Transformation
 from support.laws import assert_shards_agree
 

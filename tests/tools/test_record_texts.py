@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.tools.inspection import histogram
+from millstream.tools.inspection import histogram, preview_lines
 from millstream.tools.record_encoding import Encoding, choose_encoding, encode_records
-from millstream.tools.record_preview import preview_lines
 from millstream.tools.record_writers import compression_level
 from support.files.example_messages import example_message
 

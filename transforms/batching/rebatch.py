@@ -13,7 +13,7 @@ from millstream.columnar import Allocate
 from millstream.errors import StackError
 from millstream.segments import Segments
 from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared
-from millstream.transforms.packing.split_group import SplitGroup
+from millstream.transforms.packing.split_groups import SplitGroup
 
 
 @final

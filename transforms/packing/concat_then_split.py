@@ -13,8 +13,7 @@ from millstream.columnar import Allocate
 from millstream.segments import Segments
 from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, lengths_of
 from millstream.transforms.packing.rows import TOKENS_TOGETHER, RowFormat
-from millstream.transforms.packing.split_group import SplitGroup
-from millstream.transforms.packing.whole_row_group import WholeRowGroup, whole_row_segments
+from millstream.transforms.packing.split_groups import SplitGroup, WholeRowGroup, whole_row_segments
 from millstream.warn import warn
 
 

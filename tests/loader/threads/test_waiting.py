@@ -12,7 +12,7 @@ import pytest
 
 import millstream
 from millstream.loader.threads import shared_threads, thread_executor, waiting
-from millstream.loader.threads.timed_queue import TimedQueue
+from millstream.loader.threads.waiting import TimedQueue
 from millstream.transforms import Batch, Map
 from support.faults.user_faults import WAIT_SECONDS
 

@@ -29,8 +29,8 @@ from millstream.loader.transport.arena import (
     create_arena_file,
     whole_pages,
 )
+from millstream.loader.transport.arena_memory import FreeSpace
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.free_space import FreeSpace
 from millstream.loader.transport.payload import pack, release, unpack
 from support.processes.arena_pairs import arena_file, arena_pair, mapped_arenas, real_bytes, watched_arenas
 from support.processes.worker_pools import in_background

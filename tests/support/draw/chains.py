@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, RandomMapTransform
 from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
-from millstream.seed_hashing import derive_seed
+from millstream.randomness import derive_seed
 from support.oracle import chains as oracle
 from support.oracle.chains import Oracle
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from millstream.randomness import generator
+from millstream.randomness import derive_seed, generator
 from millstream.samplers import IndexSampler
-from millstream.seed_hashing import derive_seed
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation
 from millstream.transforms.batching.stack import stack

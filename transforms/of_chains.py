@@ -1,7 +1,8 @@
-"""Missing elements: the positions of a MapDataset at which a filter dropped the element, or a map returned None.
+"""Operations that chains insert: random maps with their own seed, and those for missing elements.
 
-A chain is compiled without missing elements unless one of its operations may drop some. A block is then a batch, and
-any step can be sought. A missing element that turns up anyway is detected when it is read.
+An element is missing at the positions of a MapDataset at which a filter dropped it, or a map returned None. A chain is
+compiled without missing elements unless one of its operations may drop some. A block is then a batch, and any step can
+be sought. A missing element that turns up anyway is detected when it is read.
 """
 
 import itertools
@@ -11,7 +12,31 @@ from typing import Any, ClassVar, final
 
 from millstream.columnar import ColumnarRecords
 from millstream.transforms import Filter
+from millstream.transforms.base import RandomMap
 from millstream.transforms.transformation import Transformation
+
+
+@final
+class SeededRandomMap(RandomMap[Any, Any]):
+    """Draws from the random streams of its own seed and operation number, independent of the sampler's.
+
+    Attributes:
+        operation: the operation that draws.
+        seed: the seed of its streams, 0 … 2**64 - 1.
+        number: the number of random operations before it with the same seed.
+    """
+
+    def __init__(self, operation: RandomMap[Any, Any], seed: int, number: int) -> None:
+        self.operation = operation
+        self.seed = seed
+        self.number = number
+
+    def random_map(self, element: Any, rng: Any) -> Any:
+        """Returns the operation's result for an element."""
+        return self.operation.random_map(element, rng)
+
+    def __repr__(self) -> str:
+        return f"{self.operation!r}, seed={self.seed}"
 
 
 class AbsentElement(LookupError):  # noqa: N818  (it is found, and changes the plan)
