@@ -41,7 +41,6 @@ from millstream.transforms.given import adopted_operation, as_transformation
 if TYPE_CHECKING:
     import numpy as np
 
-if TYPE_CHECKING:
     from millstream.dataset.dataset_iterator import DatasetIterator
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.loader.threads.options import ReadOptions

@@ -89,7 +89,7 @@ class Consumer(RuleBasedStateMachine):
         self.killed: list[Worker] = []
         self.killed_fork_server = 0
         self.alarm = Alarm(self)
-        pool_executor.logger.addHandler(self.alarm)
+        logging.getLogger("millstream").addHandler(self.alarm)
 
     @rule(count=st.integers(1, 12))
     def take(self, count: int) -> None:
@@ -211,7 +211,7 @@ class Consumer(RuleBasedStateMachine):
     def teardown(self) -> None:
         if getattr(self, "iterator", None) is not None:
             self.leave()
-            pool_executor.logger.removeHandler(self.alarm)
+            logging.getLogger("millstream").removeHandler(self.alarm)
 
 
 class Alarm(logging.Handler):
