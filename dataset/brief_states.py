@@ -43,23 +43,13 @@ def ending_of(stream: Stream) -> str:
 
 
 def brief_state(step: int, place: Place, ending: str) -> str:
-    """Returns a state of one logical shard as text.
-
-    Args:
-        step: the number of elements yielded.
-        place: the position of the shard.
-        ending: the result of `ending_of` for its stream.
-    """
+    """Returns a state of one logical shard as text."""
     skip = ",".join(map(str, place.skip))
     return f"{step} {place.position} {skip} {place.is_final:d} {ending}"
 
 
 def restored(text: str, here: LoaderState) -> LoaderState:
     """Returns the state in a text, for the chain that is restored.
-
-    Args:
-        text: a result of `brief_state`.
-        here: any state of the chain.
 
     Raises:
         CheckpointError: the text is invalid, or belongs to another chain.

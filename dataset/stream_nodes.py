@@ -129,11 +129,7 @@ class Combined(IterDataset[Any]):
 
     @abc.abstractmethod
     def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        """Returns an iterator that draws in the consumer's thread.
-
-        Args:
-            shared: the threads and workers of the datasets below.
-        """
+        """Returns an iterator that draws in the consumer's thread."""
 
     def _followed_by(
         self,

@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 class Insight:
     """Computes the views of one pipeline from its plan and its measurements.
 
-    Args:
-        plan: the compiled pipeline.
-        profiler: its measurements.
-        workers: its worker processes.
-        reading: its threads.
-        front: the API that it was built with.
-        num_cores: the number of cores for the workers; None for those of this process.
-
     Attributes:
         profiler: the measurements.
         iterators: the iterators over the pipeline that still exist, by identity.

@@ -22,12 +22,6 @@ def visualized(caller: FrameType, make: Callable[[], Made], text: Callable[[], s
     """Returns a new iterator, and shows a diagram of its pipeline if the settings ask for one.
 
     Iterators that the library makes for itself have none, nor have those that an iterator draws from.
-
-    Args:
-        caller: the frame of the code that makes the iterator.
-        make: makes the iterator.
-        text: returns the diagram as text.
-        html: returns the diagram as HTML.
     """
     folder = config.py_dataset_visualization_output_dir
     if folder is None or _is_opening.get() or caller.f_globals.get("__name__", "").split(".")[0] == "millstream":

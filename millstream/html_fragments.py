@@ -52,14 +52,7 @@ def figure(*parts: str, style: str = "") -> str:
 
 
 def card(kind: str, title: str, *parts: str, mark: str = "") -> str:
-    """Returns a box with a kind, a title, and parts in HTML below them.
-
-    Args:
-        kind: the word before the title.
-        title: the title, as text.
-        parts: the content below the title, as HTML.
-        mark: additional CSS classes of the box.
-    """
+    """Returns a box with a kind, a title, and parts in HTML below them."""
     head = f'<div class="ms-head"><span class="ms-kind">{escaped(kind)}</span><code>{escaped(title)}</code></div>'
     return f'<div class="ms-card {mark}">{head}{"".join(parts)}</div>'
 

@@ -49,11 +49,6 @@ def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *
 def paths_of_columns(paths: Any, name: str, example: str) -> dict[str, str]:
     """Returns the absolute path, or the URL, of each column.
 
-    Args:
-        paths: the paths by column.
-        name: the name of the argument, for errors.
-        example: a path, for errors.
-
     Raises:
         TypeError: they are not a mapping of names to paths.
         ValueError: there are none.

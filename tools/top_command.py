@@ -92,11 +92,7 @@ def _only_process() -> int:
 
 
 def stack_lines(stacks: Sequence[Mapping[str, str]]) -> Iterator[Line]:
-    """Yields stacks in the format of `faulthandler` as lines. Threads with equal stacks are counted, not repeated.
-
-    Args:
-        stacks: the name of each process, and its stacks as text.
-    """
+    """Yields stacks in the format of `faulthandler` as lines. Threads with equal stacks are counted, not repeated."""
     for one in stacks:
         yield []
         yield [Segment(f"Stacks of {one['who']}", HEAD), Segment(", the most recent call first", SOFT)]

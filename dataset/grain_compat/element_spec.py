@@ -158,13 +158,7 @@ def _of_source(source: Any, name: str) -> Any:
 
 
 def _after(operation: Transformation, spec: Any, num_elements: int | None) -> Any:
-    """Returns the spec after an operation.
-
-    Args:
-        operation: the operation.
-        spec: the spec before it.
-        num_elements: the number of elements per epoch before it; None if it is not known.
-    """
+    """Returns the spec after an operation."""
     if isinstance(operation, Filter):
         return spec
     if callable(output_spec := getattr(operation, "output_spec", None)):

@@ -133,15 +133,7 @@ class BlockCall(Call):
 
 
 class GroupCall(Call):
-    """A call of a later stage for the outputs of one group.
-
-    Args:
-        shard: the number of the logical shard.
-        stage: the stage that computes the outputs.
-        group: the group.
-        compiled: the compiled stage.
-        skip: the number of outputs that are consumed already.
-    """
+    """A call of a later stage for the outputs of one group."""
 
     __slots__ = ("_elements", "_skip", "_span", "_stage")
 

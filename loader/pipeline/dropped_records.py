@@ -88,12 +88,7 @@ class FilterWindows:
         self._kept = 0
 
     def check(self, outputs: Outputs, stop: int) -> None:
-        """Counts outputs of stage 0, in the order of the stream. Truncates them if too few records are left.
-
-        Args:
-            outputs: the outputs of blocks.
-            stop: the block after these.
-        """
+        """Counts outputs of stage 0, in the order of the stream. Truncates them if too few records are left."""
         if outputs.error is not None:
             return
         length = self._plan.partition.length

@@ -116,10 +116,6 @@ def max_batches(operations: Sequence[Transformation], batch_size: int) -> int:
     """Returns the maximum number of batches per call.
 
     It is one, except for packed rows, of which small batches are built together.
-
-    Args:
-        operations: the operations of stage 0.
-        batch_size: the number of positions per batch.
     """
     lengths = [max(operation.length_struct.values()) for operation in operations if isinstance(operation, Pack)]
     return max(1, TOKENS_TOGETHER // (lengths[0] * batch_size)) if lengths else 1

@@ -148,11 +148,7 @@ class Schedule:
         return call
 
     def take_local(self, max_blocks: int = 1) -> Call | None:
-        """Takes the next call of local operations, whose input is known. Returns None if none may run now.
-
-        Args:
-            max_blocks: the maximum number of blocks of a call of stage 0.
-        """
+        """Takes the next call of local operations, whose input is known. Returns None if none may run now."""
         for stage in reversed(range(self._first_local, self._last_stage + 1)):
             is_shared = stage == self._first_local and self._is_shared
             call = self._next_received(stage) if is_shared else self.take(stage, max_blocks)

@@ -45,14 +45,7 @@ EXIT_SECONDS = 2.0
 
 @final
 class Pool:
-    """Worker processes that all run the same pipelines, to which others may be added.
-
-    Args:
-        pipelines: the pipelines that they start with, by name.
-        workers: the options of the workers.
-        reading: the options of threads in each worker.
-        context: the environment of the workers.
-    """
+    """Worker processes that all run the same pipelines, to which others may be added."""
 
     def __init__(
         self,

@@ -99,11 +99,7 @@ class LocalCalls:
         return self._receive()[1]
 
     def run_next(self, take: Callable[[], Call | None]) -> tuple[Call, float] | None:
-        """Completes a call. Returns it with the seconds it took, or None if there is none.
-
-        Args:
-            take: returns the next call to run, or None.
-        """
+        """Completes a call. Returns it with the seconds it took, or None if there is none."""
         self.submit(take)
         if self._threads.in_flight:
             return self._receive()

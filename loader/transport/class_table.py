@@ -48,11 +48,6 @@ class ClassTable:
     def dumps(self, value: Any, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty) -> bytes:
         """Returns the pickle of a value. The classes of the table are replaced by their numbers.
 
-        Args:
-            value: the value to pickle.
-            buffer_callback: takes the memory of arrays out of the pickle; by default it stays there.
-            allocate: allocates the copies of arrays that are not contiguous.
-
         Raises:
             Exception: the value cannot be pickled.
         """

@@ -75,16 +75,7 @@ class SharedWorkers:
 
 @final
 class SubstreamExecutor(Executor):
-    """Runs a pass over one of the other pipelines. The leader dispatches its calls.
-
-    Args:
-        plan: the plan of the pipeline.
-        position: the position of the first output.
-        profiler: sums up measured times.
-        shared_workers: the workers of the calls.
-        name: the name of the pipeline there.
-        feed: the source of the elements of stage 0; None if they are read.
-    """
+    """Runs a pass over one of the other pipelines. The leader dispatches its calls."""
 
     def __init__(
         self,

@@ -49,9 +49,6 @@ class WireError(ValueError):
 class WireData:
     """Concatenated messages.
 
-    Args:
-        messages: the bytes of each message.
-
     Attributes:
         starts: the start of each message, shape (n,).
         stops: the end of each message, exclusive, shape (n,).

@@ -80,13 +80,7 @@ class Tensors(Column):
 
 @final
 class Objects(Column):
-    """Values without a NumPy dtype, as the Python objects of pyarrow.
-
-    Args:
-        slot: the only slot.
-        number: the index of the column in the table.
-        type_name: the type of the values.
-    """
+    """Values without a NumPy dtype, as the Python objects of pyarrow."""
 
     can_batch = False
 
