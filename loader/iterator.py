@@ -26,9 +26,8 @@ from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
 from millstream.loader.pipeline.calls import Blocks
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.elements import Elements, SourceEnded
 from millstream.loader.pipeline.executor import Executor
-from millstream.loader.pipeline.failing_records import SourceEnded
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
 from millstream.loader.repeated_passes import RepeatedPasses

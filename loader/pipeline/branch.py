@@ -4,7 +4,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol, final
 
 from millstream.loader.pipeline.calls import BlockCall, Call
-from millstream.loader.pipeline.failing_records import SourceEnded
+from millstream.loader.pipeline.elements import SourceEnded
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.plan import Plan

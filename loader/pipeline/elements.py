@@ -229,6 +229,24 @@ class Elements:
         return joined
 
 
+class SourceEnded(RuntimeError):  # noqa: N818  (an error only for a caller that reads this record alone)
+    """The source has no record at this key or after it, because it raised StopIteration. The stream ends, in order.
+
+    A stream in the guise of a source ends in this way. An example is a streamed dataset of Hugging Face, whose length
+    is unknown, and which claims more records than will ever be read. The records before the end are delivered, and the
+    last batch may be short. A StopIteration from anywhere else is a mistake, and an error.
+    """
+
+    def __init__(self, text: str = "The source raised StopIteration when a record was read.") -> None:
+        super().__init__(text)
+
+
+def text_of_end(end: SourceEnded) -> str:
+    """Returns the text for the log, because the end may be a mistake."""
+    where = " ".join(getattr(end, "__notes__", [])).removeprefix("millstream: in ")
+    return f"{end} The stream ends there: {where}"
+
+
 def position_at(origins: Origins, row: int) -> int | None:
     """Returns the position of an element, or None if there is no such row."""
     return int(origins.position[row]) if row < len(origins) else None

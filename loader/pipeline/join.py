@@ -14,8 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import final
 
-from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.failing_records import SourceEnded
+from millstream.loader.pipeline.elements import Elements, SourceEnded
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
 from millstream.loader.pipeline.stages import Stage

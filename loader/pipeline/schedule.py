@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, final
 
 from millstream.loader.pipeline.branch import Branch, CallQueue
 from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall
-from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.failing_records import SourceEnded, text_of
+from millstream.loader.pipeline.elements import Elements, SourceEnded, text_of_end
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 
@@ -231,7 +230,7 @@ class Schedule:
         """Passes outputs to the next stage, or out of the last one."""
         if outputs.error is not None:
             if isinstance(outputs.error, SourceEnded):
-                self._plan.warn_once("end", text_of(outputs.error))
+                self._plan.warn_once("end", text_of_end(outputs.error))
             # Nothing after an error is wanted.
             self._close(branch.queues[stage], stage)
         if stage == self._last_stage:

@@ -14,8 +14,7 @@ import numpy as np
 from millstream.columnar import Allocate
 from millstream.descriptions import described
 from millstream.errors import StackError
-from millstream.loader.pipeline.elements import Elements, Origins, add_note, describe_origin, position_at
-from millstream.loader.pipeline.failing_records import SourceEnded
+from millstream.loader.pipeline.elements import Elements, Origins, SourceEnded, add_note, describe_origin, position_at
 from millstream.signals import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.batching.pad import pad
