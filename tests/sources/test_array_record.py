@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import ArrayRecordDataSource
+from support.files.record_files import write_array_record
 
 LENGTHS = (10, 1, 0, 25)
 BIG_RECORDS = [np.random.default_rng(n).bytes(n % 5_000) for n in range(3_000)]
@@ -26,15 +26,6 @@ class FileInstruction:
     filename: str
     skip: int
     take: int
-
-
-def write(path: Path, records: list[bytes], options: str = "group_size:1") -> Path:
-    """Writes the records and returns the path."""
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return path
 
 
 def records_of(file: int) -> list[bytes]:
@@ -51,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of four files, one of them without records."""
     folder = tmp_path_factory.mktemp("records")
     for file in range(len(LENGTHS)):
-        write(folder / f"train-{file}", records_of(file))
+        write_array_record(folder / f"train-{file}", records_of(file))
     return folder
 
 
@@ -114,7 +105,7 @@ def test_paths_of_all_kinds_mean_the_same(folder: Path, monkeypatch: pytest.Monk
 
 def test_paths_are_those_of_the_construction(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Relative paths, patterns and ranges refer to the folder at construction, in copies too, whatever it is now."""
-    write(tmp_path / "train-0", [b"other"] * 10)
+    write_array_record(tmp_path / "train-0", [b"other"] * 10)
     for paths in ("train-0", "./train-0[0:10]", "train-[0]", FileInstruction("train-0", 0, -1)):
         monkeypatch.chdir(folder)
         source = ArrayRecordDataSource(paths)
@@ -126,7 +117,7 @@ def test_paths_are_those_of_the_construction(folder: Path, tmp_path: Path, monke
 def test_names_of_any_bytes_are_names(tmp_path: Path) -> None:
     """A name that is not UTF-8 is read, found by a pattern, and described."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
-    write(tmp_path / "a", [b"x"]).rename(path)
+    write_array_record(tmp_path / "a", [b"x"]).rename(path)
     for paths in (path, tmp_path / "*"):
         source = ArrayRecordDataSource(paths)
         assert source.fingerprint().startswith("ArrayRecord files=1 records=1")
@@ -163,7 +154,7 @@ def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path) -> None
     """A folder without read permission is a PermissionError, not a missing file."""
     secret = tmp_path / "secret"
     secret.mkdir()
-    write(secret / "file", [b"x"])
+    write_array_record(secret / "file", [b"x"])
     secret.chmod(0)
     try:
         ran = subprocess.run(
@@ -179,8 +170,8 @@ def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path) -> None
 def test_an_existing_file_wins_over_its_name_as_a_pattern(tmp_path: Path) -> None:
     """Names with `*`, `?`, brackets, and even with the form of a range, are names first."""
     for name in ("a*", "a?", "[ab]", "a[0:1]"):
-        write(tmp_path / name, [name.encode(), b"second"])
-    write(tmp_path / "a", [b"plain", b"second"])
+        write_array_record(tmp_path / name, [name.encode(), b"second"])
+    write_array_record(tmp_path / "a", [b"plain", b"second"])
     for name in ("a*", "a?", "[ab]", "a[0:1]"):
         assert read_all(ArrayRecordDataSource(tmp_path / name)) == [name.encode(), b"second"]
     assert read_all(ArrayRecordDataSource(f"{tmp_path}/a[0:1][1:2]")) == [b"second"]
@@ -230,7 +221,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with 3,000 records in three files, which differ in their groups of records."""
     folder = tmp_path_factory.mktemp("big")
     for group in (1, 3, 100):
-        write(folder / f"group-{group}", BIG_RECORDS, f"group_size:{group}")
+        write_array_record(folder / f"group-{group}", BIG_RECORDS, f"group_size:{group}")
     return folder
 
 
@@ -247,7 +238,7 @@ def test_large_batches_from_large_files(big: Path, batch: int, group: int, seed:
 def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
     """The warning names the file, the cost and the cure; at construction, or at the first read of a range."""
     for name in "ab":
-        write(tmp_path / name, [b"%d" % n for n in range(10)], "group_size:5")
+        write_array_record(tmp_path / name, [b"%d" % n for n in range(10)], "group_size:5")
     with pytest.warns(UserWarning, match=r"a' was written with group_size:5\. .*'group_size:1'") as caught:
         source = ArrayRecordDataSource([tmp_path / "a", tmp_path / "b"])
     assert len(caught) == 1
@@ -261,7 +252,7 @@ def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
 
 def test_one_record_in_a_group_is_no_matter(tmp_path: Path) -> None:
     """A group of one costs nothing, whatever group size the writer was given."""
-    assert read_all(ArrayRecordDataSource(write(tmp_path / "a", [b"x"], "group_size:100"))) == [b"x"]
+    assert read_all(ArrayRecordDataSource(write_array_record(tmp_path / "a", [b"x"], "group_size:100"))) == [b"x"]
 
 
 def test_reader_options_reach_the_library(folder: Path) -> None:
@@ -289,7 +280,7 @@ def test_fingerprint_follows_the_content_not_the_place(folder: Path, tmp_path: P
     shutil.copy(moved / "train-3", moved / "train-4")
     others.append(ArrayRecordDataSource(moved / "train-[0124]"))
     os.remove(moved / "train-4")  # noqa: PTH107  (as the shell would)
-    write(moved / "train-3", [bytes(60_000)] * 25, "group_size:1,uncompressed")
+    write_array_record(moved / "train-3", [bytes(60_000)] * 25, "group_size:1,uncompressed")
     others.append(ArrayRecordDataSource(moved / "train-*"))
     assert len({fingerprint, *(other.fingerprint() for other in others)}) == len(others) + 1
 
@@ -299,7 +290,7 @@ def test_fingerprint_knows_the_order_of_files_of_one_name(tmp_path: Path) -> Non
     for place in ("here", "there"):
         for part in "ab":
             (tmp_path / place / part).mkdir(parents=True)
-            write(tmp_path / place / part / "data", [part.encode()])
+            write_array_record(tmp_path / place / part / "data", [part.encode()])
     a, b = tmp_path / "here/a/data", tmp_path / "here/b/data"
     fingerprint = ArrayRecordDataSource([a, b]).fingerprint()
     assert ArrayRecordDataSource(tmp_path / "there/*/data").fingerprint() == fingerprint

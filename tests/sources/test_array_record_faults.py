@@ -10,30 +10,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import ArrayRecordDataSource
+from support.files.record_files import write_array_record
 
 RECORDS = [np.random.default_rng(n).bytes(1_000) for n in range(300)]
 FILE_BYTES = 6 * 65_536
 
 
-def write(path: Path, records: list[bytes], options: str = "group_size:1") -> Path:
-    """Writes the records and returns the path."""
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return path
-
-
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of 300 records of 1,000 bytes, in six blocks of 64 KiB."""
-    return write(tmp_path_factory.mktemp("healthy") / "file", RECORDS)
+    return write_array_record(tmp_path_factory.mktemp("healthy") / "file", RECORDS)
 
 
 def failed_read(source: ArrayRecordDataSource, keys: list[int]) -> str:
@@ -103,7 +94,7 @@ def test_a_damaged_record_is_named(healthy: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 1, 30_000, 65_536, 100_000, 2 * 65_536, 4 * 65_536])
 def test_a_file_truncated_while_open_is_an_error(tmp_path: Path, size: int, group: int) -> None:
     """Records before the cut are read, those after it raise, although the library gives empty records for them."""
-    path = write(tmp_path / "file", RECORDS, f"group_size:{group}")
+    path = write_array_record(tmp_path / "file", RECORDS, f"group_size:{group}")
     with ArrayRecordDataSource(f"{path}[0:300]") as source:
         if group == 1:
             assert source[0] == RECORDS[0]
@@ -118,7 +109,7 @@ def test_a_file_truncated_while_open_is_an_error(tmp_path: Path, size: int, grou
 
 def test_empty_records_of_healthy_files_are_records(tmp_path: Path) -> None:
     """An empty record is a record, unless the file has changed: then it cannot be told from a lost one."""
-    path = write(tmp_path / "file", [b"", b"x", b""])
+    path = write_array_record(tmp_path / "file", [b"", b"x", b""])
     with ArrayRecordDataSource(path) as source:
         assert list(source.__getitems__([0, 1, 2, 2, 0])) == [b"", b"x", b"", b"", b""]
         assert source[2] == b""
@@ -126,7 +117,7 @@ def test_empty_records_of_healthy_files_are_records(tmp_path: Path) -> None:
         assert source[1] == b"x"
         with pytest.raises(DataSourceError, match=r"record 2 of .*reads as empty, and the file was removed"):
             source[2]
-        write(path, [b"y", b"y", b"y"])
+        write_array_record(path, [b"y", b"y", b"y"])
         with pytest.raises(DataSourceError, match="reads as empty, and it was replaced by another file"):
             source.__getitems__([1, 0])
 
@@ -145,7 +136,7 @@ def test_a_file_removed_or_changed_before_its_first_read_is_an_error(healthy: Pa
         path.write_bytes(b"")
         with pytest.raises(DataSourceError, match="not an ArrayRecord file"):
             source[300]
-        write(path, RECORDS[:50])
+        write_array_record(path, RECORDS[:50])
         with pytest.raises(DataSourceError, match=r"has 50 records in 131,072 bytes, and had 300 in 393,216 when"):
             source[300]
         (tmp_path / "elsewhere").rename(path)
@@ -159,7 +150,7 @@ def test_a_file_written_to_before_its_first_read_is_an_error(healthy: Path, tmp_
     os.utime(path, (1_700_000_000, 1_700_000_000))
     source = ArrayRecordDataSource(path)
     duplicate = pickle.loads(pickle.dumps(source))
-    write(other, [bytes(1_000)] * 300, "group_size:1,uncompressed")
+    write_array_record(other, [bytes(1_000)] * 300, "group_size:1,uncompressed")
     other.write_bytes(healthy.read_bytes())
     for change in (lambda: path.write_bytes(other.read_bytes()), lambda: other.rename(path)):
         change()
@@ -222,7 +213,7 @@ except DataSourceError as error:
 def test_few_file_descriptors(tmp_path: Path, spare: int, answer: str) -> None:
     """With fewer descriptors than files, idle files are closed; with none left, the error names the remedy."""
     for number in range(100):
-        write(tmp_path / f"file-{number:02}", [b"%d" % number])
+        write_array_record(tmp_path / f"file-{number:02}", [b"%d" % number])
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path), str(spare)],
         check=True,

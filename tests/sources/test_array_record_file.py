@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from array_record.python.array_record_module import (
     ArrayRecordReader,
-    ArrayRecordWriter,
 )
 
 from millstream.errors import DataSourceError
 from millstream.sources import array_record_file
 from millstream.sources.array_record_file import open_array_record
 from millstream.sources.array_record_footer import _footer_offset, count_records
+from support.files.record_files import write_array_record
 
 
 class Reader:
@@ -160,12 +160,7 @@ BLOCK = 1 << 16
 
 
 def write(path: Path, records: list[bytes], options: str = "group_size:1") -> str:
-    """Writes the records and returns the path."""
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return str(path)
+    return str(write_array_record(path, records, options))
 
 
 @pytest.mark.parametrize("codec", ["zstd", "brotli", "snappy", "uncompressed", "transpose", "pad_to_block_boundary"])

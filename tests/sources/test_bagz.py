@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import BagzDataSource, bagz
-from support.files.record_files import every_record, write_bagz
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all examples of one law."""
-    return tmp_path_factory.mktemp("bagz")
+from support.files.record_files import assert_records, emptied, every_record, write_bagz
 
 
 @settings(max_examples=60)
@@ -27,15 +21,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_any_records_are_read_in_any_order(folder: Path, records: list[bytes], suffix: str, block_bytes: int) -> None:
     """Any records, empty ones too, are read in any order, however many limits are read at once."""
-    for old in [*folder.iterdir()]:
-        old.unlink()
-    path = write_bagz(folder / f"a{suffix}", records)
+    path = write_bagz(emptied(folder) / f"a{suffix}", records)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bagz, "BLOCK_BYTES", block_bytes)
         with BagzDataSource(path) as source:
-            order = np.random.default_rng(0).permutation(len(records))
-            assert every_record(source) == records
-            assert source.__getitems__(order) == [records[key] for key in order]
+            assert_records(source, records)
 
 
 def test_a_record_that_becomes_too_large_is_an_error(tmp_path: Path) -> None:

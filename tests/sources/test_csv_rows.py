@@ -5,7 +5,6 @@ import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,26 +12,12 @@ from hypothesis import strategies as st
 from millstream.errors import DataSourceError
 from millstream.sources import CsvDataSource
 from millstream.sources.files import scan
-from support.files.record_files import every_record
+from support.files.record_files import assert_records, every_record, write_alone
 
 FIELD = st.text(st.sampled_from("ab,;\t\"'\n\r é"), max_size=6)
 TABLES = st.integers(1, 4).flatmap(
     lambda width: st.lists(st.lists(FIELD, min_size=width, max_size=width), min_size=1, max_size=8)
 )
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all examples of one law."""
-    return tmp_path_factory.mktemp("csv")
-
-
-def fresh(folder: Path, content: str) -> Path:
-    """Returns the path of a file with this content, without an index."""
-    for old in [*folder.iterdir()]:
-        old.unlink()
-    (folder / "file").write_bytes(content.encode())
-    return folder / "file"
 
 
 @settings(max_examples=50)
@@ -57,14 +42,12 @@ def test_any_table_is_read_in_any_order(
     for row in table:
         text.write(end)
         writer.writerow(row)
-    path = fresh(folder, text.getvalue())
+    path = write_alone(folder, text.getvalue().encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "BLOCK_BYTES", block_bytes)
         with CsvDataSource(path, delimiter=delimiter) as source:
-            order = np.random.default_rng(0).permutation(len(table))
             rows = [dict(zip(names, row, strict=True)) for row in table]
-            assert every_record(source) == rows
-            assert source.__getitems__(order) == [rows[key] for key in order]
+            assert_records(source, rows)
         with CsvDataSource(path, columns=names[:0:-1] or names, delimiter=delimiter) as source:
             assert [list(row) for row in every_record(source)] == [names[:0:-1] or names] * len(table)
             assert every_record(source) == [{name: row[name] for name in names[:0:-1] or names} for row in rows]
@@ -97,7 +80,7 @@ def test_a_file_with_other_columns_is_an_error_at_construction(tmp_path: Path) -
 
 def test_a_name_that_is_there_twice_is_an_error_if_it_is_wanted(tmp_path: Path) -> None:
     """A name that is there twice is an error if it is wanted: a dict has room for one of them."""
-    path = fresh(tmp_path, "a,b,a\n1,2,3\n")
+    path = write_alone(tmp_path, b"a,b,a\n1,2,3\n")
 
     with pytest.raises(ValueError, match="the column 'a' twice"):
         CsvDataSource(path)
@@ -116,7 +99,7 @@ def test_a_name_that_is_there_twice_is_an_error_if_it_is_wanted(tmp_path: Path) 
 )
 def test_a_row_that_does_not_fit_is_an_error_with_its_number(tmp_path: Path, row: str, words: str) -> None:
     """A row that does not fit is an error with its number; the rows beside it can be read."""
-    path = fresh(tmp_path, f"a,b\n0,0\n{row}\n2,2\n")
+    path = write_alone(tmp_path, f"a,b\n0,0\n{row}\n2,2\n".encode())
     with CsvDataSource(path) as source:
         with pytest.raises(DataSourceError, match=rf"record 1 of '.*file' \(record key 1\): {words}"):
             source.__getitems__([0, 1, 2])
@@ -134,7 +117,7 @@ def test_a_row_that_does_not_fit_is_an_error_with_its_number(tmp_path: Path, row
 def test_files_that_are_no_csv_are_refused(tmp_path: Path, content: str, words: str) -> None:
     """Files that are not CSV are refused at construction, where that can be seen."""
     with pytest.raises(DataSourceError, match=words):
-        CsvDataSource(fresh(tmp_path, content))
+        CsvDataSource(write_alone(tmp_path, content.encode()))
 
 
 def test_a_file_of_names_only_has_no_records(tmp_path: Path) -> None:
@@ -149,7 +132,7 @@ def test_a_file_of_names_only_has_no_records(tmp_path: Path) -> None:
 def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
     """Fields of any length are read; the limit that Python's csv module has stays as it was."""
     limit = csv.field_size_limit()
-    path = fresh(tmp_path, f"a,b\n{'x' * 300_000},2\n")
+    path = write_alone(tmp_path, b"a,b\n" + b"x" * 300_000 + b",2\n")
     with CsvDataSource(path) as source:
         assert source[0] == {"a": "x" * 300_000, "b": "2"}
 
@@ -175,7 +158,7 @@ def test_mistakes_are_errors(tmp_path: Path, options: dict[str, Any], error: typ
 
 def test_columns_and_delimiter_are_part_of_the_fingerprint(tmp_path: Path) -> None:
     """Columns and delimiter are part of the fingerprint: with others, the records are others."""
-    path = fresh(tmp_path, "a,b;c\n1,2;3\n")
+    path = write_alone(tmp_path, b"a,b;c\n1,2;3\n")
     sources = [CsvDataSource(path), CsvDataSource(path, columns=["a"]), CsvDataSource(path, delimiter=";")]
 
     assert len({source.fingerprint() for source in sources}) == 3

@@ -24,11 +24,17 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream
 from millstream.errors import DataSourceError
-from support.files.record_files import MEGATRON_CODES, write_bagz, write_megatron, write_tar, write_tfrecord
+from support.files.record_files import (
+    MEGATRON_CODES,
+    write_array_record,
+    write_bagz,
+    write_megatron,
+    write_tar,
+    write_tfrecord,
+)
 
 RECORDS = [b"record %d " % number * 4 for number in range(12)]
 TEXTS = [f"line {number} of ünicode" for number in range(12)]
@@ -139,14 +145,6 @@ def read_megatron(prefix: Path) -> list[Any]:
     return np.split(tokens, np.cumsum(lengths)[:-1])
 
 
-def write_array_record(path: Path) -> None:
-    """Writes the records into a file of ArrayRecord."""
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for record in RECORDS:
-        writer.write(record)
-    writer.close()
-
-
 AT_RECORDS = np.cumsum([0, *(16 + len(record) for record in RECORDS)]).tolist()
 """The offsets of the records of a TFRecord file: each has 16 bytes of lengths and checksums."""
 
@@ -157,7 +155,7 @@ def files_of_samples() -> Iterator[tuple[str, bytes]]:
 
 
 FORMATS = {
-    "ArrayRecord": Format(millstream.ArrayRecordDataSource, write_array_record, None, ()),
+    "ArrayRecord": Format(millstream.ArrayRecordDataSource, lambda path: write_array_record(path, RECORDS), None, ()),
     "Bagz": Format(millstream.BagzDataSource, lambda path: write_bagz(path, RECORDS), read_bag, (0,)),
     "Bagz, compressed": Format(millstream.BagzDataSource, lambda path: write_bagz(path, RECORDS), read_bag, (0,)),
     "CSV": Format(

@@ -11,11 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream
 from millstream.sources import ArrayRecordDataSource
-from support.files.record_files import every_record, write_bagz, write_megatron, write_tar, write_tfrecord
+from support.files.record_files import (
+    every_record,
+    write_array_record,
+    write_bagz,
+    write_megatron,
+    write_tar,
+    write_tfrecord,
+)
 from support.stores.fake_stores import fake_gcs, fake_s3
 from support.stores.object_server import ObjectServer
 from support.stores.store_clients import clients_of
@@ -42,10 +48,7 @@ SOURCES: dict[str, Any] = {
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a file of each format."""
     folder = tmp_path_factory.mktemp("files")
-    writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:1")
-    for record in RECORDS:
-        writer.write(record)
-    writer.close()
+    write_array_record(folder / "a.array_record", RECORDS)
     write_bagz(folder / "a.bag", RECORDS)
     write_bagz(folder / "a.bagz", RECORDS)
     (folder / "a.csv").write_text("n,twice\n" + "".join(f"{n},{2 * n}\n" for n in range(300)))
@@ -97,11 +100,8 @@ def test_what_is_not_there_is_an_error_with_its_url(scheme: str) -> None:
 def bucket(store: ObjectServer, tmp_path: Path) -> dict[str, str]:
     """Two objects of a hundred records, in the environment of the process that reads them."""
     for name in ("a", "b"):
-        writer = ArrayRecordWriter(str(tmp_path / name), "group_size:1")
-        for number in range(100):
-            writer.write(b"%s %d" % (name.encode(), number))
-        writer.close()
-        store.objects[f"bucket/d/{name}"] = (tmp_path / name).read_bytes()
+        path = write_array_record(tmp_path / name, [b"%s %d" % (name.encode(), number) for number in range(100)])
+        store.objects[f"bucket/d/{name}"] = path.read_bytes()
     return {**os.environ, "CLOUD_STORAGE_EMULATOR_ENDPOINT": store.url}
 
 

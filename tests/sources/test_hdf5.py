@@ -20,13 +20,6 @@ from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import Hdf5DataSource
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all examples of one law."""
-    return tmp_path_factory.mktemp("hdf5")
-
-
 LAYOUTS = st.fixed_dictionaries(
     {
         "rows": st.integers(1, 30),

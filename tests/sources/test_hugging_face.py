@@ -187,7 +187,7 @@ def test_a_flipped_byte_is_an_error_with_file_and_record_or_another_value(tmp_pa
     pa.ipc.read_schema(reader)  # What describes the columns is for the library to check.
     rng = np.random.default_rng(0)
     count = 0
-    num_places = 40 if is_shuffled else 120
+    num_places = 20 if is_shuffled else 60
     for place in rng.choice(np.arange(reader.tell(), len(whole)), num_places, replace=False).tolist():
         damaged = bytearray(whole)
         damaged[place] ^= int(rng.integers(1, 256))

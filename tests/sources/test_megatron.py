@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import MegatronDataSource, megatron
-from support.files.record_files import MEGATRON_CODES, every_record, write_megatron
+from support.files.record_files import MEGATRON_CODES, emptied, every_record, write_megatron
 
 SEQUENCES = [np.arange(length, dtype=np.uint16) * 300 for length in (3, 0, 5, 2)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all examples of one law."""
-    return tmp_path_factory.mktemp("megatron")
 
 
 @settings(max_examples=50)
@@ -28,11 +22,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_any_sequences_are_read_in_any_order(folder: Path, lengths: list[int], dtype: str, at_once: int) -> None:
     """Any sequences, empty ones too, are read in any order; each is an array of its own that can be written to."""
-    for old in [*folder.iterdir()]:
-        old.unlink()
     rng = np.random.default_rng(0)
     sequences = [rng.integers(0, 100, length).astype(dtype) for length in lengths]
-    prefix = write_megatron(folder / "data", sequences)
+    prefix = write_megatron(emptied(folder) / "data", sequences)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(megatron, "_SEQUENCES_PER_READ", at_once)
         with MegatronDataSource(prefix) as source:

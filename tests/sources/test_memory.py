@@ -20,6 +20,8 @@ from millstream.columnar import ColumnarRecords
 from millstream.dataset import MapDataset
 from millstream.sources import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 from millstream.transforms.batching.stack import stack
+from support.processes.worker_pools import environment
+from support.streams import comparable
 
 
 class Pair(NamedTuple):
@@ -153,21 +155,7 @@ def row(columns: Any, key: int) -> Any:
 
 
 def assert_same(actual: Any, expected: Any) -> None:
-    """Same structure, types, dtypes, shapes and values."""
-    assert type(actual) is type(expected)
-    if isinstance(expected, dict):
-        assert list(actual) == list(expected)
-        for name in expected:
-            assert_same(actual[name], expected[name])
-    elif isinstance(expected, Sample):
-        assert_same((actual.image, actual.extra), (expected.image, expected.extra))
-    elif isinstance(expected, tuple | list):
-        assert len(actual) == len(expected)
-        for one, other in zip(actual, expected, strict=True):
-            assert_same(one, other)
-    else:
-        assert actual.dtype == expected.dtype
-        np.testing.assert_array_equal(actual, expected)
+    assert comparable(actual) == comparable(expected)
 
 
 @settings(deadline=None, max_examples=40)
@@ -339,7 +327,7 @@ def test_fingerprints_are_the_same_in_every_process() -> None:
     for seed in ("1", "2"):
         answer = subprocess.run(
             [sys.executable, "-c", program, __file__],
-            env={"PYTHONHASHSEED": seed},
+            env=environment() | {"PYTHONHASHSEED": seed},
             check=True,
             capture_output=True,
             text=True,

@@ -25,6 +25,7 @@ from millstream.sources.formats import format_of_file
 from millstream.sources.tables import parquet_file
 from millstream.transforms.batching.stack import stack
 from support.files.record_files import every_record
+from support.streams import comparable
 
 ROWS = 100
 
@@ -50,16 +51,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Says whether two records or batches are the same, in types, dtypes and values."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, np.ndarray | np.generic):
-        return bool(left.dtype == right.dtype and left.shape == right.shape and np.array_equal(left, right))
-    return bool(left == right)
+    return bool(comparable(left) == comparable(right))
 
 
 def test_records_are_dicts_with_the_widths_of_the_file(path: Path) -> None:
@@ -258,8 +250,7 @@ def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(pa
     assert sorted(decoded) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 40])
-@pytest.mark.parametrize("cache_bytes", [0, 700, 1 << 20])
+@pytest.mark.parametrize(("batch_size", "cache_bytes"), [(1, 700), (3, 0), (3, 700), (40, 700), (40, 1 << 20)])
 def test_batches_that_need_some_row_groups_of_a_window_get_their_rows(
     tmp_path: Path, batch_size: int, cache_bytes: int
 ) -> None:
@@ -444,7 +435,7 @@ def test_every_flipped_byte_is_an_error_or_a_record(tmp_path: Path, checksums: b
         expected = every_record(source)
     rng = np.random.default_rng(0)
     refused = 0
-    for place in rng.choice(len(whole), 250, replace=False).tolist():
+    for place in rng.choice(len(whole), 100, replace=False).tolist():
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)
@@ -455,7 +446,7 @@ def test_every_flipped_byte_is_an_error_or_a_record(tmp_path: Path, checksums: b
         # A page's own header has no checksum, and may say that it has none: what it describes is checked all the same.
         if records is not None and checksums and place < data_end:
             assert sum(not same(*pair) for pair in zip(records, expected, strict=True)) in (0, 20, 40)
-    assert refused > 50
+    assert refused > 20
 
 
 def cut(path: Path) -> None:

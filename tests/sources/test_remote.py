@@ -265,8 +265,14 @@ def test_what_is_not_there_is_an_error(store: ObjectServer, scheme: str) -> None
             source[3]
 
 
-@pytest.mark.parametrize("numbers", [range(ROWS)[::-1], range(20), range(ROWS + 1)])
-@pytest.mark.parametrize("scheme", [*SCHEMES, "az"])
+@pytest.mark.parametrize(
+    ("scheme", "numbers"),
+    [
+        *((scheme, range(ROWS)[::-1]) for scheme in [*SCHEMES, "az"]),
+        ("http", range(20)),
+        ("http", range(ROWS + 1)),
+    ],
+)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_replaced_object_is_an_error(store: ObjectServer, form: str, scheme: str, numbers: range) -> None:
     """No byte of a replaced object is read, whatever its size: reading is an error; a new source has the new object."""

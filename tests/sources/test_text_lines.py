@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,26 +12,12 @@ from hypothesis import strategies as st
 from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TextLineDataSource, json_lines, text_lines
 from millstream.sources.files import scan
-from support.files.record_files import every_record
+from support.files.record_files import assert_records, every_record, write_alone
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12).filter(
     lambda t: not t.endswith("\r")
 )
 ENDS = st.sampled_from(["\n", "\r\n"])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all examples of one law."""
-    return tmp_path_factory.mktemp("lines")
-
-
-def fresh(folder: Path, content: bytes) -> Path:
-    """Returns the path of a file with this content, without an index."""
-    for old in [*folder.iterdir()]:
-        old.unlink()
-    (folder / "file").write_bytes(content)
-    return folder / "file"
 
 
 @settings(max_examples=60)
@@ -45,17 +30,11 @@ def test_any_lines_are_read_in_any_order(
     expected = [line for line, _ in lines] + [last] * bool(last)
     if expected and expected[0].startswith("\ufeff") and not has_mark:
         expected[0] = expected[0][1:]
-    path = fresh(folder, content)
+    path = write_alone(folder, content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "BLOCK_BYTES", block_bytes)
-        if expected in ([], [""]) and len(content) in (0, 3):
-            with TextLineDataSource(path) as source:
-                assert len(source) == 0
-            return
         with TextLineDataSource(path) as source:
-            order = np.random.default_rng(0).permutation(len(expected))
-            assert every_record(source) == expected
-            assert source.__getitems__(order) == [expected[key] for key in order]
+            assert_records(source, expected)
 
 
 @given(st.lists(st.tuples(st.text(max_size=4).map(str.encode) | st.binary(max_size=4), ENDS), max_size=6), st.data())
@@ -76,7 +55,7 @@ def test_lines_decoded_together_are_those_decoded_alone(lines: list[tuple[bytes,
 
 def test_a_carriage_return_alone_is_text(tmp_path: Path) -> None:
     """A carriage return alone is text: only one before a newline belongs to the line's end."""
-    path = fresh(tmp_path, b"a\rb\r\r\n\r\nc\r")
+    path = write_alone(tmp_path, b"a\rb\r\r\n\r\nc\r")
     with TextLineDataSource(path) as source:
         assert every_record(source) == ["a\rb\r", "", "c\r"]
 
@@ -85,7 +64,7 @@ def test_a_carriage_return_alone_is_text(tmp_path: Path) -> None:
 def test_encodings_in_which_lines_can_be_found(tmp_path: Path, encoding: str) -> None:
     """Text is decoded as it was encoded."""
     texts = ["plain", "", "end"] + (["é"] if encoding in ("latin-1", "cp1252") else [])
-    path = fresh(tmp_path, "\n".join(texts).encode(encoding) + b"\n")
+    path = write_alone(tmp_path, "\n".join(texts).encode(encoding) + b"\n")
     with TextLineDataSource(path, encoding=encoding) as source:
         assert every_record(source) == texts
 
@@ -109,7 +88,7 @@ def test_other_encodings_are_refused(tmp_path: Path, encoding: Any, error: type[
 
 def test_a_line_in_another_encoding_is_an_error_with_its_number(tmp_path: Path) -> None:
     """A line in another encoding is an error with its number; the lines beside it can be read."""
-    path = fresh(tmp_path, b"one\ntwo\nthr\xe9\xe9\nfour")
+    path = write_alone(tmp_path, b"one\ntwo\nthr\xe9\xe9\nfour")
     with TextLineDataSource(path) as source:
         with pytest.raises(DataSourceError, match=r"record 2 of '.*file' \(record key 2\): it is not utf-8: .* byte 3"):
             source.__getitems__([0, 3, 2])
@@ -118,7 +97,7 @@ def test_a_line_in_another_encoding_is_an_error_with_its_number(tmp_path: Path) 
 
 def test_the_encoding_is_part_of_the_fingerprint(tmp_path: Path) -> None:
     """The same bytes are other records in another encoding."""
-    path = fresh(tmp_path, b"one\n")
+    path = write_alone(tmp_path, b"one\n")
     words = {TextLineDataSource(path, encoding=encoding).fingerprint() for encoding in ("utf-8", "UTF8", "latin-1")}
 
     assert len(words) == 2
@@ -151,18 +130,17 @@ def test_any_values_are_read_in_any_order(
     texts = ["".join(before)]
     for value, blanks, end, after in lines:
         texts += [blanks, json.dumps(value, ensure_ascii=ascii_only), blanks, end, *after]
-    path = fresh(folder, "".join(texts).encode())
+    path = write_alone(folder, "".join(texts).encode())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "BLOCK_BYTES", block_bytes)
         patch.setattr(text_lines, "_BLANK_READ_BYTES", 2)
         with JsonLinesDataSource(path) as source:
-            assert len(source) == len(lines)
-            assert every_record(source) == [value for value, *_ in lines]
+            assert_records(source, [value for value, *_ in lines])
 
 
 def test_the_last_value_may_have_no_line_end(tmp_path: Path) -> None:
     """The last value may have no line end, and the first a byte order mark."""
-    with JsonLinesDataSource(fresh(tmp_path, b'\xef\xbb\xbf{"a": 1}\n[2]')) as source:
+    with JsonLinesDataSource(write_alone(tmp_path, b'\xef\xbb\xbf{"a": 1}\n[2]')) as source:
         assert every_record(source) == [{"a": 1}, [2]]
 
 
@@ -175,7 +153,7 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
         b"18446744073709551615",
         b'[-9223372036854775809, {"c": 18446744073709551616}, 0.1000000000000000000001]',
     ]
-    path = fresh(tmp_path, b"\n".join(lines))
+    path = write_alone(tmp_path, b"\n".join(lines))
     with JsonLinesDataSource(path) as source:
         with_library = every_record(source)
     monkeypatch.setitem(sys.modules, "orjson", None)
@@ -193,7 +171,7 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("line", [b'{"a": 1', b"[1] [2]", b"\xff", b"{'a': 1}", b"nothing", b"[" * 5000])
 def test_what_is_no_json_is_an_error_with_file_and_record(tmp_path: Path, line: bytes) -> None:
     """A line that is not JSON is an error with file, record and line; the other records are read."""
-    path = fresh(tmp_path, b"[1]\n\n \n" + line + b"\n[3]\n")
+    path = write_alone(tmp_path, b"[1]\n\n \n" + line + b"\n[3]\n")
     with JsonLinesDataSource(path) as source:
         with pytest.raises(DataSourceError, match=r"record 1 of '.*file' \(record key 1\): it is not .*line 4 of"):
             source.__getitems__([0, 1, 2])

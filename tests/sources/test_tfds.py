@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream
 from millstream.columnar import ColumnarRecords
@@ -17,7 +16,8 @@ from millstream.errors import DataSourceError
 from millstream.sources import TfdsDataSource
 from millstream.sources.tfds_splits import Split, instructions_of
 from millstream.transforms.batching.stack import stack
-from support.files.record_files import write_tfrecord
+from support.files.record_files import write_array_record, write_tfrecord
+from support.streams import comparable
 
 
 def tensor(dtype: str, *shape: int, encoding: str = "none") -> dict[str, Any]:
@@ -76,10 +76,7 @@ def write_dataset(
             if file_format == "tfrecord":
                 write_tfrecord(path, examples)
             else:
-                writer = ArrayRecordWriter(str(path), "group_size:1")
-                for example in examples:
-                    writer.write(example)
-                writer.close()
+                write_array_record(path, examples)
         entry = {
             "name": name,
             "numBytes": "1",
@@ -209,11 +206,7 @@ FEATURES: dict[str, tuple[dict[str, Any], Callable[[int], Any], Callable[[int], 
 
 
 def same(left: Any, right: Any) -> bool:
-    """Says whether two values have the same type, dtype, shape and content."""
-    if isinstance(left, dict):
-        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
-    kinds = [(type(value), getattr(value, "dtype", None), getattr(value, "shape", None)) for value in (left, right)]
-    return kinds[0] == kinds[1] and np.asarray(left).tolist() == np.asarray(right).tolist()
+    return bool(comparable(left) == comparable(right))
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -13,13 +13,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import TFRecordDataSource, tfrecord
 from millstream.sources.formats import format_of_file
 from millstream.sources.tfrecord import masked_crc32c, masked_crc32c_of_lengths
-from support.files.record_files import every_record, write_tfrecord
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all examples of one law."""
-    return tmp_path_factory.mktemp("tfrecord")
+from support.files.record_files import assert_records, emptied, every_record, write_tfrecord
 
 
 @settings(max_examples=50)
@@ -27,19 +21,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_records_are_read_in_any_order(folder: Path, files: list[list[bytes]], block_bytes: int) -> None:
     """Any records are read, whatever their lengths, however spread over files, and wherever blocks of the scan end."""
     everything = [record for records in files for record in records]
-    for old in [*folder.iterdir()]:
-        old.unlink()
+    emptied(folder)
     paths = [write_tfrecord(folder / f"{number}.tfrecord", records) for number, records in enumerate(files)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tfrecord, "_BLOCK_BYTES", block_bytes)
-        if not everything:
-            with TFRecordDataSource(paths) as source:
-                assert len(source) == 0
-            return
         with TFRecordDataSource(paths) as source:
-            order = np.random.default_rng(0).permutation(len(everything))
-            assert len(source) == len(everything)
-            assert source.__getitems__(order) == [everything[key] for key in order]
+            assert_records(source, everything)
 
 
 def test_large_records_are_found_header_by_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

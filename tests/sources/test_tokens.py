@@ -20,12 +20,6 @@ def write_llm_c(path: Path, tokens: Any, magic: int = 20240520) -> None:
     path.write_bytes(struct.pack("<256i", magic, 1, len(tokens), *[0] * 253) + tokens.tobytes())
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all examples of one law."""
-    return tmp_path_factory.mktemp("tokens")
-
-
 @settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 40), min_size=1, max_size=4),

@@ -24,12 +24,6 @@ from support.stores.object_server import ObjectServer
 pytestmark = pytest.mark.third_party
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for all examples of one law."""
-    return tmp_path_factory.mktemp("zarr")
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(["zarr", "zarr3", "n5"]),

@@ -14,13 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream
 from millstream.tools.command_line import parser
 from support.files.example_messages import example_message
-from support.files.record_files import write_bagz, write_megatron, write_tar, write_tfrecord
-from support.processes.commands import COMMAND, run
+from support.files.record_files import write_array_record, write_bagz, write_megatron, write_tar, write_tfrecord
+from support.processes.commands import COMMAND, run, run_here
 
 RECORDS = [b"record %d" % number for number in range(100)]
 
@@ -39,10 +38,7 @@ def data(tmp_path: Path) -> Path:
     (folder / "a.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in range(100)))
     (folder / "a.csv").write_text("number\n" + "".join(f"{number}\n" for number in range(100)))
     pq.write_table(pa.table({"number": range(100)}), folder / "a.parquet", row_group_size=30)
-    writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:1")
-    for record in RECORDS:
-        writer.write(record)
-    writer.close()
+    write_array_record(folder / "a.array_record", RECORDS)
     return folder
 
 
@@ -65,7 +61,7 @@ NAMES = {
 @pytest.mark.parametrize("name", NAMES)
 def test_inspect_knows_every_format(data: Path, name: str) -> None:
     """`inspect` finds the format by the name, and prints it with the number of files and records."""
-    printed, reported = run("inspect", name, folder=data)
+    printed, reported = run_here("inspect", name, folder=data)
     lines = printed.splitlines()
 
     assert lines[1].split() == ["format", f"{NAMES[name]},", *lines[1].split()[2:]]
@@ -76,11 +72,11 @@ def test_inspect_knows_every_format(data: Path, name: str) -> None:
 
 def test_inspect_shows_units(data: Path) -> None:
     """`inspect` prints the units that are read as a whole, or the files; it reads no row for its size."""
-    printed, _ = run("inspect", "a.parquet", folder=data)
+    printed, _ = run_here("inspect", "a.parquet", folder=data)
 
     assert "  units     4 that are read whole, of 30 records (median), at most 30\n" in printed
     assert "  sizes" not in printed
-    printed, _ = run("inspect", "a.txt", folder=data)
+    printed, _ = run_here("inspect", "a.txt", folder=data)
     assert "  units     1 file, of 100 records (median), at most 100\n" in printed
 
 
@@ -90,14 +86,14 @@ def test_inspect_knows_most_formats_by_their_first_bytes(data: Path, name: str) 
     others = [name] if name.endswith(".idx") else ["other", f"{name}-00000-of-00001"]
     for other in others:
         (data / name).rename(data / other)
-        printed, _ = run("inspect", other, folder=data)
+        printed, _ = run_here("inspect", other, folder=data)
         assert printed.splitlines()[1].split()[1] == f"{NAMES[name]},"
         (data / other).rename(data / name)
 
 
 def test_inspect_groups_files_by_format(data: Path) -> None:
     """Patterns are expanded, files of one format are one source, and ranges count."""
-    printed, _ = run("inspect", "a.tf*", "a.bag*", "a.tfrecord[10:15]", folder=data)
+    printed, _ = run_here("inspect", "a.tf*", "a.bag*", "a.tfrecord[10:15]", folder=data)
     records = [line.split()[1] for line in printed.splitlines() if line.startswith("  records")]
 
     assert printed.count("  format") == 2
@@ -115,7 +111,7 @@ def test_inspect_shows_examples_and_json_feature_by_feature(tmp_path: Path) -> N
     }
     write_tfrecord(tmp_path / "a.tfrecord", [example_message(features)])
     write_tfrecord(tmp_path / "b.tfrecord", [json.dumps({"text": "x" * 10_000, "none": None}).encode()])
-    printed, _ = run("inspect", "a.tfrecord", folder=tmp_path)
+    printed, _ = run_here("inspect", "a.tfrecord", folder=tmp_path)
     shown = {line.split()[0]: " ".join(line.split()[1:]) for line in printed.splitlines()}
     assert "a tf.train.Example" in printed
     assert shown["label"] == "int64 7"
@@ -123,7 +119,7 @@ def test_inspect_shows_examples_and_json_feature_by_feature(tmp_path: Path) -> N
     assert shown["image"].startswith(r"bytes, 5,000 b'\x00\x00")
     assert shown["texts"] == "list of 2 [b'one', b'two']"
     assert shown["empty"] == "float32 (0,)"
-    more, _ = run("inspect", "b.tfrecord", folder=tmp_path)
+    more, _ = run_here("inspect", "b.tfrecord", folder=tmp_path)
     assert "str, 10,000" in more
     assert ": JSON" in more
     assert max(map(len, (printed + more).splitlines())) <= 120
@@ -133,7 +129,7 @@ def test_inspect_draws_the_sizes_of_records(tmp_path: Path) -> None:
     """The bars of `inspect` count every record once, by its size in the index."""
     sizes = [10] * 5 + [100] * 50 + [5000] * 3
     (tmp_path / "a.txt").write_text("".join("x" * (size - 1) + "\n" for size in sizes))
-    printed, _ = run("inspect", "a.txt", folder=tmp_path)
+    printed, _ = run_here("inspect", "a.txt", folder=tmp_path)
     bars = [line for line in printed.splitlines() if "up to" in line]
 
     assert "min 10 bytes, median 100 bytes" in printed
@@ -144,7 +140,7 @@ def test_inspect_draws_the_sizes_of_records(tmp_path: Path) -> None:
 def test_index_makes_the_indices_that_sources_use(data: Path) -> None:
     """`index` builds an index for each format that needs one, and finds it at the second call."""
     for _ in range(2):
-        printed, _ = run("index", *sorted(data.glob("a*")), folder=data)
+        printed, _ = run_here("index", *sorted(data.glob("a*")), folder=data)
         assert printed.count("indexed") == 7
         for name in ("array_record", "parquet"):
             assert f"{name}: 100 records in 1 file, which need no index" in printed
@@ -188,7 +184,7 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
     (tmp_path / "zeros").write_bytes(bytes(1000))
     (tmp_path / "empty.txt").touch()
     (tmp_path / "a.txt").write_text("a\n")
-    printed, reported = run(*arguments, folder=tmp_path, status=1)
+    printed, reported = run_here(*arguments, folder=tmp_path, status=1)
 
     assert printed == ""
     assert reported.startswith(words.format(folder=tmp_path))
@@ -207,7 +203,7 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
 )
 def test_help_says_what_a_command_does(command: str, words: str, tmp_path: Path) -> None:
     """The help of each command begins with its purpose."""
-    printed, _ = run(command, "--help", folder=tmp_path)
+    printed, _ = run_here(command, "--help", folder=tmp_path)
 
     assert words in " ".join(printed.split())
 
@@ -218,7 +214,7 @@ def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
     (tmp_path / "b").write_bytes(bytes(1000))
     (tmp_path / "c.tar").write_bytes(bytes(1000))
     (tmp_path / "d.jsonl").write_text("{}\n")
-    printed, reported = run("inspect", "*", "absent", folder=tmp_path, status=1)
+    printed, reported = run_here("inspect", "*", "absent", folder=tmp_path, status=1)
 
     assert re.findall("format +([a-z]+)", printed) == ["text", "jsonl"]
     assert [line.split("'")[1] for line in reported.splitlines()] == [
@@ -229,17 +225,14 @@ def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [[], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"]])
 def test_wrong_usage_has_a_status_of_its_own(arguments: list[str], tmp_path: Path) -> None:
     """Wrong usage prints the usage and exits with status 2."""
-    _, reported = run(*arguments, folder=tmp_path, status=2)
+    _, reported = run_here(*arguments, folder=tmp_path, status=2)
 
     assert reported.startswith("usage: millstream")
 
 
 def test_warnings_are_sentences_too(tmp_path: Path) -> None:
     """A warning is one sentence, without the line of code that it comes from."""
-    writer = ArrayRecordWriter(str(tmp_path / "a.array_record"), "group_size:10")
-    for record in RECORDS:
-        writer.write(record)
-    writer.close()
+    write_array_record(tmp_path / "a.array_record", RECORDS, "group_size:10")
     _, reported = run("inspect", "a.array_record", folder=tmp_path)
 
     assert reported.startswith(f"millstream: '{tmp_path}/a.array_record' was written with group_size:10.")
@@ -258,7 +251,7 @@ def test_names_in_files_cannot_control_the_terminal(tmp_path: Path) -> None:
     """Control characters in keys, columns and file names are printed escaped."""
     (tmp_path / "a\x1b[2J.jsonl").write_text(json.dumps({"\x1b]0;title\x07": 1}) + "\n")
     (tmp_path / "b.csv").write_text("\x1b[31mred,x\n1,2\n")
-    printed, _ = run("inspect", "a\x1b[2J.jsonl", "b.csv", folder=tmp_path)
+    printed, _ = run_here("inspect", "a\x1b[2J.jsonl", "b.csv", folder=tmp_path)
 
     assert "\x1b" not in printed
     assert r"\x1b]0;title\x07" in printed
@@ -275,7 +268,7 @@ def test_inspect_leaves_no_index_behind(tmp_path: Path) -> None:
 
 def test_the_version_is_printed(tmp_path: Path) -> None:
     """The version of the package, and nothing else."""
-    printed, _ = run("--version", folder=tmp_path)
+    printed, _ = run_here("--version", folder=tmp_path)
 
     assert printed == f"millstream {millstream.__version__}\n"
 
@@ -338,9 +331,9 @@ def test_the_commands_in_the_documents_are_understood() -> None:
 def test_a_file_without_records_is_inspected_and_not_converted(tmp_path: Path) -> None:
     """An empty file has 0 records in `inspect`, and is an error in `convert`."""
     (tmp_path / "empty.txt").touch()
-    printed, _ = run("inspect", "empty.txt", folder=tmp_path)
+    printed, _ = run_here("inspect", "empty.txt", folder=tmp_path)
     assert re.search(r"records +0$", printed, re.MULTILINE)
-    _, reported = run("convert", "empty.txt", "empty.bag", folder=tmp_path, status=1)
+    _, reported = run_here("convert", "empty.txt", "empty.bag", folder=tmp_path, status=1)
     assert "millstream: SRC must have at least one record, got none in " in reported
 
 

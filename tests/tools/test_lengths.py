@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
@@ -240,6 +240,7 @@ def test_an_error_leaves_nothing_behind(texts: Path) -> None:
     assert kept_in(texts.parent) == []
 
 
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.integers(0, 65_535), max_size=40), min_size=1, max_size=20))
 def test_megatron_knows_its_lengths(tmp_path_factory: pytest.TempPathFactory, rows: list[list[int]]) -> None:
     """Lengths of Megatron datasets come from their indices, without reading or a file of lengths."""

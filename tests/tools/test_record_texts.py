@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
@@ -104,6 +104,7 @@ def test_histograms_count_every_record_once(sizes: list[int]) -> None:
     assert lines or max(sizes) <= 2 * max(1, min(sizes))
 
 
+@settings(max_examples=40)
 @given(
     st.recursive(
         JSON | st.binary(max_size=300) | st.just(np.arange(1000)) | st.just(np.float16(1)),

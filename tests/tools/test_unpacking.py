@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
@@ -20,7 +20,7 @@ from millstream.sources import TextLineDataSource, TFRecordDataSource
 from millstream.tools import unpacking
 from millstream.tools.unpacking import unpack
 from support.files.record_files import every_record, tfrecord_bytes
-from support.processes.commands import run
+from support.processes.commands import run_here
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -33,6 +33,7 @@ PARTS = st.lists(st.binary(max_size=2000) | st.integers(0, 300_000).map(bytes), 
 
 
 @pytest.mark.parametrize("ending", COMPRESS)
+@settings(max_examples=25)
 @given(parts=PARTS, filling=st.sampled_from([0, 4, 512]))
 def test_what_was_compressed_comes_out(
     ending: str, parts: list[bytes], filling: int, tmp_path_factory: pytest.TempPathFactory
@@ -115,7 +116,7 @@ def test_the_command_in_the_error_of_a_source_works(name: str, plain: str, tmp_p
         TextLineDataSource(tmp_path / name)
     command = shlex.split(str(caught.value).rpartition(": ")[2])
     assert command[:3] == ["python", "-m", "millstream"]
-    printed, _ = run(*command[3:], folder=tmp_path)
+    printed, _ = run_here(*command[3:], folder=tmp_path)
 
     assert printed == f"{tmp_path / plain}: 8 bytes, decompressed\n"
     with TextLineDataSource(tmp_path / plain) as source:
@@ -128,9 +129,9 @@ def test_tfrecords_as_tensorflow_compresses_them_are_unpacked(ending: str, tmp_p
     path = tmp_path / "a.tfrecord"
     path.write_bytes(COMPRESS[ending](tfrecord_bytes([b"one", b"two"])))
     for command in (["inspect", path], ["convert", path, "b.bag"]):
-        _, reported = run(*command, folder=tmp_path, status=1)
+        _, reported = run_here(*command, folder=tmp_path, status=1)
         assert "compressed as a whole" in reported
-    run(*shlex.split(reported.rpartition(": ")[2])[3:], folder=tmp_path)
+    run_here(*shlex.split(reported.rpartition(": ")[2])[3:], folder=tmp_path)
     with TFRecordDataSource(tmp_path / "a.unpacked.tfrecord") as source:
         assert every_record(source) == [b"one", b"two"]
 
@@ -139,10 +140,10 @@ def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     """Existing files are replaced only with --overwrite; a file that is not compressed is an error."""
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"new"))
     (tmp_path / "a.txt").write_text("old")
-    _, reported = run("convert", "a.txt.gz", "a.txt", folder=tmp_path, status=1)
+    _, reported = run_here("convert", "a.txt.gz", "a.txt", folder=tmp_path, status=1)
     assert "exists. Pass --overwrite" in reported
-    _, reported = run("convert", "a.txt", "b.txt", "--overwrite", folder=tmp_path, status=1)
+    _, reported = run_here("convert", "a.txt", "b.txt", "--overwrite", folder=tmp_path, status=1)
     assert "'a.txt' is not compressed" in reported
     assert (tmp_path / "a.txt").read_text() == "old"
-    run("convert", "a.txt.gz", "a.txt", "--overwrite", folder=tmp_path)
+    run_here("convert", "a.txt.gz", "a.txt", "--overwrite", folder=tmp_path)
     assert (tmp_path / "a.txt").read_text() == "new"

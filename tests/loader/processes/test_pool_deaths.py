@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream
 from millstream.errors import DataSourceError, WorkerDiedError, WorkerStalledError
@@ -19,6 +18,7 @@ from millstream.sources import ArrayRecordDataSource
 from support.faults import user_faults
 from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import At, ReportThen
+from support.files.record_files import write_array_record
 from support.processes.worker_pools import (
     BATCH,
     EXPECTED,
@@ -58,8 +58,9 @@ def warnings_in(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in log.records]
 
 
-@pytest.mark.parametrize("threads", [0, 16])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    ("fault", "threads"), [*((fault, 0) for fault in FAULTS), (user_faults.be_killed, 16), (user_faults.leave, 16)]
+)
 def test_a_death_changes_nothing(
     fault: Callable[[], None], threads: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,11 +244,7 @@ def test_a_file_that_breaks_is_an_error_from_a_worker_too(
 ) -> None:
     """A file broken before its first read is a DataSourceError with file and record, at its turn."""
     records = [np.random.default_rng(number).bytes(5_000) for number in range(SIZE)]
-    path = tmp_path / "file"
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for record in records:
-        writer.write(record)
-    writer.close()
+    path = write_array_record(tmp_path / "file", records)
     source = ArrayRecordDataSource(path)
     written = path.stat()
     damage(path, path.read_bytes(), records[EXPECTED[2][1]])

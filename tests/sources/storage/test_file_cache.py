@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream
 from millstream.errors import DataSourceError
 from millstream.samplers import HierarchicalSampler
 from millstream.sources import ArrayRecordDataSource, FileCache, TFRecordDataSource
 from millstream.sources.storage import file_cache
-from support.files.record_files import every_record, tfrecord_bytes
+from support.files.record_files import every_record, tfrecord_bytes, write_array_record
 from support.stores.object_server import ObjectServer, Request
 
 pytestmark = pytest.mark.third_party
@@ -303,11 +302,8 @@ def test_a_hierarchical_order_copies_each_file_once_an_epoch(
 def test_array_record_files_are_read_from_copies(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
     """ArrayRecord files of any store are read, also after their copy was evicted; errors name the object."""
     for name in ("a", "b"):
-        writer = ArrayRecordWriter(str(tmp_path / name), "group_size:1")
-        for number in range(20):
-            writer.write(b"%s %d" % (name.encode(), number))
-        writer.close()
-        store.objects[f"bucket/{name}"] = (tmp_path / name).read_bytes()
+        path = write_array_record(tmp_path / name, [b"%s %d" % (name.encode(), number) for number in range(20)])
+        store.objects[f"bucket/{name}"] = path.read_bytes()
     base = f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
     cache = FileCache(len(store.objects["bucket/a"]), tmp_path / "copies")
     with ArrayRecordDataSource([f"{base}/a", f"{base}/b[5:10]"], cache=cache) as source:

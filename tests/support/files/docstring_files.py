@@ -8,21 +8,25 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
 import millstream
-from support.files.record_files import write_bagz, write_mds, write_megatron, write_tar, write_tfrecord, write_zarr
+from support.files.record_files import (
+    write_array_record,
+    write_bagz,
+    write_mds,
+    write_megatron,
+    write_tar,
+    write_tfrecord,
+    write_zarr,
+)
 
 WORDS = [b"one", b"two", b"three"]
 
 
 def write_docstring_files(folder: Path) -> None:
     """Writes them into a folder: small, the same in each run."""
-    writer = ArrayRecordWriter(str(folder / "train-0.array_record"), "group_size:1")
-    for word in WORDS:
-        writer.write(word)
-    writer.close()
+    write_array_record(folder / "train-0.array_record", WORDS)
     (folder / "people.csv").write_text("name,age\nAda,36\nAlan,41\n")
     (folder / "poem.txt").write_text("first line\nsecond line\n")
     (folder / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')

@@ -14,6 +14,7 @@ import google_crc32c
 import numpy as np
 import tensorstore
 import zstandard
+from array_record.python.array_record_module import ArrayRecordWriter
 from numpy.typing import NDArray
 
 
@@ -73,6 +74,36 @@ def write_megatron(prefix: Path, sequences: Sequence[NDArray[Any]]) -> Path:
     )
     prefix.with_name(f"{prefix.name}.bin").write_bytes(b"".join(sequence.tobytes() for sequence in sequences))
     return prefix
+
+
+def write_array_record(path: Path, records: Iterable[bytes], options: str = "group_size:1") -> Path:
+    """Writes an ArrayRecord file, and returns its path."""
+    writer = ArrayRecordWriter(str(path), options)
+    for record in records:
+        writer.write(record)
+    writer.close()
+    return path
+
+
+def emptied(folder: Path) -> Path:
+    """Removes the files of a folder, indices too, and returns it."""
+    for path in [*folder.iterdir()]:
+        path.unlink()
+    return folder
+
+
+def write_alone(folder: Path, content: bytes) -> Path:
+    """Writes a file with this content into a folder that has no other, and returns its path."""
+    path = emptied(folder) / "file"
+    path.write_bytes(content)
+    return path
+
+
+def assert_records(source: Any, expected: Sequence[Any]) -> None:
+    """Asserts that a source has these records, read in order and in any other order."""
+    assert every_record(source) == list(expected)
+    order = np.random.default_rng(0).permutation(len(expected))
+    assert source.__getitems__(order) == [expected[key] for key in order]
 
 
 def every_record(source: Any) -> list[Any]:

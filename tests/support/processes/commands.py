@@ -1,15 +1,34 @@
-"""Runs the command line in processes of its own."""
+"""Runs the command line, in this process or in one of its own."""
 
+import contextlib
+import io
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from millstream.tools.command_line import main
+
 COMMAND = [sys.executable, "-m", "millstream"]
 
 
+def run_here(*arguments: Any, folder: Path, status: int = 0) -> tuple[str, str]:
+    """Returns what a command prints and what it reports, run in this process with another working folder.
+
+    It need not wait for an interpreter to start. What the command imports from the folder, and warnings, need `run`.
+    """
+    printed, reported = io.StringIO(), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(reported):
+        try:
+            ended: Any = main([*map(str, arguments)])
+        except SystemExit as error:
+            ended = error.code or 0
+    assert ended == status, reported.getvalue()
+    return printed.getvalue(), reported.getvalue()
+
+
 def run(*arguments: Any, folder: Path, status: int = 0, **options: Any) -> tuple[str, str]:
-    """Returns what a command prints and what it reports, started in a folder; its exit status must be as given."""
+    """Returns the same of a process of its own."""
     done = subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=folder,
