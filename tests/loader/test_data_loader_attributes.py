@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,46 +41,43 @@ def test_load_takes_a_batch_fn() -> None:
         load(batch_fn=tuple)
 
 
+ARGUMENTS_OF_DATA_LOADER: list[tuple[dict[str, Any], str]] = [
+    ({"batch_size": 4}, "DataLoader has no argument 'batch_size': use millstream.load(source, batch_size=...), or"),
+    ({"shuffle": True}, "millstream.load(source, shuffle=True, seed=0), or DataLoader(..., sampler=IndexSampler("),
+    ({"collate_fn": list}, "millstream.load(source, batch_fn=...)"),
+    ({"drop_last": True}, "millstream.load(source, drop_remainder=True)"),
+    ({"num_workers": 4}, "'num_workers': use worker_count."),
+    ({"dataset": [1]}, "'dataset': use data_source."),
+    ({"transformations": []}, "use operations=[...]."),
+    ({"pin_memory": True}, "millstream.device_put(iter(loader))"),
+    ({"worker_cuont": 1}, "did you mean 'worker_count'?"),
+]
+ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], str]] = [
+    ({"num_workers": 4}, "load has no argument 'num_workers': use worker_count."),
+    ({"collate_fn": list}, "use batch_fn."),
+    ({"drop_last": True}, "use drop_remainder."),
+    ({"operations": []}, "use transformations=[...]."),
+    ({"sampler": None}, "use DataLoader(data_source=..., sampler=..., operations=[...])."),
+    ({"batchsize": 4}, "did you mean 'batch_size'?"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("make", "needed", "given", "words"),
     [
-        (
-            {"batch_size": 4},
-            "DataLoader has no argument 'batch_size': use millstream.load(source, batch_size=...), or",
+        *(
+            (millstream.DataLoader, {"data_source": [1], "sampler": millstream.SequentialSampler(1)}, *case)
+            for case in ARGUMENTS_OF_DATA_LOADER
         ),
-        ({"shuffle": True}, "millstream.load(source, shuffle=True, seed=0), or DataLoader(..., sampler=IndexSampler("),
-        ({"collate_fn": list}, "millstream.load(source, batch_fn=...)"),
-        ({"drop_last": True}, "millstream.load(source, drop_remainder=True)"),
-        ({"num_workers": 4}, "'num_workers': use worker_count."),
-        ({"dataset": [1]}, "'dataset': use data_source."),
-        ({"transformations": []}, "use operations=[...]."),
-        ({"pin_memory": True}, "millstream.device_put(iter(loader))"),
-        ({"worker_cuont": 1}, "did you mean 'worker_count'?"),
+        *((millstream.load, {"source": [1]}, *case) for case in ARGUMENTS_OF_LOAD),
     ],
 )
-def test_a_data_loader_knows_what_other_loaders_call_it(arguments: dict[str, Any], words: str) -> None:
-    """An argument of PyTorch's, or of `load`, is an error that says what to write here."""
+def test_an_argument_of_another_loader_is_told_what_to_write(
+    make: Callable[..., object], needed: dict[str, Any], given: dict[str, Any], words: str
+) -> None:
+    """An argument of PyTorch's, or of the other of DataLoader and `load`, is an error that says what to write here."""
     with pytest.raises(TypeError) as caught:
-        millstream.DataLoader(**{"data_source": [1], "sampler": millstream.SequentialSampler(1), **arguments})
-
-    assert words in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"num_workers": 4}, "load has no argument 'num_workers': use worker_count."),
-        ({"collate_fn": list}, "use batch_fn."),
-        ({"drop_last": True}, "use drop_remainder."),
-        ({"operations": []}, "use transformations=[...]."),
-        ({"sampler": None}, "use DataLoader(data_source=..., sampler=..., operations=[...])."),
-        ({"batchsize": 4}, "did you mean 'batch_size'?"),
-    ],
-)
-def test_load_knows_what_other_loaders_call_it(arguments: dict[str, Any], words: str) -> None:
-    """The same for `load`."""
-    with pytest.raises(TypeError) as caught:
-        millstream.load([1], **arguments)
+        make(**needed, **given)
 
     assert words in str(caught.value)
 
@@ -241,7 +239,10 @@ class Loud(Map[int, int]):
 
 
 def test_a_loader_is_shown_as_what_comes_from_where() -> None:
-    """Each part and each operation has a line; parameters are cut, and nothing is read or raised."""
+    """Each part and each operation has a line; parameters are cut, and nothing is read or raised.
+
+    An iterator is shown with its step and shard.
+    """
     sampler: Any = Mix([0.3, 0.7])
     loader = millstream.DataLoader(
         data_source=Silent(),
@@ -269,3 +270,6 @@ def test_a_loader_is_shown_as_what_comes_from_where() -> None:
         "  └",
         "  trainer: no batch yet",
     ]
+    iterator = iter(load(shard_options=ShardOptions(0, 2)))
+    next(iterator)
+    assert repr(iterator) == "<DataLoaderIterator at step 1, running, shard 0 of 2>"

@@ -179,6 +179,22 @@ def test_epochs_of_a_balanced_order_are_those_of_its_order() -> None:
         balanced_loader(Plain()).epochs(2)
 
 
+def assert_resumes_in_its_epoch(one: millstream.DataLoader, other: millstream.DataLoader, rest: list[float]) -> None:
+    """Asserts that a state after a batch of epoch 1 leads to the rest of it in another loader, and nowhere else."""
+    for number, batches in one.epochs(3, start=1):
+        assert (number, batches.epoch) == (1, 1)
+        next(batches)
+        state = batches.get_state()
+        break
+    for number, batches in other.epochs(3, start=1):
+        if number == 1:
+            batches.set_state(state)
+            assert rows_of(batches) == rest
+        else:
+            with pytest.raises(millstream.CheckpointError):
+                batches.set_state(state)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sampler_with_of_epoch_has_epochs(workers: int) -> None:
     """A user's sampler decides the order of each epoch, resumes in it, and refuses the state of another."""
@@ -193,18 +209,7 @@ def test_a_sampler_with_of_epoch_has_epochs(workers: int) -> None:
         whole = {number: rows_of(batches) for number, batches in one.epochs(3)}
         assert [list(map(int, rows)) for rows in whole.values()] == [[0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3]]
         assert len({row % 1 for rows in whole.values() for row in rows}) == 12
-        for number, batches in one.epochs(3, start=1):
-            assert batches.epoch == number
-            next(batches)
-            state = batches.get_state()
-            break
-        for number, batches in other.epochs(3, start=1):
-            if number == 1:
-                batches.set_state(state)
-                assert rows_of(batches) == whole[1][2:]
-            else:
-                with pytest.raises(millstream.CheckpointError):
-                    batches.set_state(state)
+        assert_resumes_in_its_epoch(one, other, whole[1][2:])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -221,18 +226,7 @@ def test_epochs_of_a_mixture(workers: int) -> None:
         whole = [rows_of(batches) for _, batches in one.epochs(3)]
         assert [sorted(rows) for rows in whole] == [[*range(6), *range(100, 106)]] * 3
         assert whole[0] != whole[1] != whole[2] != whole[0]
-        for number, batches in one.epochs(3, start=1):
-            assert (number, batches.epoch) == (1, 1)
-            next(batches)
-            state = batches.get_state()
-            break
-        for number, batches in other.epochs(3, start=1):
-            if number == 1:
-                batches.set_state(state)
-                assert rows_of(batches) == whole[1][4:]
-            else:
-                with pytest.raises(millstream.CheckpointError):
-                    batches.set_state(state)
+        assert_resumes_in_its_epoch(one, other, whole[1][4:])
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -65,23 +65,42 @@ def test_elements_that_do_not_stack_are_named(operations: tuple[Any, ...], readi
 
 
 def test_more_children_than_max_fan_out_are_refused(reading: millstream.ReadOptions) -> None:
-    """A FlatMap that splits an element further than it said is a ValueError with the limit and the record."""
-    order = order_of(10)
-    split = FlatMap(lambda element: [element] * (3 if element == order[5] else 2), max_fan_out=2)
+    """A FlatMap that splits an element further than it said is a ValueError with the limit and the record.
+
+    A generator that never ends is asked for one child more than it may give, and no further.
+    """
+    order, asked = order_of(10), itertools.count()
+    split = FlatMap(
+        lambda element: (next(asked) for _ in itertools.count()) if element == order[5] else [element] * 2,
+        max_fan_out=2,
+    )
     error = first_error(loader_of(reading, range(10), split), ValueError, step=10)
 
     assert "at most max_fan_out = 2 elements, got more" in str(error)
     assert error.__notes__[0].endswith(f"at record key {order[5]} (position 5).")
+    assert next(asked) == 3
 
 
-def test_a_flat_map_without_an_end_is_refused(reading: millstream.ReadOptions) -> None:
-    """A generator that never ends is asked for one child more than it may give, and no further."""
-    asked = itertools.count()
-    split = FlatMap(lambda _: (next(asked) for _ in itertools.count()), max_fan_out=3)
-    error = first_error(loader_of(reading, range(1), split), ValueError, step=0)
+def test_a_state_before_an_error_leads_to_it(reading: millstream.ReadOptions) -> None:
+    """The children of a record before one that fails are delivered; resumed after them, the error comes first."""
 
-    assert "at most max_fan_out = 3 elements, got more" in str(error)
-    assert next(asked) == 4
+    def fail(child: int) -> int:
+        if child == 7:
+            raise LookupError(child)
+        return child
+
+    sampler = millstream.SequentialSampler(10)
+    split = FlatMap(lambda number: [2 * number, 2 * number + 1], max_fan_out=2)
+    loader = millstream.DataLoader(
+        data_source=range(10), sampler=sampler, operations=[split, fail], read_options=reading
+    )
+    with iter(loader) as iterator, iter(loader) as resumed:
+        assert [next(iterator) for _ in range(7)] == list(range(7))
+        resumed.set_state(iterator.get_state())
+        for each in (iterator, resumed):
+            with pytest.raises(LookupError, match="7"):
+                next(each)
+            assert each.step == 7
 
 
 class Together:

@@ -49,7 +49,7 @@ def small_groups() -> Iterator[None]:
 
 @EVERY_PIPELINE
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 def test_the_consumers_thread(kind: str, data: st.DataObject) -> None:
     """Blocks of records give the stream of one record after another, with num_threads=0."""
     assert_is_the_oracle_and_resumes(data.draw(PIPELINES[kind]), data)
@@ -57,7 +57,7 @@ def test_the_consumers_thread(kind: str, data: st.DataObject) -> None:
 
 @EVERY_PIPELINE
 @given(data=st.data())
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 def test_reader_threads(kind: str, data: st.DataObject) -> None:
     """Threads give the same stream, whether they compute every block or leave the short ones to the consumer."""
     threads = millstream.ReadOptions(data.draw(st.sampled_from([1, 2, 5])), data.draw(st.sampled_from([1, 7, 500])))
@@ -90,7 +90,7 @@ def test_length_is_the_number_of_batches(pipeline: Pipeline) -> None:
 
 @EVERY_PIPELINE
 @given(data=st.data())
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=4)
 def test_states_do_not_grow(kind: str, data: st.DataObject) -> None:
     """The state of the last step has at most 20 bytes per logical shard more than that of the first."""
     pipeline = data.draw(PIPELINES[kind])

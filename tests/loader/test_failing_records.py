@@ -46,7 +46,7 @@ def expected_of(
     max_errors=st.sampled_from([None, None, 0, 1, 5]),
     num_threads=st.sampled_from([0, 2]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=120)
 def test_skipping_equals_the_oracle(pipeline: Pipeline, max_errors: int | None, num_threads: int) -> None:
     """Substitutes, dropped records, errors that are no record's, and the limit: inline and in threads."""
     if max_errors is not None and (pipeline.shard.logical_shards or 0) > pipeline.shard.shard_count:
@@ -62,7 +62,7 @@ def test_skipping_equals_the_oracle(pipeline: Pipeline, max_errors: int | None, 
 
 @UNEVEN_ENDS
 @given(data=st.data(), pipeline=pipelines())
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_resuming_and_seeking_skip_the_same(data: st.DataObject, pipeline: Pipeline) -> None:
     """The state after step k, and `seek(k)`, give the oracle's stream from step k on."""
     (expected, error), _ = expected_of(pipeline, None)

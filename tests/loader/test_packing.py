@@ -163,36 +163,6 @@ def test_rows_of_several_axes_and_of_lists() -> None:
     assert row["x_positions"].tolist() == [0, 1, 0, 0]
 
 
-@pytest.mark.parametrize("threads", [0, 4])
-def test_an_error_in_a_document_comes_at_its_row(threads: int) -> None:
-    """All rows before it are delivered; what was read of its own row is not mistaken for a row."""
-    sampler = PackingSampler(lengths_of(60), ROW, overflow="drop", seed=3, shuffle=True, num_epochs=1)
-    keys = sampler.segments(0, len(sampler)).elements
-    starts = sampler.segments(0, len(sampler)).offsets
-    row = next(row for row in range(7, len(sampler)) if starts[row + 1] - starts[row] > 1)
-    bad = int(keys[starts[row + 1] - 1])
-
-    def fails(document: Any) -> Any:
-        if document[0] // 100 == bad:
-            raise RuntimeError("bad")
-        return document
-
-    loader = loader_of(
-        operations=[fails, Pack({"tokens": ROW})],
-        overflow="drop",
-        seed=3,
-        read_options=ReadOptions(num_threads=threads),
-    )
-    iterator = iter(loader)
-    for position in range(row):
-        assert_same(
-            next(iterator), {k: v[0] for k, v in plain_rows(sampler, documents(60), position, position + 1).items()}
-        )
-    with pytest.raises(RuntimeError, match="bad") as caught:
-        next(iterator)
-    assert any(f"record key {bad} (position {row})" in note for note in caught.value.__notes__)
-
-
 @final
 class CountedReads:
     """Documents, and how many reads there were."""
@@ -273,27 +243,36 @@ def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
         assert alone.get_state() == state
 
 
-@pytest.mark.parametrize("options", [{"read_options": ReadOptions(num_threads=0)}, {"worker_count": 1}])
-def test_an_error_comes_after_the_batches_that_were_made_with_it(options: Any) -> None:
-    """Of several batches of one call, those before a bad document are delivered, and their states resume there."""
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize(
+    "options", [{"read_options": ReadOptions(0)}, {"read_options": ReadOptions(4)}, {"worker_count": 1}]
+)
+def test_an_error_in_a_document_comes_at_its_row(options: Any, batch_size: int) -> None:
+    """All batches of rows before the last document of a row are delivered, though they are made together.
+
+    What was read of its own row is not mistaken for a row.
+    """
     sampler = PackingSampler(lengths_of(600), ROW, overflow="drop", **ORDER)
-    bad = int(sampler.segments(3 * 40, 3 * 40 + 1).elements[0])
+    rows = sampler.segments(0, len(sampler))
+    row = next(row for row in range(120, 200) if rows.offsets[row + 1] - rows.offsets[row] > 1)
+    bad = int(rows.elements[rows.offsets[row + 1] - 1])
 
     def fails(document: Any) -> Any:
         if document[0] // 100 == bad:
             raise RuntimeError("bad")
         return document
 
-    operations = [fails, Pack({"tokens": ROW}), Batch(3)]
+    operations = [fails, Pack({"tokens": ROW}), Batch(batch_size)]
     with loader_of(600, operations=operations, overflow="drop", **options) as loader:
         iterator = iter(loader)
-        for step in range(40):
-            assert_same(next(iterator), plain_rows(sampler, documents(600), 3 * step, 3 * step + 3))
-        with pytest.raises(RuntimeError, match="bad"):
-            next(iterator)
-        assert iterator.step == 40
-        with pytest.raises(RuntimeError, match="bad"):
-            next(iterator)
+        for step in range(row // batch_size):
+            start = batch_size * step
+            assert_same(next(iterator), plain_rows(sampler, documents(600), start, start + batch_size))
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="bad") as caught:
+                next(iterator)
+        assert iterator.step == row // batch_size
+        assert any(f"record key {bad} (position {row})" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize(

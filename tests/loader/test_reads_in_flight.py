@@ -59,9 +59,8 @@ def reads_in_flight(outputs: Iterable[Any], limit: int = NUM_THREADS) -> int:
     return peak
 
 
-@pytest.mark.parametrize("kind", [Storage, BatchedStorage])
+@pytest.mark.parametrize(("kind", "worker_count"), [(Storage, 0), (BatchedStorage, 0), (BatchedStorage, 1)])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("worker_count", [0, 1])
 def test_as_many_reads_are_in_flight_as_threads_allow(kind: type[Storage], shape: str, worker_count: int) -> None:
     """Exactly num_threads slow reads are in flight, in this process and in each worker."""
     reading = millstream.ReadOptions(num_threads=NUM_THREADS)

@@ -81,7 +81,7 @@ def closing_over(numbers: tuple[int, ...]) -> Map:
     saved=st.lists(st.integers(0, 9), min_size=1, max_size=30).map(tuple),
     here=st.lists(st.integers(0, 9), min_size=1, max_size=30).map(tuple),
 )
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_private_parameter_is_part_of_the_stream(
     pipeline: Pipeline, make: Callable[[tuple[int, ...]], Map], saved: tuple[int, ...], here: tuple[int, ...]
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_private_parameter_is_part_of_the_stream(
 
 @UNEVEN_ENDS
 @given(pipeline=pipelines() | dealt_pipelines(fails=False), epochs=st.integers(1, 4), data=st.data())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=120)
 def test_a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused(
     pipeline: Pipeline, epochs: int, data: st.DataObject
 ) -> None:

@@ -70,7 +70,7 @@ def records_at(sampler: Any, positions: Any) -> list[list[int]]:
     return [part.tolist() for part in np.split(keys, starts[1:-1])]
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     drawn=orders(),
     parts=st.integers(1, 4),

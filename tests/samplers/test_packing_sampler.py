@@ -84,7 +84,7 @@ def test_best_fit_is_best_fit_decreasing(lengths: list[int], row_length: int) ->
         assert sorted(sum(lengths[key] for key, _, _ in row) for row in epoch) == plain_best_fit(lengths, row_length)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(lengths=LENGTHS, options=OPTIONS, shuffle=st.booleans(), start=st.integers(0, 60), data=st.data())
 def test_tokens_between_positions_are_those_of_their_rows(
     lengths: list[int], options: tuple[str, str], shuffle: bool, start: int, data: st.DataObject

@@ -60,7 +60,7 @@ def shuffled(rng: random.Random, fields: list[bytes]) -> bytes:
     return b"".join(everything)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(EXAMPLES)
 def test_what_was_encoded_comes_out(examples: list[tuple[dict[str, Any], bool, random.Random]]) -> None:
     """Packed or not, in any order of fields, with fields and features between them that are not asked for."""

@@ -207,7 +207,7 @@ def rebuilt(value: Any) -> Any:
 
 
 @example("000\x1f\x1f\x1f\x1f" + 6 * "\U00010000", [])
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(values, values)
 def test_plain_values_are_alike_exactly_if_they_are_equal(one: Any, other: Any) -> None:
     """A nested value is described as its copy is, and otherwise than any different value."""

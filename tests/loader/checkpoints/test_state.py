@@ -83,7 +83,7 @@ def refusal(raw: Any, *likely: Stream) -> str:
     return text
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(states(), st.sampled_from([None, 0, 3, "\t"]), st.booleans(), st.randoms(use_true_random=False))
 def test_round_trip_through_any_json_writer(state: LoaderState, indent: Any, ascii_only: bool, random: Any) -> None:
     """Bytes are canonical; a state comes back equal from them, and from other white space, escapes and key order."""
@@ -98,7 +98,7 @@ def test_round_trip_through_any_json_writer(state: LoaderState, indent: Any, asc
     assert LoaderState.decode(rewritten).encode() == raw
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(states(), states(), st.sampled_from([None, 0]))
 def test_a_state_says_the_same_whichever_stream_it_is_likely_to_be_of(
     state: LoaderState, other: LoaderState, indent: Any
@@ -134,7 +134,7 @@ def test_every_damaged_byte_is_refused(state: LoaderState) -> None:
         refusal(raw[:place] + b"\0" + raw[place:], state.stream)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(states(), st.data())
 def test_damage_is_refused_or_changes_nothing(state: LoaderState, data: st.DataObject) -> None:
     """Overwritten runs of bytes are refused, unless the JSON still means exactly the same."""
@@ -149,7 +149,7 @@ def test_damage_is_refused_or_changes_nothing(state: LoaderState, data: st.DataO
         assert read == state
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(
     st.binary()
     | st.recursive(

@@ -89,7 +89,7 @@ class Workers:
 
 
 @given(random=st.randoms(use_true_random=False), filtered=st.booleans(), batch=st.integers(1, 3))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_accidents_change_nothing(random: Random, filtered: bool, batch: int) -> None:
     """However often workers die where no call is at fault, the stream is the undisturbed one."""
     operations = [Filter(lambda number: number % 3), Batch(batch)] if filtered else []

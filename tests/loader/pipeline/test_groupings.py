@@ -172,7 +172,7 @@ def in_pieces(draw: Callable[[st.SearchStrategy[int]], int], count: int) -> Iter
 
 @EVERY_GROUPING
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_groups_do_not_depend_on_how_elements_come(name: str, data: st.DataObject) -> None:
     """Whatever the pieces, the groups are those of elements that come one by one, in order; none is empty."""
     case = data.draw(CASES[name])
@@ -189,7 +189,7 @@ def test_groups_do_not_depend_on_how_elements_come(name: str, data: st.DataObjec
 
 @EVERY_GROUPING
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_each_element_is_in_a_group(name: str, data: st.DataObject) -> None:
     """In order, from the first one on; unless the remainder is dropped, to the last one. No whole one is in two."""
     case = data.draw(CASES[name])
@@ -205,7 +205,7 @@ def test_each_element_is_in_a_group(name: str, data: st.DataObject) -> None:
 
 @EVERY_GROUPING
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_a_stream_can_be_restarted_at_each_group(name: str, data: st.DataObject) -> None:
     """Begun at the start of any group, the stream has that group and those after it, and no others."""
     case = data.draw(CASES[name])
@@ -218,7 +218,7 @@ def test_a_stream_can_be_restarted_at_each_group(name: str, data: st.DataObject)
 
 @EVERY_GROUPING
 @given(data=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_a_full_group_takes_nothing_more(name: str, data: st.DataObject) -> None:
     """A new group takes at least one element, and a full one none, however many there are."""
     case = data.draw(CASES[name].filter(lambda case: case.sizes.shape[1] > 0))

@@ -60,7 +60,7 @@ def run_in_any_order(schedule: Schedule, work: Callable[[Call], Elements], rando
 
 @UNEVEN_ENDS
 @given(pipeline=pipelines() | dealt_pipelines(), random=st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipeline, random: Random) -> None:
     """However many calls are under way and in which order they finish, the outputs are those of the oracle."""
     plan = plan_of(pipeline)
@@ -73,7 +73,7 @@ def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipelin
 
 @UNEVEN_ENDS
 @given(pipeline=pipelines() | dealt_pipelines(), random=st.randoms(use_true_random=False), data=st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_the_position_after_each_output_is_where_the_rest_begins(
     pipeline: Pipeline, random: Random, data: st.DataObject
 ) -> None:

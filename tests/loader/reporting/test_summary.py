@@ -111,13 +111,3 @@ def test_the_first_batch_does_not_count_as_waiting() -> None:
         )
         assert first > 0.0
         assert first + waits == pytest.approx(loader.profile()["next"], abs=0.002)
-
-
-def test_asking_changes_nothing() -> None:
-    """A summary in the middle of a pass leaves the batches as they are."""
-    loader = millstream.load(range(64), transformations=[abs], batch_size=4, num_epochs=1)
-    batches, seen = iter(loader), []
-    for batch in batches:
-        loader.summary()
-        seen.append(batch.tolist())
-    assert seen == [list(range(start, start + 4)) for start in range(0, 64, 4)]

@@ -50,7 +50,7 @@ def alike(draw: st.DrawFn, depth: int = 3) -> list[Any]:
 
 
 @given(alike() | st.lists(elements, max_size=4) | st.tuples(alike(), alike()).map(lambda both: both[0] + both[1]))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 def test_elements_come_back_unchanged(values: list[Any]) -> None:
     """Structure, keys and their types and order, dtypes, shapes, bytes and writability, alike or not."""
     before = [comparable(value) for value in values]

@@ -55,7 +55,7 @@ def address(array: np.ndarray[Any, Any]) -> int:
 
 
 @given(messages=st.lists(st.lists(elements, max_size=4), min_size=1, max_size=4), room=st.sampled_from([4096, 1 << 25]))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 def test_elements_cross_unchanged(messages: list[list[Any]], room: int) -> None:
     """Elements of any kind keep structure, dtype, shape and bytes, with room in the arena or without.
 
