@@ -90,6 +90,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
         tolerance=options.tolerance,
         num_local=chain.num_local,
         local_reading=chain.local_reading,
+        raises_absent=shared is not None and shared.raises_absent,
     )
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         own = reading or leaf.reading

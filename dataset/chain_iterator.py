@@ -121,13 +121,12 @@ class ReadIterator(ReadViews, EngineIterator):
         raises_absent: True to raise AbsentElement for a missing element instead of skipping it.
     """
 
-    raises_absent = False
-
     def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
         super().__init__()
         self._node = node = node_of(leaf.map_dataset)
         order = order_of(node)
         self._running, self._options = running, running.options
+        self.raises_absent = running.raises_absent
         limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
         if running.tolerance is not None:
             # Elements that fail are dropped, whether or not others may be missing.
@@ -140,6 +139,7 @@ class ReadIterator(ReadViews, EngineIterator):
         self._after = -1, ""
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
         pipeline = self._whole = self._sparse
+        maps: Sequence[Transformation] = ()
         if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
             source, own_order, maps = lower(leaf.map_dataset, node)
             dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
@@ -154,6 +154,11 @@ class ReadIterator(ReadViews, EngineIterator):
         self._is_dense = pipeline is not self._sparse and running.shared_workers is None
         self._own_stream = best if self._is_dense else sparse
         kind, pipeline = ("dense", pipeline) if self._is_dense else ("sparse", self._sparse)
+        if self._is_dense and running.raises_absent:
+            checked = tuple(checked_maps((*maps, *operations)))
+            kind, pipeline = "checked", dataclasses.replace(pipeline, operations=checked)
+            # Each operation has a check after it.
+            running = dataclasses.replace(running, num_local=2 * running.num_local)
         self._execution = running.execution(kind, pipeline, CHAIN)
         self._inner = self._execution.begin(self._own_stream)
 

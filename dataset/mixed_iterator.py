@@ -1,5 +1,6 @@
 """The iterator of mixed streams, which draws from the stream that is due."""
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -46,16 +47,16 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._weights = weights
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
         self._position = 0
-        self._ended = self._is_reading = self._is_dense = False
+        self._ended = self._is_reading = False
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
 
-    def set_dense(self, *, is_dense: bool) -> None:
-        """Lets a missing element of a stream be an AbsentElement, or be skipped."""
-        self._is_dense = is_dense
+    def skip_absent(self) -> None:
+        """Skips the missing elements of streams from now on."""
+        self._shared = dataclasses.replace(self._shared, raises_absent=False)
         for parent in self._parents:
             if isinstance(parent, ReadIterator):
-                parent.raises_absent = is_dense
+                parent.raises_absent = False
 
     def _draw(self) -> Any:
         if self._ended:
@@ -188,7 +189,6 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             if own is not None:
                 move_to(parent, own)
         self._open_again([number for number, own in enumerate(states) if own is None])
-        self.set_dense(is_dense=self._is_dense)
         self._position, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
         self._is_reading = False
 

@@ -175,7 +175,6 @@ class MixtureIterator(EngineIterator):
         self._operations = (*checked_maps(maps), *operations)
         self._running, self._options = running, running.options
         self._parts_have_workers = parts_have_workers
-        stream.set_dense(is_dense=parts_have_workers)
         # False once an element was missing: states are then those of the drawn stream.
         self._is_random = True
         self._was_sought = False
@@ -292,7 +291,7 @@ class MixtureIterator(EngineIterator):
         """Draws from the stream from now on."""
         self._close_reading()
         self._is_random = False
-        self._stream.set_dense(is_dense=False)
+        self._stream.skip_absent()
         self._execution, self._inner = self._fed.engine
 
     def _close_reading(self) -> None:

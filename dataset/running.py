@@ -62,6 +62,7 @@ class Shared:
     Attributes:
         threads: the threads of this process that prefetch.
         reading: the threads for chains without threads of their own; None to start none.
+        raises_absent: True if a missing element of a chain is an AbsentElement; False to skip it.
         shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains;
             None without workers.
     """
@@ -69,6 +70,7 @@ class Shared:
     threads: SharedThreads = dataclasses.field(default_factory=SharedThreads)
     shared_workers: "SharedWorkers | None" = None
     reading: ReadOptions | None = None
+    raises_absent: bool = False
 
 
 @final
@@ -88,6 +90,7 @@ class Running:
         threads: the threads of this process, if they are shared; None for its own.
         num_local: the number of last operations that run in this process even if workers or threads run the others.
         local_reading: the threads that run these in advance; None to run them in the consumer's thread.
+        raises_absent: True to raise AbsentElement for a missing element, or for None between two operations.
     """
 
     workers: MultiprocessingOptions
@@ -100,6 +103,7 @@ class Running:
     tolerance: Tolerance | None = None
     num_local: int = 0
     local_reading: ReadOptions | None = None
+    raises_absent: bool = False
 
     @property
     def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:

@@ -88,7 +88,7 @@ class DebugChecks:
         if first.error is not None or (before := _copied(first)) is None:
             result = function(given, *others)
             return result
-        rest = function(Elements(given.values[1:], given.origins.take(slice(1, None)), given.error), *others)
+        rest = function(Elements(given.values[1:], given.origins.take(slice(1, None)), given.error, given.at), *others)
         pairs = zip(before.values, first.values, strict=True)
         if any(difference(one, other) is not None for one, other in pairs):
             self._warn(
@@ -229,7 +229,7 @@ def _copied(given: Any) -> Any:
     if isinstance(given, Origins):
         return given
     with contextlib.suppress(Exception):
-        return Elements(copy.deepcopy(given.values), given.origins, given.error)
+        return Elements(copy.deepcopy(given.values), given.origins, given.error, given.at)
     return None
 
 

@@ -100,7 +100,7 @@ class RayExecutor(WorkersExecutor[Actor]):
         def outputs() -> Elements:
             run = self._unpack(packed, self._pool.classes)
             if failure is not None:
-                run.error = unpack_failure(failure, self._pool.classes)
+                run.error, run.at = unpack_failure(failure, self._pool.classes), failure.at
             run.failures = unpack_failures(failures, self._pool.classes)
             return run
 

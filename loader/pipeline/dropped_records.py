@@ -102,6 +102,7 @@ class FilterWindows:
                 outputs.values, outputs.origins = outputs.values[:row], outputs.origins.take(slice(row))
                 outputs.first = min(outputs.first, row)
                 outputs.error = ValueError(self._text(dropped, "error"))
+                outputs.error_block = (self._end - 1) // self._plan.partition.global_block
                 return
             self._kept, counted, self._end = 0, row, self._end + WINDOW
         self._kept += _num_different(positions[counted:])

@@ -186,6 +186,23 @@ class FailedRecord(NamedTuple):
         return self.origin[3]
 
 
+class Location(NamedTuple):
+    """The record that an error belongs to.
+
+    Attributes:
+        position: its position in the order.
+        block: the block of that position.
+    """
+
+    position: int
+    block: int
+
+    @classmethod
+    def of(cls, origins: Origins, row: int) -> Self | None:
+        """Returns the location of an element, or None if there is no such row."""
+        return cls(int(origins.position[row]), int(origins.block[row])) if row < len(origins) else None
+
+
 class Elements:
     """A run of elements in order, and the error that ends it, if any.
 
@@ -196,14 +213,14 @@ class Elements:
         values: the elements.
         origins: their origins.
         error: the error in place of the next element, if any.
-        at: the position of the record that the error belongs to; None if it belongs to no single record.
+        at: the record that the error belongs to; None if it belongs to no single record.
         failures: the records that failed, and were skipped or replaced, in the order of their positions.
     """
 
     __slots__ = ("at", "error", "failures", "origins", "values")
 
     def __init__(
-        self, values: Sequence[Any], origins: Origins, error: BaseException | None = None, at: int | None = None
+        self, values: Sequence[Any], origins: Origins, error: BaseException | None = None, at: Location | None = None
     ) -> None:
         self.values = values
         self.origins = origins
@@ -212,9 +229,9 @@ class Elements:
         self.failures: tuple[FailedRecord, ...] = ()
 
     @classmethod
-    def failed(cls, error: BaseException) -> Self:
+    def failed(cls, error: BaseException, at: Location | None = None) -> Self:
         """Returns a run that only contains an error."""
-        return cls([], Origins.none(), error)
+        return cls([], Origins.none(), error, at)
 
     @classmethod
     def concatenate(cls, runs: Sequence[Self]) -> Self:
@@ -245,11 +262,6 @@ def text_of_end(end: SourceEnded) -> str:
     """Returns the text for the log, because the end may be a mistake."""
     where = " ".join(getattr(end, "__notes__", [])).removeprefix("millstream: in ")
     return f"{end} The stream ends there: {where}"
-
-
-def position_at(origins: Origins, row: int) -> int | None:
-    """Returns the position of an element, or None if there is no such row."""
-    return int(origins.position[row]) if row < len(origins) else None
 
 
 def add_note(error: BaseException, text: str) -> None:

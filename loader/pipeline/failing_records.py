@@ -42,10 +42,10 @@ def without_failures(make: Callable[[Elements], Elements], run: Elements, failed
         made = make(run)
         if made.error is None or made.at is None or not is_of_record(made.error):
             return Elements.concatenate([*runs, made])
-        rows = np.flatnonzero(run.origins.position == made.at)
+        rows = np.flatnonzero(run.origins.position == made.at.position)
         failed.append(FailedRecord.at(run.origins, int(rows[0]), made.error))
         # A FlatMap may have split the record before. Its other children are dropped as well.
-        kept = made.origins.position != made.at
+        kept = made.origins.position != made.at.position
         runs.append(Elements(list(itertools.compress(made.values, kept.tolist())), made.origins.take(kept)))
         remainder = slice(int(rows[-1]) + 1, None)
         run = Elements(run.values[remainder], run.origins.take(remainder), run.error, run.at)
@@ -89,4 +89,4 @@ class ErrorLog:
         outputs.first = min(outputs.first, row)
         limit = "no record is left" if self._tolerance.max_errors is None else f"max_errors is {self._limit}"
         add_note(failure.error, f"millstream: on_error='skip' has skipped {len(self.texts)} records, and {limit}.")
-        outputs.error = failure.error
+        outputs.error, outputs.error_block = failure.error, failure.block

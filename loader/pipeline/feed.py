@@ -11,7 +11,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from millstream.loader.pipeline.calls import BlockCall, Fed
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, Location, Origins
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import Outputs
 
@@ -65,7 +65,8 @@ class FedCall(BlockCall):
     def complete(self, elements: Elements) -> None:
         """Takes the result. If it is FeedFailed, the iterator's own error replaces it."""
         if isinstance(elements.error, FeedFailed):
-            elements = Elements(elements.values, elements.origins, self._failure)
+            block = self.start + len(self._elements.values) // self._of.partition.block
+            elements = Elements(elements.values, elements.origins, self._failure, Location(-1, block))
         super().complete(elements)
 
     def split(self) -> list[BlockCall]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from millstream.columnar import Allocate
 from millstream.errors import StackError
-from millstream.loader.pipeline.elements import Elements, Origins, position_at
+from millstream.loader.pipeline.elements import Elements, Location, Origins
 from millstream.loader.pipeline.steps import Step, collect
 from millstream.segments import Segments
 from millstream.signals import cannot_wait
@@ -58,7 +58,7 @@ def prepared(operation: Preparing, run: Elements, where: str, *, splits: bool = 
     if splits or made.counts is not None:
         counts = [1] * count if made.counts is None else made.counts
         origins = origins.fan_out(counts, MAX_FAN_OUT if splits else 1)
-    ends = (run.error, run.at) if error is None else (error, position_at(run.origins, count))
+    ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, count))
     return Elements(made.values, origins.with_sizes(made.sizes), *ends)
 
 

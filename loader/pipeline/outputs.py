@@ -77,6 +77,7 @@ class Outputs(abc.ABC):
         values: the outputs. Rows that were built together stay together, so consecutive ones form a batch already.
         origins: the origin of each output.
         error: the error in place of the next output, if any.
+        error_block: the block of the error; None if it is not known.
         first: the number of outputs at the start that were consumed before the schedule began.
         num_records: the number of records, or of elements of the stage before, that they were made from.
         failures: the records among them that failed, and were skipped or replaced.
@@ -88,6 +89,7 @@ class Outputs(abc.ABC):
         self.values = values if type(values) is Rows else list(values)
         self.origins = elements.origins
         self.error = elements.error
+        self.error_block = None if elements.at is None else elements.at.block
         self.failures = elements.failures
         self.first = min(first, len(elements.values))
         self.num_records = num_records
@@ -117,8 +119,8 @@ class BlockOutputs(Outputs):
         blocks = self.origins.block
         block = int(blocks[row])
         is_last = row + 1 == len(blocks) or blocks[row + 1] != block
-        # If an error follows, its record may be in the same block. Leaving the block would skip the error.
-        error_may_follow = row + 1 == len(blocks) and self.error is not None and not self._shard.one_to_one
+        # If an error follows in the same block, leaving the block would skip the error.
+        error_may_follow = row + 1 == len(blocks) and self._error_may_follow(block)
         is_tail = block == self._shard.partition.whole_blocks
         # The tail of a single shard grows with the order. Leaving it would skip the records added there.
         grows = is_tail and self._shard.tail_grows
@@ -126,6 +128,11 @@ class BlockOutputs(Outputs):
         if is_last and not error_may_follow and not grows:
             return Cursor(block + 1, (0,), is_final)
         return Cursor(block, (row - int(np.searchsorted(blocks, block)) + 1,), is_final)
+
+    def _error_may_follow(self, block: int) -> bool:
+        """Returns True if the error may be in a block that has an output before it."""
+        is_later = self.error_block is not None and self.error_block > block
+        return self.error is not None and not is_later and not self._shard.one_to_one
 
 
 class GroupOutputs(Outputs):

@@ -21,7 +21,7 @@ import numpy as np
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.arguments import check_balance, first_dynamic
 from millstream.loader.pipeline.calls import Blocks, Fed, Group, Request, Rest
-from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, describe_records
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, Origins, describe_records
 from millstream.loader.pipeline.failing_records import ErrorLog, without_failures
 from millstream.loader.pipeline.isolation import isolated
 from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
@@ -181,7 +181,7 @@ class Plan:
             if cannot_wait(error):
                 raise
             if stop - start == 1:
-                return Elements.failed(annotated(error, f"the sampler, at block {start}"))
+                return Elements.failed(annotated(error, f"the sampler, at block {start}"), Location(-1, start))
             run = Elements.concatenate([self.prepare_blocks(block, block + 1, shard) for block in range(start, stop)])
             if run.error is None:
                 # Every block succeeds on its own, so the error belongs to the range.

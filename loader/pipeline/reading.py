@@ -5,7 +5,7 @@ from types import FunctionType
 from typing import Any, cast
 
 from millstream.columnar import ColumnarRecords
-from millstream.loader.pipeline.elements import Elements, Origins, describe_origin, position_at
+from millstream.loader.pipeline.elements import Elements, Location, Origins, describe_origin
 from millstream.loader.pipeline.steps import annotated, collect
 from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources import DataSource
@@ -43,7 +43,7 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     def read_singly(origins: Origins) -> Elements:
         keys = origins.record_key.tolist()
         values, error = collect(map(read_one, keys), origins, where, len(keys), may_end=True)
-        at = None if error is None else position_at(origins, len(values))
+        at = None if error is None else Location.of(origins, len(values))
         return Elements(values, origins.take(slice(len(values))), error, at)
 
     if read_many is None:

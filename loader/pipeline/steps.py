@@ -14,7 +14,7 @@ import numpy as np
 from millstream.columnar import Allocate
 from millstream.descriptions import described
 from millstream.errors import StackError
-from millstream.loader.pipeline.elements import Elements, Origins, SourceEnded, add_note, describe_origin, position_at
+from millstream.loader.pipeline.elements import Elements, Location, Origins, SourceEnded, add_note, describe_origin
 from millstream.signals import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.batching.pad import pad
@@ -186,7 +186,7 @@ def _filter_step(operation: Filter, where: str, producer: str | None, component:
             return run
         mask = np.zeros(len(run.values), dtype=np.bool_)
         mask[: len(keep)] = keep
-        ends = (run.error, run.at) if error is None else (error, position_at(run.origins, len(keep)))
+        ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, len(keep)))
         return Elements(list(itertools.compress(values, keep)), run.origins.take(mask), *ends)
 
     return step
@@ -203,7 +203,7 @@ def _flat_map_step(operation: FlatMap, where: str, producer: str | None, compone
         if error is not None:
             _explain_none(error, run.values, len(families), producer)
         parents = run.origins.take(slice(len(families)))
-        ends = (run.error, run.at) if error is None else (error, position_at(run.origins, len(families)))
+        ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, len(families)))
         return Elements(
             list(itertools.chain.from_iterable(families)),
             parents.fan_out([len(family) for family in families], limit, component),
@@ -232,8 +232,8 @@ def _batch_step(operation: Batch, where: str, producer: str | None, is_template:
         firsts = run.origins.take(slice(0, starts.stop, size))
         batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
         if error is None:
-            return Elements(batches, firsts, run.error)
-        return Elements(batches, firsts.take(slice(len(batches))), error)
+            return Elements(batches, firsts, run.error, run.at)
+        return _cut(Elements(batches, firsts), batches, error)
 
     return step
 
@@ -312,4 +312,4 @@ def annotated(error: BaseException, where: str, *, may_end: bool = False) -> Bas
 
 def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:
     """Returns the results of a 1:1 step up to its error, with their origins."""
-    return Elements(values, run.origins.take(slice(len(values))), error, position_at(run.origins, len(values)))
+    return Elements(values, run.origins.take(slice(len(values))), error, Location.of(run.origins, len(values)))

@@ -66,7 +66,7 @@ def _end_of(run: Elements) -> float:
     if run.error is None:
         return np.inf
     if run.at is not None:
-        return run.at
+        return run.at.position
     known = [*run.origins.position[-1:].tolist(), *(failure.position for failure in run.failures)]
     return max(known, default=-1) + 1
 

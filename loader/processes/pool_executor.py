@@ -117,8 +117,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
 
         def outputs() -> Elements:
             values, origins = self._unpack(made.packed, worker.arena, self._pool.classes)
-            failure = None if made.failure is None else unpack_failure(made.failure, self._pool.classes)
-            run = Elements(values, origins, failure)
+            run = Elements(values, origins)
+            if (failure := made.failure) is not None:
+                run.error, run.at = unpack_failure(failure, self._pool.classes), failure.at
             run.failures = unpack_failures(made.failures, self._pool.classes)
             return run
 

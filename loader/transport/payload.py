@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.errors import WorkerError
-from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable
@@ -57,6 +57,7 @@ class Failure(NamedTuple):
         text: its message.
         notes: its notes.
         traceback: the worker's formatted traceback.
+        at: the record that it belongs to; None if it belongs to no single record.
     """
 
     pickled: bytes | None
@@ -64,6 +65,7 @@ class Failure(NamedTuple):
     text: str
     notes: tuple[str, ...]
     traceback: str
+    at: Location | None = None
 
 
 @final

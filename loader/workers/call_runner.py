@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, TypeVar, final
 
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.calls import Blocks
-from millstream.loader.pipeline.elements import Elements, FailedRecord, describe_origin
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, describe_origin
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
@@ -148,7 +148,7 @@ class CallRunner(Generic[Packed]):
             failed, run = run.failures, without_unpicklable(run, error)
             run.failures = failed
             packed = self._pack(run)
-        failure = None if run.error is None else pack_failure(run.error, self._classes)
+        failure = None if run.error is None else pack_failure(run.error, self._classes)._replace(at=run.at)
         failures = tuple(failed._replace(error=pack_failure(failed.error, self._classes)) for failed in run.failures)
         end = time.perf_counter()
         self._profiler.add(HAND_OVER, end - begin)
@@ -224,5 +224,5 @@ def without_unpicklable(run: Elements, error: BaseException) -> Elements:
                 "Convert them to arrays, numbers or strings in an operation, or use no workers."
             )
             refusal.add_note(f"millstream: at {describe_origin(run.origins, row)}.")
-            return Elements(run.values[:row], run.origins.take(slice(row)), refusal)
+            return Elements(run.values[:row], run.origins.take(slice(row)), refusal, Location.of(run.origins, row))
     return Elements.failed(error)

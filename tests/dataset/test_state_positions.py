@@ -1,5 +1,6 @@
 """States of chains with mp_prefetch and prefetch at every position: they are those of the chain without."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -139,6 +140,18 @@ JOINS: dict[str, Callable[[Step], Any]] = {
     "mixture of batches": lambda ahead: IterDataset.mix([ahead(triples(read())), ahead(triples(read(1000)))]),
     "mixture with draws": lambda ahead: IterDataset.mix([ahead(random(read())), ahead(odd(read(1000)))]),
     "missing elements": lambda ahead: IterDataset.mix([ahead(read()), ahead(holes())]),
+    "None from a stream's map": lambda ahead: IterDataset.mix([ahead(read().map(without_fifths)), ahead(read(1000))]),
+    "None between two maps": lambda ahead: IterDataset.mix(
+        [ahead(read().map(without_fifths).map(str)), ahead(read(1000).map(str))]
+    ),
+    "None before a batch": lambda ahead: IterDataset.mix(
+        [ahead(triples(read().map(without_fifths))), ahead(triples(read(1000)))]
+    ),
+    "an error": lambda ahead: IterDataset.mix([ahead(read().map(FailsAt(57))), ahead(read(1000))]),
+    "an error after a filter": lambda ahead: InterleaveIterDataset(
+        [ahead(odd(read()).map(FailsAt(57))), ahead(read(1000))], cycle_length=2
+    ),
+    "an error before a filter": lambda ahead: ZipIterDataset([ahead(odd(read().map(FailsAt(42)))), ahead(read(1000))]),
     "mixture of a stream": lambda ahead: IterDataset.mix([ahead(Numbers().map(float)), ahead(read(1000))]),
     "mixture of a mixture": lambda ahead: IterDataset.mix([ahead(straight_mix().map(float)), read().filter(is_odd)]),
     "interleave": lambda ahead: InterleaveIterDataset(
@@ -182,12 +195,26 @@ BELOW: dict[str, Step] = {
 
 
 def read_through(iterator: Any) -> tuple[list[Any], list[str]]:
-    """Returns the states before each element and after the last, and the elements as text."""
+    """Returns the states before each element and at the end or an error, and the elements as text."""
     states, elements = [iterator.get_state()], []
-    for element in iterator:
-        elements.append(repr(element))
-        states.append(iterator.get_state())
+    with contextlib.suppress(ValueError):
+        for element in iterator:
+            elements.append(repr(element))
+            states.append(iterator.get_state())
+    states.append(iterator.get_state())
     return states, elements
+
+
+class FailsAt:
+    """Fails at one element."""
+
+    def __init__(self, element: int) -> None:
+        self.element = element
+
+    def __call__(self, element: float) -> float:
+        if element == self.element:
+            raise ValueError("a bad element")
+        return float(element)
 
 
 @pytest.mark.parametrize("prefetch", PREFETCHES)
@@ -221,7 +248,8 @@ def test_a_state_does_not_depend_on_prefetching_below(join: str, following: str)
             for step in (STEPS, 1, len(elements)):
                 iterator.set_state(json.loads(json.dumps(states[step])))
                 assert iterator.get_state() == states[step]
-                assert list(map(repr, itertools.islice(iterator, STEPS))) == elements[step : step + STEPS]
+                expected = elements[step : step + STEPS]
+                assert list(map(repr, itertools.islice(iterator, len(expected)))) == expected
 
 
 @pytest.mark.parametrize("following", FOLLOWING)
@@ -246,6 +274,20 @@ def test_states_after_a_stream_do_not_depend_on_the_sizes_of_draws(prefetch: str
                 assert alone.get_state() == ahead.get_state()
 
 
+@pytest.mark.parametrize("following", FOLLOWING)
+@pytest.mark.parametrize(
+    "join", ["missing elements", "None from a stream's map", "an error", "an error after a filter"]
+)
+def test_a_state_does_not_depend_on_workers_after_a_join(join: str, following: str) -> None:
+    """Processes that run a join and all below it, any number of them, change no state before a None or an error."""
+    dataset = FOLLOWING[following](JOINS[join](lambda data: data))
+    with iter(dataset) as alone:
+        expected = read_through(alone)
+    for num_workers in (1, 2):
+        with iter(dataset.mp_prefetch(num_workers)) as spread:
+            assert read_through(spread) == expected
+
+
 def process(element: Any) -> tuple[int, Any]:
     return os.getpid(), element
 
@@ -260,18 +302,6 @@ def test_operations_after_mp_prefetch_run_here(begin: Callable[[], Any], followi
         assert here == os.getpid()
         assert {last for last, _ in pids} == {os.getpid()}
         assert os.getpid() not in {first for _, first in pids}
-
-
-class FailsAt:
-    """Fails at one element."""
-
-    def __init__(self, element: int) -> None:
-        self.element = element
-
-    def __call__(self, element: float) -> float:
-        if element == self.element:
-            raise ValueError("a bad element")
-        return float(element)
 
 
 @pytest.mark.parametrize("position", [0, 1])

@@ -2,8 +2,9 @@
 
 import asyncio
 import bdb
+import contextlib
 import pdb  # noqa: T100  (what a debugger does in a worker is the question)
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import millstream
 from millstream.descriptions import described
-from millstream.transforms import Batch
+from millstream.transforms import Batch, FilterTransform, FlatMap
 from support.faults.user_faults import At, Raise
 
 SIZE = 1000
@@ -35,6 +36,18 @@ class FailingSampler:
         if index == BAD:
             raise LookupError(index)
         return millstream.RecordMetadata(index, index)
+
+
+def bool_of(batch: Any) -> bool:
+    """Drops some batches."""
+    return bool(batch[0] % 3)
+
+
+def fails_in_batch(batch: Any) -> Any:
+    """Fails in the batch with a number."""
+    if BAD + 1 in batch:
+        raise ValueError(BAD)
+    return batch
 
 
 class FailingSource:
@@ -117,6 +130,45 @@ def test_an_exception_of_the_source_that_is_no_error(kind: type[BaseException]) 
     outcomes = {way: outcome_of(way, FailingSource(kind), in_order(), Batch(7))[:2] for way in WAYS}
 
     assert {way: (len(came), error) for way, (came, error) in outcomes.items()} == dict.fromkeys(WAYS, (BAD // 7, kind))
+
+
+def is_kept(number: int) -> bool:
+    return number % 3 > 0 and not BAD - 8 < number < BAD
+
+
+def with_bad_child(number: int) -> Iterator[int]:
+    yield number
+    if number == BAD:
+        raise ValueError(number)
+
+
+STOPPED: dict[str, tuple[Any, Any, list[Any]]] = {
+    "sampler": (range(SIZE), FailingSampler(), [FilterTransform(is_kept)]),
+    "source": (FailingSource(ValueError), None, [FilterTransform(is_kept)]),
+    "end of the source": (FailingSource(StopIteration), None, [FilterTransform(is_kept)]),
+    "filter, then the error": (range(SIZE), None, [FilterTransform(is_kept), At(BAD + 1, Raise(ValueError))]),
+    "the error, then a filter": (range(SIZE), None, [At(BAD, Raise(ValueError)), FilterTransform(is_kept)]),
+    "the error, filter, batch": (range(SIZE), None, [At(BAD, Raise(ValueError)), FilterTransform(is_kept), Batch(7)]),
+    "the error, batch, filter": (range(SIZE), None, [At(BAD, Raise(ValueError)), Batch(7), FilterTransform(bool_of)]),
+    "batch, filter, the error": (range(SIZE), None, [Batch(7), FilterTransform(bool_of), fails_in_batch]),
+    "second child": (range(SIZE), None, [FlatMap(with_bad_child, 2), FilterTransform(is_kept)]),
+}
+"""Sources, samplers and operations of streams that stop with an error, or early."""
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_states_before_an_error_agree(name: str) -> None:
+    """The states before each element, and after the error, are equal for all workers, threads and call sizes."""
+    source, sampler, operations = STOPPED[name]
+    found = []
+    for way in WAYS:
+        with iter(loader_of(way, source, sampler or in_order(), *operations)) as iterator:
+            states: list[bytes] = []
+            with contextlib.suppress(LookupError, ValueError):
+                states.extend(iterator.get_state() for _ in iterator)
+            found.append([*states, iterator.get_state()])
+    assert len(found[0]) > BAD // 14
+    assert found == [found[0]] * len(WAYS)
 
 
 def in_order() -> millstream.IndexSampler:

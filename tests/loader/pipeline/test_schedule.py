@@ -1,5 +1,6 @@
 """Calls that finish in any order give the stream, and every position between outputs is where the rest begins."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.schedule import Schedule
 from millstream.transforms import Batch, Filter, Map
@@ -91,6 +93,28 @@ def test_the_position_after_each_output_is_where_the_rest_begins(
 
     rest, _ = drain(run_in_any_order(Schedule(plan, positions[step]), work_of(plan), random))
     assert rest == outputs[step:]
+
+
+def positions_of(plan: Plan, sizes: Iterator[int]) -> list[Position]:
+    """Returns the position after each output, up to an error, if calls have the given numbers of blocks."""
+    schedule, positions = Schedule(plan, plan.beginning), []
+    while not schedule.exhausted:
+        while (run := schedule.pop()) is not None:
+            positions += [run.position_after(row) for row in range(run.first, len(run.values))]
+        if (call := take(schedule, next(sizes))) is not None:
+            schedule.complete(call, work_of(plan)(call))
+    return positions
+
+
+@UNEVEN_ENDS
+@given(pipeline=pipelines() | dealt_pipelines(), random=st.randoms(use_true_random=False))
+@settings(deadline=None, max_examples=300)
+def test_positions_do_not_depend_on_the_sizes_of_calls(pipeline: Pipeline, random: Random) -> None:
+    """They are those of calls of one block each, also before an error and after elements that were dropped."""
+    plan = plan_of(pipeline)
+    sizes = (random.randint(1, 8) for _ in itertools.count())
+
+    assert positions_of(plan, sizes) == positions_of(plan, itertools.repeat(1))
 
 
 def test_nothing_is_begun_after_an_error() -> None:
