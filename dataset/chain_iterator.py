@@ -250,7 +250,7 @@ class ReadIterator(ReadViews, EngineIterator):
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse(saved)
         else:
-            self._inner.set_state(self._with_skip(saved, self._own_stream, self._num_own_stages).encode())
+            self._inner.set_state(self._with_skip(saved, self._own_stream, len(self._execution.plan.stages)).encode())
         self._was_sought = False
 
     def _state(self) -> LoaderState:
@@ -264,10 +264,6 @@ class ReadIterator(ReadViews, EngineIterator):
         (place,) = saved.places
         is_between = place.position % block == 0 or place.position == saved.stream.length
         return not any(place.skip) and is_between and saved.step == -(-place.position // block)
-
-    @property
-    def _num_own_stages(self) -> int:
-        return len(self._execution.plan.stages)
 
     def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
         """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""

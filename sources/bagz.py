@@ -26,8 +26,6 @@ from millstream.sources.storage.urls import with_other_name, without_query
 
 _LIMIT_BYTES = 8
 
-_FILES = ".bagz files"
-
 _LARGEST_RATIO = 1 << 15
 """The maximum number of bytes that a byte of Zstandard becomes: four of them may be a block of 128 KB."""
 
@@ -72,7 +70,7 @@ class BagzDataSource(SpanRecords[bytes]):
         limit = as_integer(max_record_bytes, "max_record_bytes", minimum=1)
         super().__init__(paths, _BagzFormat(limit), cache)
         if any(map(_is_compressed, self._paths)):
-            zstandard_library(_FILES)  # It raises ImportError here, and not in a worker.
+            zstandard_library("read .bagz files")  # It raises ImportError here, and not in a worker.
 
 
 @final
@@ -116,7 +114,7 @@ class _BagzFormat(SpanFormat[bytes]):
     def decode(self, spans: list[bytes], request: SpanRequest) -> list[bytes]:
         if not _is_compressed(request.path):
             return spans
-        zstandard = zstandard_library(_FILES)
+        zstandard = zstandard_library("read .bagz files")
         decompressor = zstandard.ZstdDecompressor()  # One per call: it is not safe in threads.
         records: list[bytes] = []
         for row, span in enumerate(spans):

@@ -225,7 +225,7 @@ def _path_of(file: Mapping[str, Any], index_path: str, root: str) -> str:
 
 def _check_cache(cache: FileCache | None, shards: Collection[_Shard]) -> None:
     """Raises ValueError unless the cache has room for the content of each compressed shard."""
-    zstandard_library("compressed shards")
+    zstandard_library("read compressed shards")
     largest = max(shard.unpacked_size or 0 for shard in shards)
     first = next(iter(shards)).path
     if cache is None:

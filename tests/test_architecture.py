@@ -70,7 +70,7 @@ IMPORTERS = {
     "obstore": {"millstream.sources.storage.object_clients"},
     "huggingface_hub": {"millstream.sources.storage.hugging_face_hub"},
     "tqdm": {"millstream.sources.storage.progress"},
-    "zstandard": {"millstream.sources.storage.compression", "millstream.tools.record_writers"},
+    "zstandard": {"millstream.sources.storage.compression"},
     # Which process this is; and where its batches go.
     "keras": {"millstream.keras"},
     "jax": {"millstream.sharding", "millstream.loader.placement"},

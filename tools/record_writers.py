@@ -8,6 +8,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from millstream.sources.array_record_footer import count_records
+from millstream.sources.storage.compression import zstandard_library
 from millstream.tools.record_encoding import TOKEN_DTYPES, TOKENS, Encoding
 
 RECORD_EXTENSIONS = (".array_record", ".bag", ".bagz")
@@ -143,7 +144,9 @@ class _BagzFile:
     """Concatenated records, followed by the end of each as uint64. With a level, each record is a frame of zstd."""
 
     def __init__(self, path: str, level: int | None) -> None:
-        self._compress = None if level is None else _compressor(level)
+        self._compress = None
+        if level is not None:
+            self._compress = zstandard_library("write .bagz files").ZstdCompressor(level=level).compress
         self._file = open(path, "wb")  # noqa: SIM115, PTH123  (closed by `finish` or `abandon`)
         self._sizes: list[int] = []
 
@@ -202,11 +205,3 @@ class _TokenFile:
     def abandon(self) -> None:
         """Closes the file."""
         self._file.close()
-
-
-def _compressor(level: int) -> Any:
-    try:
-        import zstandard  # noqa: PLC0415
-    except ImportError as error:
-        raise ImportError("Cannot write .bagz files without zstandard: pip install 'millstream[bagz]'.") from error
-    return zstandard.ZstdCompressor(level=level).compress

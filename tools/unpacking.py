@@ -130,7 +130,7 @@ def _members(path: str, start: bytes, plausible_bytes: int) -> _Members:
     """Returns the members of a file with these first bytes and a plausible content size."""
     compression = compression_of(start)
     if compression == "zstd":
-        zstandard = zstandard_library("files that are compressed by Zstandard")
+        zstandard = zstandard_library("read files that are compressed by Zstandard")
         window = min(max(_ALLOWED_WINDOW, plausible_bytes), _MAX_WINDOW)
         decompressor = zstandard.ZstdDecompressor(max_window_size=window)
         return _Members(path, decompressor.decompressobj, zstandard.ZstdError, _ZSTD_BLOCK_BYTES, ())

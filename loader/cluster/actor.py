@@ -22,9 +22,9 @@ import numpy as np
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.resources import affordable_threads
 from millstream.loader.transport.arena import INLINE_BYTES
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns

@@ -26,8 +26,8 @@ from millstream.loader.cluster.actor import PipelineActor
 from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
 from millstream.loader.cluster.options import RayWorkers, connect, is_our_connection
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.threads.memory_budget import buffer_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.resources import buffer_budget
 from millstream.loader.transport.pipeline_file import pickle_pipelines
 
 CLOSE_SECONDS = 2.0

@@ -33,8 +33,8 @@ from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, Not
 from millstream.loader.processes.pool_processes import PoolProcesses
 from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.worker_handle import Died, Event, Worker
-from millstream.loader.threads.memory_budget import affordable_threads, buffer_budget, memory_budget
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.resources import affordable_threads, buffer_budget, memory_budget
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
 from millstream.loader.transport.pipeline_file import pack_pipelines

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from millstream.loader.processes.messages import Exited
-from millstream.loader.threads.memory_budget import memory_available
+from millstream.loader.threads.resources import memory_available
 
 _STATES = {
     "R": "running",

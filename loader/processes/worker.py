@@ -32,9 +32,9 @@ from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.crash_log import record_call
 from millstream.loader.processes.messages import Fork, Load, PipelineFailed, Ready, Result
 from millstream.loader.processes.task_queue import TaskQueue
-from millstream.loader.threads.memory_budget import affordable_threads
 from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.resources import affordable_threads
 from millstream.loader.transport.arena import Allocator
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Payload, pack, pack_failure

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias, final
 
-from millstream import tree
-from millstream.signals import SignalSafeLock, is_from_signal_handler
+from millstream.loader.pipeline.outputs import num_bytes
+from millstream.signals import SignalSafeLock
 
 Node: TypeAlias = tuple[int, str]
 """A node: 0 and the label of a stage; or of a MapDataset's node, the number of nodes above it, from 1, and its text."""
@@ -52,7 +52,7 @@ class CostMeter:
         count = len(values)
         if count:
             each = seconds / count
-            self.merge({node: (seconds, each, each, count, _bytes_of(values[0]) * count)})
+            self.merge({node: (seconds, each, each, count, num_bytes(values[:1]) * count)})
 
     def merge(self, costs: Costs) -> None:
         """Adds costs that were taken elsewhere."""
@@ -96,18 +96,3 @@ def observed(observe: Observe) -> Iterator[None]:
         yield
     finally:
         _local.observe = before
-
-
-def _bytes_of(value: Any) -> int:
-    """Returns the size of the arrays and texts in a value, in bytes."""
-    try:
-        return sum(_leaf_bytes(leaf) for _, leaf in tree.leaves(value))
-    except Exception as error:
-        # A user's object may refuse to be inspected.
-        if is_from_signal_handler(error):
-            raise
-        return 0
-
-
-def _leaf_bytes(leaf: Any) -> int:
-    return len(leaf) if isinstance(leaf, str | bytes) else int(getattr(leaf, "nbytes", 0))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, final
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.threads.memory_budget import buffer_budget
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
+from millstream.loader.threads.resources import buffer_budget
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 from millstream.signals import is_from_signal_handler

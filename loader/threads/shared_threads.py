@@ -17,8 +17,8 @@ import weakref
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.loader.threads.concurrency import Concurrency
-from millstream.loader.threads.memory_budget import affordable_threads, buffer_budget
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
+from millstream.loader.threads.resources import affordable_threads, buffer_budget
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

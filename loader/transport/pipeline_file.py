@@ -13,8 +13,12 @@ from typing import Any, NamedTuple
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.pipeline_parts import unpicklable_part, warn_of_private_memory
-from millstream.loader.transport.pipeline_pickler import dump_with_classes, stays_in
+from millstream.loader.transport.pipeline_pickler import (
+    dump_with_classes,
+    stays_in,
+    unpicklable_part,
+    warn_of_private_memory,
+)
 from millstream.loader.transport.shared_records import share
 from millstream.signals import is_from_signal_handler
 

@@ -1,13 +1,25 @@
-"""The pickler of pipelines: it lists their classes, maps their files, and shares their lists of records."""
+"""The pickler of pipelines: it lists their classes, maps their files, and shares their lists of records.
 
+It also diagnoses pipelines: objects that cannot be pickled, and memory that workers cannot share.
+"""
+
+import inspect
+import io
+import operator
 import pickle
+import weakref
+from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Any, final
 
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.mapped_arrays import MappedFiles
 from millstream.loader.transport.shared_records import SharedRecords, share
 from millstream.loader.transport.value_pickler import BinaryFile, BufferCallback, ValuePickler
+from millstream.signals import is_from_signal_handler
 from millstream.sources.base import HeldRecords
+from millstream.warn import log_warning
 
 LARGE_BUFFER_BYTES = 1 << 16
 """Arrays of at least this size are stored in the pipeline file as they are. All workers share their pages."""
@@ -56,3 +68,81 @@ class PipelinePickler(ValuePickler):
 def unwrapped(shared: SharedRecords) -> SharedRecords:
     """Returns its argument: a reduction needs a function."""
     return shared
+
+
+PRIVATE_BYTES = 1 << 26
+"""A warning is logged if the memory of a pipeline that each worker needs for itself reaches this size."""
+
+_reported: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+"""The pipelines with a logged warning. They are not reported again when workers are started again."""
+
+
+def unpicklable_part(pipelines: Sequence[Pipeline]) -> str:
+    """Returns a description of the first object that cannot be pickled: source, sampler or operation, and attribute."""
+    for name, part in _parts(pipelines):
+        if _num_bytes(part) is None:
+            culprits = ", ".join(member for member, value in _members(part) if _num_bytes(value) is None)
+            return f"{name} ({culprits})" if culprits else name
+    return "the pipeline"
+
+
+def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> None:
+    """Logs, once per pipeline, the object that takes most of each worker's private memory, if that is large.
+
+    Args:
+        pipelines: the pipelines that were pickled.
+        num_bytes: the size of the pickle, which cannot be shared.
+    """
+    if num_bytes < PRIVATE_BYTES or all(pipeline in _reported for pipeline in pipelines):
+        return
+    _reported.update(pipelines)
+    sizes = [(_num_bytes(share(part)) or 0, name, part) for name, part in _parts(pipelines)]
+    size, name, part = max(sizes, key=operator.itemgetter(0))
+    members = {member: _num_bytes(value) or 0 for member, value in _members(part)}
+    culprit = max(members, key=lambda member: members[member], default="")
+    log_warning(
+        f"each worker needs at least {size >> 20} MB of its own for {f'{name} ({culprit})' if culprit else name}, "
+        "because it cannot be shared. NumPy arrays, memory-mapped ones included, are shared, and so is a list of "
+        "records that is the data_source or in a MapDataset.source or an InMemoryDataSource. Keep the data in one of "
+        "these, or read it from files when it is needed."
+    )
+
+
+def _parts(pipelines: Sequence[Pipeline]) -> list[tuple[str, Any]]:
+    return [part for pipeline in pipelines for part in pipeline.parts]
+
+
+def _members(part: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of an object and the variables of functions among them, with descriptions."""
+    for name, value in getattr(part, "__dict__", {}).items():
+        if not isinstance(value, FunctionType):
+            yield f"attribute {name}", value
+            continue
+        variables = inspect.getclosurevars(value)
+        for variable, content in {**variables.globals, **variables.nonlocals}.items():
+            yield f"variable {variable} of {value.__qualname__}", content
+
+
+class _Counter(io.RawIOBase):
+    """A file that keeps only the number of bytes written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def write(self, data: Any, /) -> int:
+        self.num_bytes += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+
+def _num_bytes(value: Any) -> int | None:
+    """Returns the length of the pickle of a value, without shared memory; None if it cannot be pickled."""
+    file = _Counter()
+    try:
+        PipelinePickler(file, stays_in).dump(value)
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        # Any error means that it cannot be pickled.
+        return None
+    return file.num_bytes

@@ -55,8 +55,8 @@ def compressed_error(path: str, compression: str) -> DataSourceError:
     )
 
 
-def zstandard_library(what: str) -> Any:
-    """Returns the library, which reads `what`.
+def zstandard_library(purpose: str) -> Any:
+    """Returns the library, which is needed to "read .bagz files", for instance.
 
     Raises:
         ImportError: it is not installed.
@@ -64,7 +64,7 @@ def zstandard_library(what: str) -> Any:
     try:
         import zstandard  # noqa: PLC0415  (lazy: an optional package)
     except ImportError as error:
-        raise ImportError(f"Cannot read {what} without zstandard: pip install 'millstream[bagz]'.") from error
+        raise ImportError(f"Cannot {purpose} without zstandard: pip install 'millstream[bagz]'.") from error
     return zstandard
 
 
@@ -92,7 +92,7 @@ def unpacked_zstd(file: _Readable, size: int) -> Iterator[bytes]:
         ImportError: `zstandard` is not installed.
         OSError: the file cannot be read, or is damaged (DataSourceError). A file that was cut short has less content.
     """
-    zstandard = zstandard_library("files that are compressed by Zstandard")
+    zstandard = zstandard_library("read files that are compressed by Zstandard")
     reader = zstandard.ZstdDecompressor().stream_reader(_InOrder(file, size, [0]), read_across_frames=True)
     try:
         while content := reader.read(_UNPACKED_BYTES):

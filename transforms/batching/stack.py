@@ -174,10 +174,6 @@ def _stack_numpy_scalars(column: list[Any], path: str, allocate: Allocate) -> Ar
     return _placed(np.array(column, column[0].dtype), allocate)
 
 
-def _stack_bools(column: list[bool], _: str, allocate: Allocate) -> Array:
-    return _packed(column, "?", _BOOL, allocate)
-
-
 def _stack_ints(column: list[int], path: str, allocate: Allocate) -> Array:
     for code, dtype in _INTEGERS:
         try:
@@ -191,14 +187,6 @@ def _stack_ints(column: list[int], path: str, allocate: Allocate) -> Array:
         path,
         tuple(sorted({column.index(smallest), column.index(largest)})),
     )
-
-
-def _stack_floats(column: list[float], _: str, allocate: Allocate) -> Array:
-    return _packed(column, "d", _FLOAT, allocate)
-
-
-def _stack_complexes(column: list[complex], _: str, allocate: Allocate) -> Array:
-    return _placed(np.array(column, np.complex128), allocate)
 
 
 def _stack_mappings(column: list[Mapping[Any, Any]], path: str, allocate: Allocate) -> Any:
@@ -256,10 +244,10 @@ _STACKERS: tuple[tuple[type, _Stacker], ...] = (
     (str, lambda column, _path, allocate: stack_texts(column, allocate)),
     (bytes, lambda column, _path, _allocate: stack_objects(column)),
     (np.generic, _stack_numpy_scalars),
-    (bool, _stack_bools),
+    (bool, lambda column, _path, allocate: _packed(column, "?", _BOOL, allocate)),
     (int, _stack_ints),
-    (float, _stack_floats),
-    (complex, _stack_complexes),
+    (float, lambda column, _path, allocate: _packed(column, "d", _FLOAT, allocate)),
+    (complex, lambda column, _path, allocate: _placed(np.array(column, np.complex128), allocate)),
     (list, _stack_sequences),
     (tuple, _stack_sequences),
     (Mapping, _stack_mappings),

@@ -140,7 +140,7 @@ def test_the_limit_of_a_control_group_is_the_memory_that_there_is() -> None:
     """Arenas do not count on memory that the container, or the job, of this process does not have."""
     code = """
 import sys
-from millstream.loader.threads.memory_budget import memory_available
+from millstream.loader.threads.resources import memory_available
 before = memory_available()
 print(flush=True)
 sys.stdin.readline()
@@ -162,7 +162,7 @@ def test_a_limit_of_address_space_is_kept() -> None:
 import resource
 from pathlib import Path
 from support.processes import worker_pools
-from millstream.loader.threads.memory_budget import memory_available
+from millstream.loader.threads.resources import memory_available
 
 mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 limit = mapped + (1 << 30)

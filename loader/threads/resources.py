@@ -1,11 +1,13 @@
-"""The limits of this process's control groups, such as those of a container or a batch job.
+"""Budgets: memory for batches, and threads that read them.
 
-Without pathlib, which is slow to import, and the first batch of a loader with workers waits for this module.
+Limits are also those of this process's control groups, such as those of a container or a batch job. Files are read
+without pathlib, which is slow to import, and the first batch of a loader with workers waits for this module.
 """
 
 import contextlib
 import math
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -16,8 +18,72 @@ if TYPE_CHECKING:
 ROOT = "/"
 """The folder that contains `proc` and `sys`."""
 
+MEMORY_SHARE = 0.5
+"""The share of the available memory for batches in flight and batches kept by the consumer."""
 
-def memory_left(root: "str | Path" = ROOT) -> int:
+BUFFER_SHARE = 0.25
+"""The share of the available memory for elements read in advance."""
+
+THREAD_BYTES = 160 << 20
+"""Upper bound on the address space of a thread: its stack, and an arena of the C library with room to align it."""
+
+
+def memory_budget() -> int:
+    """Returns the total size of all arenas in bytes, a share of the memory that is available now.
+
+    If this is little, batches cross as private copies, which take memory only while they exist.
+    """
+    return int(MEMORY_SHARE * memory_available())
+
+
+def buffer_budget(max_bytes: int | None) -> int:
+    """Returns the budget for elements read in advance, in bytes. With None, it is a share of the available memory."""
+    return int(BUFFER_SHARE * memory_available()) if max_bytes is None else max_bytes
+
+
+def memory_available(root: "str | Path" = ROOT) -> int:
+    """Returns the number of bytes that this process can still allocate, as far as the system reports it.
+
+    It is the minimum of the machine's available memory, the memory left below the limits of its control groups (such as
+    a container's; above them the system kills instead of refusing), and the address space left.
+    """
+    return min(_machine_memory(root), address_space_left(root), memory_left_in_groups(root))
+
+
+def address_space_left(root: "str | Path" = ROOT) -> int:
+    """Returns the number of bytes that this process can still map, or `sys.maxsize` without a limit."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        mapped = int(text_of(root, "proc/self/statm").split()[0]) * resource.getpagesize()
+    except OSError:
+        mapped = 0
+    return max(0, limit - mapped)
+
+
+def affordable_threads(num_threads: int) -> int:
+    """Returns the number of threads, up to `num_threads`, that the limit of address space allows, but at least one.
+
+    They may take half of the address space left. With more, the next array would raise MemoryError, however small.
+    """
+    return min(num_threads, max(1, address_space_left() // 2 // THREAD_BYTES))
+
+
+def _machine_memory(root: "str | Path") -> int:
+    try:
+        lines = text_of(root, "proc/meminfo").splitlines()
+    except OSError:
+        return 1 << 33
+    fields = dict(line.split(":") for line in lines)
+    return int(fields["MemAvailable"].split()[0]) * 1024
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def memory_left_in_groups(root: "str | Path" = ROOT) -> int:
     """Returns the number of bytes that this process's groups may still use, or `sys.maxsize` without a limit.
 
     File pages that the kernel can reclaim immediately do not count as used. The limits of all enclosing groups apply.
@@ -36,7 +102,7 @@ def memory_left(root: "str | Path" = ROOT) -> int:
     return left
 
 
-def cores(root: "str | Path" = ROOT) -> int:
+def cores_of_groups(root: "str | Path" = ROOT) -> int:
     """Returns the number of cores that this process's groups may use, or `sys.maxsize` without a limit.
 
     A fractional quota is rounded up. The quotas of all enclosing groups apply.

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.loader.threads.memory_budget import memory_available, memory_budget
 from millstream.loader.threads.options import available_cores
+from millstream.loader.threads.resources import memory_available, memory_budget
 
 GIB = 1 << 30
 OWN_CORES = available_cores()
