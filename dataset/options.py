@@ -5,7 +5,7 @@ import contextvars
 import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from millstream.checks import named_fields
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, FilterLimits, Tolerance
@@ -89,14 +89,10 @@ class DatasetOptions:
     _given: frozenset[str] = dataclasses.field(default=frozenset(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        given = set()
-        for name in _NAMES:
-            value = getattr(self, name)
-            if isinstance(value, _Default):
-                object.__setattr__(self, name, value.value)
-            else:
-                given.add(name)
-        object.__setattr__(self, "_given", frozenset(given))
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
+        defaults = {name: value.value for name, value in values.items() if isinstance(value, _Default)}
+        for name, value in {**defaults, "_given": frozenset(values.keys() - defaults)}.items():
+            object.__setattr__(self, name, value)
         for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
             ratio = getattr(self, name)
             if ratio is not None and (not isinstance(ratio, float | int) or not 0 < ratio <= 1):
@@ -105,7 +101,6 @@ class DatasetOptions:
             raise TypeError(
                 f"execution_tracking_mode must be an ExecutionTrackingMode, got {self.execution_tracking_mode!r}."
             )
-
         Tolerance.of(self.on_error, self.max_errors)
 
     @property
@@ -129,15 +124,6 @@ class DatasetOptions:
         given = {name: getattr(other, name) for name in other._given}  # noqa: SLF001  (of this class)
         return DatasetOptions(**{**given, **{name: getattr(self, name) for name in self._given}})
 
-
-_NAMES: Final = (
-    "filter_warn_threshold_ratio",
-    "filter_raise_threshold_ratio",
-    "execution_tracking_mode",
-    "min_shm_size",
-    "on_error",
-    "max_errors",
-)
 
 _in_force: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("millstream_options")
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
 from millstream.checks import as_integer
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
-from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.checkpoints.state import LoaderState, Stream, combined
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
 from millstream.loader.pipeline.calls import Blocks
@@ -352,8 +352,6 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         """
         self._check_open()
         self._check_can_resume()
-        from millstream.loader.checkpoints.combination import combined  # noqa: PLC0415  (lazy: only resuming needs it)
-
         self._resume(combined([LoaderState.decode(state) for state in states]), allow, strict=strict)
 
     def seek(self, step: int) -> None:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.combination import combined
-from millstream.loader.checkpoints.state import LoaderState
+from millstream.loader.checkpoints.state import LoaderState, combined
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, ConcatThenSplit, FirstFitPack, Map, Transformation, WindowShuffle

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.combination import combined
 from millstream.loader.checkpoints.compatibility import ALLOWABLE, Resumption, resumption
 from millstream.loader.checkpoints.fingerprint import Fingerprint
-from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+from millstream.loader.checkpoints.state import LoaderState, Place, Stream, combined
 
 FINGERPRINT = Fingerprint(identity={}, content={"operations[0].map()": "code #1a2b3c4d"}, python="3.11")
 STREAM = Stream(
