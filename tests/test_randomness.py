@@ -52,7 +52,7 @@ def draw_words(rng: np.random.Generator, count: int = 8) -> list[int]:
 
 
 @given(streams)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_the_definition_is_philox_of_seed_index_epoch_operation(stream: tuple[int, int, int, int]) -> None:
     """A stream is the blocks of Philox4x64-10 at key (seed, index) and counters (1, 0, epoch, operation), (2, …), ….
 
@@ -65,7 +65,7 @@ def test_the_definition_is_philox_of_seed_index_epoch_operation(stream: tuple[in
 
 
 @given(streams, streams)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 def test_different_numbers_give_different_streams(
     one: tuple[int, int, int, int], other: tuple[int, int, int, int]
 ) -> None:
@@ -88,7 +88,7 @@ def test_neighbours_share_no_draws() -> None:
     operation=words,
     elements=st.lists(st.tuples(words, words, st.lists(st.sampled_from(sorted(DRAWS)), max_size=4)), max_size=6),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=80)
 def test_reused_generators_equal_fresh_ones(
     seed: int, operation: int, elements: list[tuple[int, int, list[str]]]
 ) -> None:
@@ -120,7 +120,7 @@ def test_numbers_of_pairs_must_agree() -> None:
 
 
 @given(words, st.lists(words, max_size=5), words)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_generators_from_parents_are_keyed_by_them(seed: int, indices: list[int], operation: int) -> None:
     """A custom sampler's generator gives the key: two words of it; index and operation stand in the counter."""
     parents = [np.random.default_rng([seed, index]) for index in indices]

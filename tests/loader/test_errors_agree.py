@@ -105,8 +105,15 @@ def test_an_error_of_the_sampler(source: Any, operations: tuple[Any, ...]) -> No
             assert np.ravel(next(iterator))[0] == (len(came) + 1) * (7 if operations else 1)
 
 
-@pytest.mark.parametrize("operations", [(), (Batch(7),)], ids=["elements", "batches"])
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit, asyncio.CancelledError])
+@pytest.mark.parametrize(
+    ("kind", "operations"),
+    [
+        (KeyboardInterrupt, ()),
+        (KeyboardInterrupt, (Batch(7),)),
+        (GeneratorExit, ()),
+        (asyncio.CancelledError, (Batch(7),)),
+    ],
+)
 def test_an_exception_that_is_no_error(kind: type[BaseException], operations: tuple[Any, ...]) -> None:
     """A BaseException keeps its type and origin; only KeyboardInterrupt, inline, may come before its turn."""
     operation = At(BAD, Raise(kind, ("why",)))

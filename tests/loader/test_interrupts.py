@@ -567,7 +567,7 @@ def test_worker_processes_whose_start_is_interrupted_end_with_their_iterator() -
     expected = batches_of(loader)
     loader.close()
     before, chance = len(os.listdir("/proc/self/fd")), random.Random(0)  # noqa: PTH208  (the number is wanted)
-    for _ in range(TRIALS):
+    for _ in range(TRIALS // 2):
         with loader_of(worker_count=2) as interrupted:
             iterator = iter(interrupted)
             interrupt(lambda: next(iterator), chance.uniform(1e-4, LATEST_START_SECONDS), 1)  # noqa: B023  (called here)

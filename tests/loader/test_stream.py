@@ -42,7 +42,7 @@ def nested(number: Any) -> dict[str, Any]:
     last=st.sampled_from([(), (nested,)]),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 def test_global_batches_do_not_depend_on_the_number_of_shards(
     rule: dict[str, Any], pipeline: Pipeline, last: tuple[Any, ...], data: st.DataObject
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import IndexSampler, MixtureSampler, RecordMetadata, ShardOptions
@@ -68,6 +68,7 @@ def mixtures(draw: st.DrawFn) -> tuple[MixtureSampler, list[Change], list[int | 
     return mixture, changes, [sampler.length for sampler in samplers], stop
 
 
+@settings(max_examples=40)
 @given(drawn=mixtures())
 def test_a_mixture_is_its_oracle(drawn: tuple[MixtureSampler, list[Change], list[int | None], str]) -> None:
     """Components, indices and the end are the oracle's, under each rule and with weights that change."""
@@ -80,6 +81,7 @@ def test_a_mixture_is_its_oracle(drawn: tuple[MixtureSampler, list[Change], list
     assert mixture.components(0, len(expected)).tolist() == [component for component, _ in expected]
 
 
+@settings(max_examples=40)
 @given(drawn=mixtures())
 def test_record_keys_are_those_of_each_component_on_its_own(
     drawn: tuple[MixtureSampler, list[Change], list[int | None], str],
@@ -94,6 +96,7 @@ def test_record_keys_are_those_of_each_component_on_its_own(
         assert own.tolist() == sampler.endless().record_keys(0, len(own)).tolist()
 
 
+@settings(max_examples=40)
 @given(drawn=mixtures(), start=st.integers(0, 100), count=st.integers(0, 50), seed=st.integers(0, 99))
 def test_any_positions_alone_give_the_same(
     drawn: tuple[MixtureSampler, list[Change], list[int | None], str], start: int, count: int, seed: int
@@ -332,6 +335,7 @@ def test_names_that_look_alike_are_words_of_their_own() -> None:
     assert len(set(names)) == len(names) == 5
 
 
+@settings(max_examples=40)
 @given(drawn=mixtures(), named=st.booleans())
 def test_changes_rebuild_a_mixture_after_a_way_through_json(
     drawn: tuple[MixtureSampler, list[Change], list[int | None], str], named: bool
