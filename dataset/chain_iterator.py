@@ -23,7 +23,7 @@ from millstream.loader.checkpoints.compatibility import resumption, warn_of_chan
 from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.outputs import Cursor, Position
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.state_of_plan import place_at, stream_of
@@ -109,7 +109,7 @@ class EngineIterator(ShownIterator):
         raise missing
 
 
-_NOTHING_NOTED: tuple[int, Callable[[], str]] = (-1, str)
+_NO_BRIEF_STATE = -1, ""
 """No state, at no step."""
 
 
@@ -135,8 +135,8 @@ class ReadIterator(ReadViews, EngineIterator):
             leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
         )
         self._was_sought = False
-        self._noted = _NOTHING_NOTED
-        self._after = -1, ""
+        # The last brief states, with their steps.
+        self._brief = self._after = _NO_BRIEF_STATE
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
         pipeline = self._whole = self._sparse
         maps: Sequence[Transformation] = ()
@@ -190,16 +190,15 @@ class ReadIterator(ReadViews, EngineIterator):
         if found.changes:
             warn_of_changes(found.changes)
 
-    def noted_brief_state(self) -> Callable[[], str]:
-        """Returns a function that returns the state for iterators that draw from this one: without the fingerprint."""
+    def get_brief_state(self) -> str:
+        """Returns the state for iterators that draw from this one: without the fingerprint."""
         step = self._inner.step
-        if self._noted[0] != step:
-            ((cursor,), _), ending = self.place(), self._ending
-            place, is_dense = place_at(cursor, self._execution.plan), self._is_dense
-            if is_dense:
-                place = place._replace(skip=(0,) * self._num_stages)
-            self._noted = step, functools.cache(lambda: brief_state(step, place, ending))
-        return self._noted[1]
+        if self.next_index is not None:
+            return self.brief_state_after(step)
+        if self._brief[0] != step:
+            (cursor,) = self._inner.position_in_plan()
+            self._brief = step, brief_state(step, place_at(cursor, self._execution.plan), self._ending)
+        return self._brief[1]
 
     def set_brief_state(self, text: str) -> None:
         """Moves to the position of a state for iterators that draw from this one.
@@ -214,9 +213,18 @@ class ReadIterator(ReadViews, EngineIterator):
     def brief_state_after(self, step: int) -> str:
         """Returns that state after the first `step` elements if each position has one. The iterator does not move."""
         if self._after[0] != step:
-            place = place_at(Cursor(step, (0,)), self._execution.plan)._replace(skip=(0,) * self._num_stages)
-            self._after = step, brief_state(step, place, self._ending)
+            block, length, whole_blocks, skip = self._blocks
+            position = step * block if length is None else min(step * block, length)
+            is_final = "0" if whole_blocks is None or step <= whole_blocks else "1"
+            self._after = step, f"{step} {position} {skip} {is_final} {self._ending}"
         return self._after[1]
+
+    @functools.cached_property
+    def _blocks(self) -> tuple[int, int | None, int | None, str]:
+        """The size, the end and the number of the blocks of the dense plan, and the numbers to skip between them."""
+        partition = self._execution.plan.partition
+        skip = ",".join("0" * self._num_stages)
+        return partition.global_block, partition.length, partition.whole_blocks, skip
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements.
@@ -233,7 +241,7 @@ class ReadIterator(ReadViews, EngineIterator):
         except AbsentElement as missing:
             self._change_plan(missing)
             self._inner.seek(step)
-        self._was_sought, self._noted = self._is_dense and step > 0, _NOTHING_NOTED
+        self._was_sought, self._brief = self._is_dense and step > 0, _NO_BRIEF_STATE
 
     @property
     def next_index(self) -> int | None:
@@ -246,7 +254,7 @@ class ReadIterator(ReadViews, EngineIterator):
 
     def _move(self, saved: LoaderState) -> None:
         """Moves to a position of this stream."""
-        self._noted = _NOTHING_NOTED
+        self._brief = _NO_BRIEF_STATE
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse(saved)
         else:

@@ -44,7 +44,8 @@ def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
     The state is for code that draws from the iterator: `move_to` accepts it.
     """
     if isinstance(iterator, ReadIterator):
-        return iterator.noted_brief_state()
+        text = iterator.get_brief_state()
+        return lambda: text
     if isinstance(iterator, DrawnIterator | EngineIterator):
         return iterator.noted_state()
     state = iterator.get_state()

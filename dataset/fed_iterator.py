@@ -15,7 +15,7 @@ from millstream.dataset.drawing import drawn_from, move_to, noted_state
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.running import Running
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import canonical, is_anything, is_dict, is_number, sealed, unsealed
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
@@ -79,6 +79,8 @@ class FedIterator(EngineIterator):
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
         self.description = stream_of(self._execution.plan)
         self._inner = self._execution.begin(self.description)
+        # The saved state of the stream that the last state contains, and its canonical JSON.
+        self._saved: tuple[Any, str] = None, ""
 
     @property
     def engine(self) -> tuple[Execution, DataLoaderIterator]:
@@ -87,21 +89,22 @@ class FedIterator(EngineIterator):
 
     def get_state(self) -> dict[str, Any]:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
-        made = json.loads(self._inner.get_state())
-        first, state = self._feed.kept_before(made["places"][0]["position"] // self.block)
-        return sealed(_KIND, {"block": first, "made": made, "stream": state()})
+        made = self._inner.loader_state()
+        first, noted = self._feed.kept_before(made.places[0].position // self.block)
+        if self._saved[0] is not noted:
+            self._saved = noted, canonical(noted())
+        return _sealed(first, made, noted(), self._saved[1])
 
-    def state_of(self, position: Position, step: int, block: int, state: dict[str, Any]) -> dict[str, Any]:
+    def state_of(self, position: Position, step: int, block: int, state: tuple[dict[str, Any], str]) -> dict[str, Any]:
         """Returns the state at a position.
 
         Args:
             position: the position of the operations.
             step: the number of elements they have yielded.
             block: a block at or before the position.
-            state: the state of the stream at the beginning of the block.
+            state: the state of the stream at the beginning of the block, and its canonical JSON.
         """
-        made = json.loads(state_at(position, step, self._execution.plan, self.description).encode())
-        return sealed(_KIND, {"block": block, "made": made, "stream": state})
+        return _sealed(block, state_at(position, step, self._execution.plan, self.description), *state)
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state.
@@ -142,6 +145,14 @@ class FedIterator(EngineIterator):
             self._inner.start_prefetch()
         else:
             self._parent.start_prefetch()
+
+
+def _sealed(block: int, made: LoaderState, stream: Any, stream_text: str) -> dict[str, Any]:
+    """Returns a state, given the states of the operations and of the stream, and the canonical JSON of the latter."""
+    text = made.encode().decode()
+    return sealed(
+        _KIND, {"block": block, "made": json.loads(text), "stream": stream}, {"made": text, "stream": stream_text}
+    )
 
 
 @final

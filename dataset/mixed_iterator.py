@@ -15,7 +15,17 @@ from millstream.dataset.recovering_iterator import RecoveringIterator
 from millstream.dataset.running import Shared
 from millstream.dataset.streams import opened_below
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_list, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import (
+    Check,
+    canonical,
+    is_anything,
+    is_flag,
+    is_list,
+    is_number,
+    sealed,
+    text_of,
+    unsealed,
+)
 from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 
 LOOK_AHEAD = 1024
@@ -50,6 +60,11 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._ended = self._is_reading = False
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
+        self._weights_text = canonical(list(weights))
+        # The last noted state of each stream, and the streams that may have moved since. A user's iterator may always.
+        self._noted_below: list[Any] = [None] * len(streams)
+        self._moved = set(range(len(streams)))
+        self._may_move = {row for row, parent in enumerate(self._parents) if not isinstance(parent, ReadIterator)}
 
     def skip_absent(self) -> None:
         """Skips the missing elements of streams from now on."""
@@ -63,7 +78,8 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             raise StopIteration
         if not self._is_reading:
             self._begin()
-        (due,) = self._streams_due(1)
+        (due,) = self._streams_due(1).tolist()
+        self._moved.add(due)
         try:
             element = next(self._parents[due])
         except StopIteration:
@@ -89,11 +105,12 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         bounds = np.searchsorted(due[positions], np.arange(len(self._parents) + 1)).tolist()
         values: list[Any] = [None] * count
         end, failure = count, None
-        for parent, (start, stop) in zip(self._parents, itertools.pairwise(bounds), strict=True):
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
             if start == stop:
                 continue
+            self._moved.add(number)
             own = positions[start:stop].tolist()
-            drawn = drawn_from(parent, len(own))
+            drawn = drawn_from(self._parents[number], len(own))
             for position, value in zip(own, drawn.values, strict=False):
                 values[position] = value
             if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
@@ -124,14 +141,15 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
 
     def noted_state(self) -> Callable[[], dict[str, Any]]:
         """Returns a function that returns the current state of `get_state` later."""
-        if self._is_torn:
-            self._recover()
+        self._recover()
         return self._noted()
 
     def _noted(self) -> Callable[[], dict[str, Any]]:
-        noted = [noted_state(parent) for parent in self._parents]
-        position, ended = self._position, self._ended
-        return lambda: self._state_of([of_parent() for of_parent in noted], position, ended=ended)
+        for number in self._moved:
+            self._noted_below[number] = noted_state(self._parents[number])
+        self._moved = self._may_move.copy()
+        noted, position, ended = self._noted_below.copy(), self._position, self._ended
+        return lambda: self._state_of([of_parent() for of_parent in noted], position, ended=ended)[0]
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each stream before a position, if all begin with the mixture."""
@@ -149,16 +167,31 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         known = tuple(count for count in counts if count is not None)
         return known if len(known) == len(counts) and not self._ended else None
 
-    def state_after(self, position: int, drawn: Sequence[int]) -> dict[str, Any]:
-        """Returns the state at a position, given the number of elements drawn from each stream with random access."""
+    def state_after(self, position: int, drawn: Sequence[int]) -> tuple[dict[str, Any], str]:
+        """Returns the state at a position, and its canonical JSON.
+
+        Args:
+            position: the position.
+            drawn: the number of elements drawn from each stream. All of them have random access.
+        """
         readers = [parent for parent in self._parents if isinstance(parent, ReadIterator)]
         states = [reader.brief_state_after(count) for reader, count in zip(readers, drawn, strict=True)]
-        return self._state_of(states, position, ended=False)
+        state, texts = self._state_of(states, position, ended=False)
+        return state, text_of(state, texts)
 
-    def _state_of(self, states: list[Any], position: int, *, ended: bool) -> dict[str, Any]:
-        parents = states if self._names is None else dict(zip(self._names, states, strict=True))
-        own = {"position": position, "ended": ended} | ({"weights": list(self._weights)} if self._names is None else {})
-        return sealed("a mixture", own | {"parents": parents})
+    def _state_of(self, states: list[Any], position: int, *, ended: bool) -> tuple[dict[str, Any], dict[str, str]]:
+        """Returns a state, and the canonical JSON of some of its fields."""
+        fields: dict[str, Any] = {"position": position, "ended": ended}
+        texts = {"ended": "true" if ended else "false"}
+        if self._names is None:
+            fields |= {"weights": list(self._weights), "parents": states}
+            texts["weights"] = self._weights_text
+            if all(type(state) is str for state in states):
+                # Brief states have only letters, digits, spaces and commas.
+                texts["parents"] = '["' + '","'.join(states) + '"]'
+        else:
+            fields["parents"] = dict(zip(self._names, states, strict=True))
+        return sealed("a mixture", fields, texts), texts
 
     def _move(self, state: dict[str, Any]) -> None:
         """Moves to a position. With names, unknown streams start at their beginning."""
@@ -179,6 +212,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             )
         if not isinstance(saved, Mapping) and not is_list(saved):
             raise CheckpointError("The state of a mixture cannot be read: parents. Give what get_state() returned.")
+        self._moved.update(range(len(self._parents)))
         states = [saved.get(name) for name in self._names or ()] if isinstance(saved, Mapping) else list(saved)
         if len(states) != len(self._parents):
             raise CheckpointError(

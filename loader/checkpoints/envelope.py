@@ -13,6 +13,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import FORMAT, VERSION
 
 MAX_NUMBER = 1 << 63
+_NO_TEXTS: Mapping[str, str] = {}
 STRAIGHT = "a chain over a MapDataset"
 """The kind of a chain whose state is a `LoaderState`, without an envelope of its own."""
 
@@ -46,14 +47,20 @@ def is_anything(value: Any) -> bool:
     return True
 
 
-def sealed(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+def sealed(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> dict[str, Any]:
     """Returns a state: the given fields in an envelope.
 
     Args:
         kind: the kind of chain, such as "a mixture".
         fields: the chain's own fields, and the states of the iterators below.
+        texts: the results of `canonical` for some of the fields, if they are known.
     """
-    return {**fields, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": _crc_of(kind, fields)}
+    return {**fields, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": _crc_of(kind, fields, texts)}
+
+
+def text_of(state: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    """Returns the result of `canonical` for a state that `sealed` returned, given those for some of its fields."""
+    return f"{{{_members(state, texts)}}}"
 
 
 def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
@@ -95,13 +102,28 @@ def wrong_kind(kind: str, state: Mapping[Any, Any]) -> CheckpointError:
     )
 
 
-def _crc_of(kind: str, fields: Mapping[str, Any]) -> int:
+def canonical(value: Any) -> str:
+    """Returns a part of a state as JSON with sorted keys and without white space.
+
+    Raises:
+        TypeError, ValueError, RecursionError: JSON cannot hold it.
+    """
+    if type(value) is int:
+        return str(value)
+    # Twice, because JSON turns keys into strings: only then they have the order that a state read from a file has.
+    read = json.loads(json.dumps(value, default=_type_name))
+    return json.dumps(read, sort_keys=True, separators=(",", ":"))
+
+
+def _crc_of(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> int:
     try:
-        # Twice, because JSON turns keys into strings: only then they have the order that a state read from a file has.
-        read = json.loads(json.dumps([kind, FORMAT, VERSION, fields], default=_type_name))
-        return zlib.crc32(json.dumps(read, sort_keys=True, separators=(",", ":")).encode())
+        return zlib.crc32(f'["{kind}","{FORMAT}",{VERSION},{{{_members(fields, texts)}}}]'.encode())
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"Cannot read the state of {kind}: {error}.") from error
+
+
+def _members(fields: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    return ",".join([f'"{name}":{texts.get(name) or canonical(fields[name])}' for name in sorted(fields)])
 
 
 def _type_name(value: object) -> Any:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import json
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -253,6 +254,41 @@ def test_the_state_of_a_mixture_of_64_has_less_than_4_kb(filtered: bool, is_foll
         iterator.set_state(json.loads(json.dumps(state)))
         assert iterator.get_state() == state
         assert list(itertools.islice(iterator, 200)) == following
+
+
+def calls_of(function: Callable[[], object]) -> int:
+    """Returns the number of Python functions that are called, this one included."""
+    counted = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return counted
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_the_state_of_a_mixture_of_64_asks_only_the_chains_that_moved(is_followed: bool) -> None:
+    """All others have the state that they had, so that a state after each batch is cheap. It belongs to the caller."""
+    mixture = IterDataset.mix(chains(filtered=True))
+    with iter(mixture.batch(32) if is_followed else mixture) as iterator:
+        for _ in range(4):
+            next(iterator)
+        state = iterator.get_state()
+        (state["stream"] if is_followed else state)["parents"].clear()
+        next(iterator)
+        assert calls_of(iterator.get_state) < 4 * NUM_STREAMS
+        state = iterator.get_state()
+        following = [repr(next(iterator)) for _ in range(3)]
+        iterator.set_state(state)
+        assert iterator.get_state() == state
+        assert [repr(next(iterator)) for _ in range(3)] == following
 
 
 def test_changed_code_of_a_chain_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
