@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from millstream.dataset.brief_states import strictly
 from millstream.dataset.dataset_iterator import DatasetIterator
+from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.iterator import DataLoaderIterator
 
 T_co = TypeVar("T_co", covariant=True)
@@ -20,19 +21,15 @@ KEPT_ELEMENTS = 1024
 """Interval between two saved states, in elements, and therefore the maximum number of elements drawn again."""
 
 
-IN_USE = (
-    "This iterator is in use: another thread, or the code that a signal handler interrupted, is drawing an element. "
-    "Its position is that of several datasets, and is known between two elements only. Set a flag in the handler, and "
-    "call get_state after next()."
-)
-
-
-class RecoveringIterator(DatasetIterator[T_co]):
+class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
     """Draws from its parents, and stays at the same position as they, whatever interrupts it."""
 
+    _in_use = (
+        "This iterator is in use: another thread, or the code that a signal handler interrupted, is drawing an "
+        "element. Its position is that of several datasets, and is known between two elements only. Set a flag in the "
+        "handler, and call get_state after next()."
+    )
     _leader: DataLoaderIterator | None = None
-    _is_in_use = False
-    """True while an element is drawn, or the iterator moves."""
     _is_torn = False
     """True from before an element is drawn until it is counted; it stays so if that fails."""
     _kept_state: Any = None
@@ -64,10 +61,9 @@ class RecoveringIterator(DatasetIterator[T_co]):
             ValueError: the iterator is closed, or in use by another thread or by interrupted code.
             Exception: the error of a parent; the next call draws the same element again.
         """
-        # As in ResumableIterator: no handler runs between the test of the flag and the `try`, or in `finally`.
-        is_in_use, self._is_in_use = self._is_in_use, True
-        if is_in_use:
-            raise ValueError(IN_USE)
+        return self._alone(self._draw_and_count)
+
+    def _draw_and_count(self) -> T_co:
         try:
             self._prepare()
             element = self._draw()
@@ -76,15 +72,12 @@ class RecoveringIterator(DatasetIterator[T_co]):
             self._is_torn = False
             self._end_leading()
             raise
-        finally:
-            self._is_in_use = False
         return element
 
     def _prepare(self) -> None:
         """Prepares to draw. Until elements are counted, the iterator is torn."""
         self._check_open()
-        if self._is_torn:
-            self._recover()
+        self._recover()
         if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
             self._keep()
         self._is_torn = True
@@ -100,10 +93,9 @@ class RecoveringIterator(DatasetIterator[T_co]):
         Raises:
             ValueError: the iterator is in use by another thread or by interrupted code.
         """
-        if self._is_in_use:
-            raise ValueError(IN_USE)
-        if self._is_torn:
-            self._recover()
+        if self._is_in_use or self._is_torn:
+            # Refused if it is in use, also by a call that recovers.
+            self._alone(self._recover)
         return self._state()
 
     def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
@@ -123,17 +115,14 @@ class RecoveringIterator(DatasetIterator[T_co]):
     def _go(self, move: Callable[[], None]) -> None:
         """Moves the parents and this iterator. An interruption leaves it where it was."""
         self._check_open()
-        is_in_use, self._is_in_use = self._is_in_use, True
-        if is_in_use:
-            raise ValueError(IN_USE)
-        try:
-            if not self._is_torn:
-                self._keep()
-            self._is_torn = True
-            move()
-            self._kept_state, self._num_since, self._is_torn = None, 0, False
-        finally:
-            self._is_in_use = False
+        self._alone(functools.partial(self._keep_and_move, move))
+
+    def _keep_and_move(self, move: Callable[[], None]) -> None:
+        if not self._is_torn:
+            self._keep()
+        self._is_torn = True
+        move()
+        self._kept_state, self._num_since, self._is_torn = None, 0, False
 
     @abc.abstractmethod
     def _draw(self) -> T_co:
@@ -151,6 +140,8 @@ class RecoveringIterator(DatasetIterator[T_co]):
         self._kept_state, self._num_since = self._state(), 0
 
     def _recover(self) -> None:
+        if not self._is_torn:
+            return
         self._move(self._kept_state)
         for _ in range(self._num_since):
             self._draw()

@@ -3,7 +3,7 @@
 import contextlib
 import json
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from millstream.closing import Closing
 from millstream.errors import CheckpointError
@@ -85,11 +85,40 @@ class Checkpointable:
         return read_ahead()
 
 
-class ResumableIterator(Checkpointable, Closing):
-    """Yields batches, and knows its position among them: just after the last batch that it delivered."""
+class Exclusive:
+    """An iterator with work that one call at a time may do."""
 
+    _in_use: ClassVar[str] = (
+        "This iterator is in use: another thread, or the code that a signal handler interrupted, is fetching its next "
+        "batch. Use it in one thread at a time: take a lock around next(iterator), or give each thread its own "
+        "iter(loader) over its own shard."
+    )
+    """The text of the error if another call is in progress."""
     _is_in_use = False
     """True while a call is in progress that excludes others."""
+
+    def _alone(self, work: Callable[[], ResultT]) -> ResultT:
+        """Returns the result of work that one call at a time may do.
+
+        A flag costs less than a lock. CPython switches threads and runs signal handlers only at calls and backward
+        jumps. There are none between the test of the flag and the `try`, or in `finally`. So two calls never pass, and
+        the flag is always reset, even if a handler raises an exception.
+
+        Raises:
+            ValueError: another call is in progress.
+            Exception: an error of the work.
+        """
+        is_in_use, self._is_in_use = self._is_in_use, True
+        if is_in_use:
+            raise ValueError(self._in_use)
+        try:
+            return work()
+        finally:
+            self._is_in_use = False
+
+
+class ResumableIterator(Checkpointable, Exclusive, Closing):
+    """Yields batches, and knows its position among them: just after the last batch that it delivered."""
 
     def __bool__(self) -> bool:
         """Returns True, even if no batch is left or their number is unknown."""
@@ -117,29 +146,6 @@ class ResumableIterator(Checkpointable, Closing):
             f"A {type(self).__name__} cannot be copied or pickled: its threads and processes work for one consumer. "
             "For another iterator at the same position: other = iter(loader); other.set_state(iterator.get_state())."
         )
-
-    def _alone(self, work: Callable[[], ResultT]) -> ResultT:
-        """Returns the result of work that one call at a time may do.
-
-        A flag costs less than a lock. CPython switches threads and runs signal handlers only at calls and backward
-        jumps. There are none between the test of the flag and the `try`, or in `finally`. So two calls never pass, and
-        the flag is always reset, even if a handler raises an exception.
-
-        Raises:
-            ValueError: another call is in progress.
-            Exception: an error of the work.
-        """
-        is_in_use, self._is_in_use = self._is_in_use, True
-        if is_in_use:
-            raise ValueError(
-                "This iterator is in use: another thread, or the code that a signal handler interrupted, is fetching "
-                "its next batch. Use it in one thread at a time: take a lock around next(iterator), or give each "
-                "thread its own iter(loader) over its own shard."
-            )
-        try:
-            return work()
-        finally:
-            self._is_in_use = False
 
 
 def encoded_state(iterator: Checkpointable) -> bytes:

@@ -199,6 +199,34 @@ def test_a_state_that_is_taken_while_an_element_is_drawn_is_refused() -> None:
     assert all("call get_state after next()" in text for text in taken)
 
 
+def test_a_state_that_is_taken_while_a_join_recovers_is_refused() -> None:
+    """After an error, `get_state` draws elements again. Meanwhile the join is in use, for `next`, too."""
+    refused: list[str] = []
+
+    def check(number: int) -> int:
+        if number == 3 and not failed:
+            failed.append(number)
+            raise LookupError(number)
+        if failed:
+            for call in (iterator.get_state, iterator.__next__, lambda: iterator.set_state(beginning)):
+                with pytest.raises(ValueError, match="This iterator is in use") as caught:
+                    call()
+                refused.append(str(caught.value))
+        return number
+
+    failed: list[int] = []
+    numbers_here = MapDataset.range(6).map(check).to_iter_dataset(ReadOptions(num_threads=0))
+    iterator = iter(ZipIterDataset([MapDataset.range(6), numbers_here]))
+    beginning = iterator.get_state()
+    assert list(itertools.islice(iterator, 3)) == [(number, number) for number in range(3)]
+    with pytest.raises(LookupError):
+        next(iterator)
+    state = iterator.get_state()
+    assert len(refused) >= 9
+    assert state["step"] == 3
+    assert list(iterator) == [(number, number) for number in range(3, 6)]
+
+
 class KillOnce:
     """Ends its process at a number, once.
 
