@@ -38,7 +38,7 @@ REPR_LENGTH = 100
 BARS_SHOWN = 4
 """The number of the latest changes of weights that a picture shows."""
 
-_AT_ONCE = 1 << 13
+_AT_ONCE = 1 << 14
 """The number of positions that are computed together, so that their arrays stay in a processor's cache."""
 
 
@@ -398,7 +398,7 @@ class MixtureSampler(Order):
         Raises:
             Exception: as `locate`, or whatever a component's sampler raises, with a note that names the component.
         """
-        if len(positions) <= _AT_ONCE or not self._orders.are_joined(len(positions)):
+        if len(positions) <= _AT_ONCE or not self._orders.are_joined:
             components, indices = self.locate(positions)
             return Located(components, *self._orders.records(components, indices))
         found = np.empty((3, len(positions)), dtype=np.int64)

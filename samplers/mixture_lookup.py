@@ -1,9 +1,8 @@
 """Lookups in the components of a mixture, at positions of their own orders.
 
-`IndexSampler`s with few positions each are computed together. Each other sampler is called once for all its positions.
+`IndexSampler`s are computed together. Each other sampler is called once for all its positions.
 """
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard, final
 
@@ -16,16 +15,15 @@ from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import is_mixed, is_mixed_and_packed
 from millstream.segments import Segments
 
-_WORTH_A_CALL = 1 << 12
-"""From this many positions a component on, each is faster on its own, because one epoch of one order takes the least
-work."""
-
 Answers = Iterator[tuple[int, NDArray[np.intp], tuple[NDArray[np.int64], Any]]]
 
 
 @final
 class ComponentOrders:
     """The samplers of a mixture, whose sources are concatenated.
+
+    Attributes:
+        are_joined: True if all components are computed together.
 
     Args:
         names: the names of the components, for errors.
@@ -44,13 +42,7 @@ class ComponentOrders:
             if can_join(sampler):
                 self._sizes[number], self._seeds[number] = sampler.num_records, sampler.seed or 0
                 self._is_shuffled[number] = sampler.shuffle
-        # A smaller component would be in several epochs of one call.
-        are_large = all(sampler.num_records >= _WORTH_A_CALL for sampler in samplers if can_join(sampler))
-        self._apart_from = _WORTH_A_CALL * len(samplers) if are_large else sys.maxsize
-
-    def are_joined(self, count: int) -> bool:
-        """Returns True if all components are computed together for `count` positions of the mixture."""
-        return bool(self._joined_at(count).all())
+        self.are_joined = bool(self._is_joined.all())
 
     def records(
         self, components: NDArray[np.int64], indices: NDArray[np.int64]
@@ -64,10 +56,10 @@ class ComponentOrders:
         Raises:
             Exception: whatever the sampler of a component raises, with a note that names the component.
         """
-        if self.are_joined(len(components)):
+        if self.are_joined:
             return indices, self._joined_keys(components, indices) + self._starts[components]
         keys, innermost = np.empty(len(components), dtype=np.int64), indices.copy()
-        is_joined = self._joined_at(len(components))[components]
+        is_joined = self._is_joined[components]
         joined, others = np.flatnonzero(is_joined), np.flatnonzero(~is_joined)
         if len(joined):
             keys[joined] = self._joined_keys(components[joined], indices[joined])
@@ -100,6 +92,9 @@ class ComponentOrders:
 
     def _joined_keys(self, components: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the record keys at positions of components that `can_join`, shape (m,)."""
+        # By component, because neighbours of one epoch share most of the work.
+        order = self._by_component(components)
+        components, indices = components[order], indices[order]
         sizes = self._sizes[components]
         # A division without signs takes half of the time.
         epochs = indices.view(np.uint64) // sizes
@@ -107,11 +102,14 @@ class ComponentOrders:
         is_shuffled = self._is_shuffled[components]
         rows = slice(None) if is_shuffled.all() else np.flatnonzero(is_shuffled)
         keys[rows] = permute(keys[rows], sizes[rows], self._seeds[components[rows]], epochs[rows])
-        return keys
+        in_order = np.empty_like(keys)
+        in_order[order] = keys
+        return in_order
 
-    def _joined_at(self, count: int) -> NDArray[np.bool_]:
-        """Returns a mask of the components that are computed together for `count` positions of the mixture."""
-        return self._is_joined if count < self._apart_from else np.zeros_like(self._is_joined)
+    def _by_component(self, components: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Returns the rows of the first component, of the second one, and so on, shape (m,)."""
+        # Sorted as small integers, which takes a tenth of the time.
+        return np.argsort(components.astype(np.min_scalar_type(len(self._names))), kind="stable")
 
     def _ask(
         self,
@@ -120,8 +118,7 @@ class ComponentOrders:
         ask: Callable[[Any, NDArray[np.int64]], tuple[NDArray[np.int64], Any]],
     ) -> Answers:
         """Yields each component that occurs, its rows, and the result of its sampler for its indices."""
-        # Sorted as small integers, which takes a tenth of the time.
-        order = np.argsort(components.astype(np.min_scalar_type(len(self._names))), kind="stable")
+        order = self._by_component(components)
         stop = 0
         for component, count in enumerate(np.bincount(components, minlength=len(self._names)).tolist()):
             start, stop = stop, stop + count

@@ -229,7 +229,11 @@ def test_many_epochs_at_once_equal_one_at_a_time(data: st.DataObject, n: int, se
 def test_sets_enciphered_together_are_permuted_as_each_alone(
     sets: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
-    """Arrays of sizes, seeds and epochs give each offset its own set's image, and the inverse leads back."""
+    """Arrays of sizes, seeds and epochs give each offset its own set's image, and the inverse leads back.
+
+    Neighbours may be of one set, or of one epoch of two sets.
+    """
+    sets = [each for each in sets for _ in range(data.draw(st.integers(1, 3)))]
     asked = [data.draw(st.integers(0, size - 1)) for size, _, _ in sets]
     sizes, seeds, epochs = np.array(sets, dtype=np.uint64).T
     landed = permute(np.array(asked), sizes.view(np.int64), seeds, epochs)
