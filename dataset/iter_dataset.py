@@ -6,19 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Concatenate,
-    Generic,
-    Literal,
-    NoReturn,
-    ParamSpec,
-    SupportsIndex,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeVar, overload
 
 from millstream import grain_kinds
 from millstream.checks import as_integer, as_options, has_fields, named_arguments
@@ -28,7 +16,6 @@ from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.arguments import as_map, as_operation, depth_above
 from millstream.descriptions import described
-from millstream.grain_kinds import STATS, Stats
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.visualization import element_text, visualized
 from millstream.randomness import as_seed
@@ -40,7 +27,6 @@ if TYPE_CHECKING:
 
 T_co = TypeVar("T_co", covariant=True)
 Out = TypeVar("Out")
-Parameters = ParamSpec("Parameters")
 
 
 WARM = "_warm"
@@ -76,7 +62,6 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     """
 
     _parents: tuple[Any, ...] = ()
-    _stats: ClassVar[Stats] = STATS
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Wraps the `__iter__` of a subclass, so that it returns a `DatasetIterator`."""
@@ -396,27 +381,6 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         if has_fields(options, ReadOptions):
             return _ahead(self, MultiprocessingOptions(), as_options(options, "options", ReadOptions))
         return self.mp_prefetch(options)  # type: ignore[arg-type]  # not ReadOptions
-
-    def pipe(
-        self,
-        function: "Callable[Concatenate[IterDataset[T_co], Parameters], Out]",
-        *args: Parameters.args,
-        **kwargs: Parameters.kwargs,
-    ) -> Out:
-        """Returns `function(self, *args, **kwargs)`.
-
-        Args:
-            function: a function of a dataset.
-            *args: its further positional arguments.
-            **kwargs: its keyword arguments.
-
-        Examples:
-            >>> def scaled(dataset, factor):
-            ...     return dataset.map(lambda number: number * factor)
-            >>> list(millstream.MapDataset.range(3).to_iter_dataset().pipe(scaled, factor=10))
-            [0, 10, 20]
-        """
-        return function(self, *args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes of an equal dataset, without worker processes."""

@@ -2,19 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Concatenate,
-    Generic,
-    Literal,
-    ParamSpec,
-    SupportsIndex,
-    TypeAlias,
-    TypeVar,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer, as_integer_or_none
@@ -28,7 +16,6 @@ from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
 from millstream.dataset.nodes.source_node import Own, Source
-from millstream.grain_kinds import STATS, Stats
 from millstream.randomness import as_seed, derive_seed
 from millstream.samplers.mixture_checks import named_parts
 from millstream.samplers.weights import checked_weights
@@ -47,7 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Out = TypeVar("Out")
-Parameters = ParamSpec("Parameters")
 Operation = TypeVar("Operation", bound=Transformation)
 Rows: TypeAlias = slice
 """The class of slices, under a name that no method has."""
@@ -81,7 +67,6 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
     takes_key_arrays = True
     _parents: "tuple[MapDataset[Any], ...]" = ()
-    _stats: ClassVar[Stats] = STATS
     _node: Node | None = None
     _blocks: Blocks | None = None
 
@@ -516,27 +501,6 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             f"{operation!r} groups elements as they come, or belongs to a sampler, and a MapDataset is read by "
             "position: write .to_iter_dataset().apply(...)."
         )
-
-    def pipe(
-        self,
-        function: "Callable[Concatenate[MapDataset[T], Parameters], Out]",
-        *args: Parameters.args,
-        **kwargs: Parameters.kwargs,
-    ) -> Out:
-        """Returns `function(dataset, *args, **kwargs)`, so that functions of datasets fit into a chain.
-
-        Args:
-            function: a function of a dataset.
-            *args: its further positional arguments.
-            **kwargs: its keyword arguments.
-
-        Examples:
-            >>> def scaled(dataset, factor):
-            ...     return dataset.map(lambda number: number * factor)
-            >>> list(millstream.MapDataset.range(3).pipe(scaled, factor=10))
-            [0, 10, 20]
-        """
-        return function(self, *args, **kwargs)
 
     def to_iter_dataset(
         self, read_options: "ReadOptions | None" = None, *, allow_nones: bool = False

@@ -4,9 +4,14 @@ Programs and Keras also read private attributes of Grain's loader, because it ha
 """
 
 import contextlib
-from typing import Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Element = TypeVar("Element")
+Out = TypeVar("Out")
+Parameters = ParamSpec("Parameters")
 
 
 @final
@@ -58,9 +63,36 @@ class DataLoader:
         return self._workers  # type: ignore[attr-defined]  # as above
 
 
-class IterDataset:
+class _Dataset:
+    """The members of both kinds of datasets that do not depend on the kind."""
+
+    _stats: ClassVar[Stats] = STATS
+
+    def pipe(
+        self,
+        function: "Callable[Concatenate[Self, Parameters], Out]",
+        *args: Parameters.args,
+        **kwargs: Parameters.kwargs,
+    ) -> Out:
+        """Returns `function(self, *args, **kwargs)`, so that functions of datasets fit into a chain.
+
+        Args:
+            function: a function of a dataset.
+            *args: its further positional arguments.
+            **kwargs: its keyword arguments.
+
+        Examples:
+            >>> def scaled(dataset, factor):
+            ...     return dataset.map(lambda number: number * factor)
+            >>> list(millstream.MapDataset.range(3).pipe(scaled, factor=10))
+            [0, 10, 20]
+        """
+        return function(self, *args, **kwargs)
+
+
+class IterDataset(_Dataset):
     """The base of `millstream.IterDataset`."""
 
 
-class MapDataset:
+class MapDataset(_Dataset):
     """The base of `millstream.MapDataset`."""
