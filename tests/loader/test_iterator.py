@@ -17,10 +17,8 @@ import millstream
 from millstream.errors import CheckpointError
 from millstream.loader.threads import shared_threads, thread_executor
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from support.faults.user_faults import WAIT_SECONDS
 from support.streams import comparable
-
-WAIT_SECONDS = 60.0
-"""How long a test waits for what must happen; it does at once, so that only a failing test waits."""
 
 
 @pytest.fixture(params=["inline", "threads"])

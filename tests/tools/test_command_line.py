@@ -222,7 +222,13 @@ def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("arguments", [[], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"]),
+        *(["convert", "a", "b.bag", option] for option in ("--shards=0", "--jobs=-1", "--encode=xml")),
+    ],
+)
 def test_wrong_usage_has_a_status_of_its_own(arguments: list[str], tmp_path: Path) -> None:
     """Wrong usage prints the usage and exits with status 2."""
     _, reported = run_here(*arguments, folder=tmp_path, status=2)

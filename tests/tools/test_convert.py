@@ -422,12 +422,6 @@ def test_a_folder_of_others_is_refused(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "b.bag").exists()
 
 
-@pytest.mark.parametrize("option", ["--shards=0", "--jobs=-1", "--encode=xml"])
-def test_options_that_make_no_sense_are_wrong_usage(option: str, tmp_path: Path) -> None:
-    """Options out of range exit with status 2."""
-    run_here("convert", "a", "b.bag", option, folder=tmp_path, status=2)
-
-
 def test_objects_in_stores_are_converted(tmp_path: Path, store: ObjectServer) -> None:
     """Objects of stores are inspected and converted; a name without an extension needs --format."""
     store.objects["bucket/a.tfrecord"] = tfrecord_bytes(RECORDS)

@@ -271,6 +271,8 @@ def test_a_bare_function_means_map(function: Callable[[Any], Any]) -> None:
         (Map(operator.itemgetter("image")), "Map(operator.itemgetter('image'))"),
         (AddFrozen(1), "AddFrozen(amount=1)"),
         (Repeat(3), "Repeat(max_fan_out=3)"),
+        (Batch(2, batch_fn=sum), "Batch(batch_size=2, batch_fn=sum)"),
+        (Batch(2, batch_fn=lambda elements: elements), "Batch(batch_size=2, batch_fn=<lambda>)"),
     ],
 )
 def test_repr_names_the_function(operation: Any, text: str) -> None:
@@ -282,6 +284,18 @@ def test_repr_names_the_function(operation: Any, text: str) -> None:
 def test_repr_of_a_plain_subclass_is_pythons(operation: Any) -> None:
     """A subclass without a repr has that of any object."""
     assert repr(operation) == object.__repr__(operation)
+
+
+def test_a_batch_is_a_value() -> None:
+    """The ints and bools of numpy become Python's; a Batch cannot be changed, compares by value and pickles."""
+    batch = Batch(np.int32(4), drop_remainder=np.True_)  # type: ignore[arg-type]
+    assert (type(batch.batch_size), type(batch.drop_remainder)) == (int, bool)
+    assert batch == Batch(4, drop_remainder=True)
+    assert repr(batch) == "Batch(batch_size=4, drop_remainder=True)"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        batch.batch_size = 3  # type: ignore[misc]
+    with_function = Batch(2, batch_fn=sum)
+    assert pickle.loads(pickle.dumps(with_function)) == with_function
 
 
 class Nothing(Map):
@@ -397,6 +411,25 @@ NO_FUNCTION: list[tuple[Callable[[], object], type[Exception], str]] = [
         r"PlainAdd takes no arguments: write PlainAdd\.__init__, or decorate .*dataclass",
     ),
 ]
+BATCHES: list[tuple[tuple[Any, ...], type[Exception], str]] = [
+    ((0,), ValueError, "batch_size must be at least 1, got 0"),
+    ((-1,), ValueError, "batch_size must be at least 1, got -1"),
+    ((2**40,), ValueError, "batch_size must be at most 2,147,483,648, got"),
+    ((True,), TypeError, "batch_size must be an integer, got True"),
+    ((2.0,), TypeError, r"batch_size must be an integer, got 2\.0"),
+    (("2",), TypeError, "batch_size must be an integer, got '2'"),
+    ((None,), TypeError, "batch_size must be an integer, got None"),
+    ((2, sum), TypeError, "drop_remainder must be True or False, got <built-in function sum>"),
+    ((2, False, 3), TypeError, "batch_fn must be a function .* got 3"),
+    ((2, False, None, 1), TypeError, "pad_remainder must be True or False, got 1"),
+    (
+        (2, True, None, True),
+        ValueError,
+        "Cannot combine pad_remainder=True, .* with drop_remainder=True",
+    ),
+    ((2, False, sum, True), ValueError, "Cannot combine pad_remainder=True with batch_fn, .* to a Map"),
+]
+"""Wrong arguments of Batch."""
 GENERATORS: list[Callable[[], object]] = [
     lambda: as_transformation(OldStyle()),
     lambda: as_transformation(yielding),
@@ -412,6 +445,7 @@ ASYNC: list[Callable[[], object]] = [functools.partial(make, in_a_moment) for ma
     ("make", "error", "words"),
     [
         *NO_FUNCTION,
+        *((functools.partial(Batch, *arguments), error, words) for arguments, error, words in BATCHES),
         *((make, TypeError, r"which yields\. Use FlatMap\(function, max_fan_out\)") for make in GENERATORS),
         *((make, TypeError, r"got in_a_moment, which is async\. Write a plain function") for make in ASYNC),
     ],

@@ -26,34 +26,40 @@ except OSError as error:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit", "remedy"),
+    ("name", "limit", "words"),
     [
-        ("RLIMIT_FSIZE", 1000, "Raise the limit (`ulimit -f`) or use no worker processes."),
-        ("RLIMIT_FSIZE", 100_000, "Raise the limit (`ulimit -f`) or use no worker processes."),
-        ("RLIMIT_NOFILE", 10, "Raise the limit (`ulimit -n`) or use fewer workers."),
+        ("RLIMIT_FSIZE", 1000, ("need", "1000", "Raise the limit (`ulimit -f`) or use no worker processes.")),
+        ("RLIMIT_FSIZE", 100_000, ("need", "100000", "Raise the limit (`ulimit -f`) or use no worker processes.")),
+        ("RLIMIT_NOFILE", 10, ("need", "10", "Raise the limit (`ulimit -n`) or use fewer workers.")),
+        *(
+            (
+                "RLIMIT_NPROC",
+                count,
+                (
+                    "need 3 more processes",
+                    f"limited to {count};",
+                    "Raise the limit (`ulimit -u`) or use fewer workers.",
+                ),
+            )
+            for count in (1, 2, 3)
+        ),
     ],
 )
-def test_a_limit_that_forbids_workers_is_named(name: str, limit: int, remedy: str) -> None:
-    """The error says which limit it is, how high, what the workers need, and what to do."""
-    done = python("-c", PROGRAM, name, str(limit), "2")
+def test_a_limit_that_forbids_workers_is_named(name: str, limit: int, words: tuple[str, ...]) -> None:
+    """The error says which limit it is, how high, what the workers need, and what to do.
 
-    assert (done.returncode, done.stderr) == (0, "")
-    assert str(limit) in done.stdout
-    assert "2 worker processes need" in done.stdout
-    assert remedy in done.stdout
-
-
-@pytest.mark.parametrize("processes", [1, 2, 3])
-def test_a_limit_of_processes_is_named(processes: int) -> None:
-    """The error names the limit whichever process is one too many: the fork server, or a worker."""
-    setpriv = shutil.which("setpriv")
-    if setpriv is None or os.getuid() != 0:
-        pytest.skip("only root can become a user who has no other processes")
-    # The kernel lets root, and processes with these capabilities, have any number.
-    capabilities = "-sys_resource,-sys_admin"
-    become = [setpriv, "--ruid=54321", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
+    That of processes is named whichever is one too many: the fork server, or a worker.
+    """
+    become: list[str] = []
+    if name == "RLIMIT_NPROC":
+        setpriv = shutil.which("setpriv")
+        if setpriv is None or os.getuid() != 0:
+            pytest.skip("only root can become a user who has no other processes")
+        # The kernel lets root, and processes with these capabilities, have any number.
+        capabilities = "-sys_resource,-sys_admin"
+        become = [setpriv, "--ruid=54321", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
     done = subprocess.run(
-        [*become, sys.executable, "-c", PROGRAM, "RLIMIT_NPROC", str(processes), "2"],
+        [*become, sys.executable, "-c", PROGRAM, name, str(limit), "2"],
         check=False,
         env=environment(),
         capture_output=True,
@@ -62,13 +68,14 @@ def test_a_limit_of_processes_is_named(processes: int) -> None:
     )
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert "2 worker processes need 3 more processes" in done.stdout
-    assert f"limited to {processes};" in done.stdout
-    assert "Raise the limit (`ulimit -u`) or use fewer workers." in done.stdout
+    assert "2 worker processes need" in done.stdout
+    assert [word for word in words if word not in done.stdout] == []
 
 
-@pytest.mark.parametrize(("name", "limit"), [("RLIMIT_FSIZE", 10 << 20), ("RLIMIT_AS", 2 << 30)])
-@pytest.mark.parametrize("worker_count", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "limit", "worker_count"),
+    [("RLIMIT_FSIZE", 10 << 20, 2), ("RLIMIT_AS", 2 << 30, 0), ("RLIMIT_AS", 2 << 30, 2)],
+)
 def test_limits_that_leave_room_change_nothing(name: str, limit: int, worker_count: int) -> None:
     """Arenas are no larger than the limits of files and address space, and no more threads start than these allow."""
     done = python("-c", PROGRAM, name, str(limit), str(worker_count))

@@ -254,25 +254,23 @@ sys.stdin.read()
 """
 
 
-def test_a_process_runs_while_any_of_its_threads_does() -> None:
-    """Reader threads may do the work while the main thread waits for them: the process is not waiting then."""
-    command = [sys.executable, "-c", BUSY_BESIDE_ITS_MAIN_THREAD]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (BUSY_BESIDE_ITS_MAIN_THREAD, "running, with "),
+        ("import sys; print('working', flush=True); sys.stdin.read()", "waiting, with "),
+    ],
+    ids=["busy", "sleeps"],
+)
+def test_a_process_runs_while_any_of_its_threads_does(code: str, state: str) -> None:
+    """A process whose main thread waits runs if reader threads do the work; one that sleeps, and nothing else, waits.
+
+    For a moment, each of its threads may be seen waiting for the interpreter's lock, which the other one has.
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"working\n"
-        # For a moment, each of its threads may be seen waiting for the interpreter's lock, which the other one has.
-        while not describe_process(process.pid).startswith("running, with "):
-            assert process.poll() is None
-        process.kill()
-
-
-def test_a_process_waits_when_all_its_threads_do() -> None:
-    """One that sleeps, and nothing else."""
-    command = [sys.executable, "-c", "import sys; print('there', flush=True); sys.stdin.read()"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"there\n"
-        while not describe_process(process.pid).startswith("waiting, with "):
+        while not describe_process(process.pid).startswith(state):
             assert process.poll() is None
         process.kill()
 

@@ -63,7 +63,10 @@ def test_what_the_trainer_does_beside_workers_is_in_a_frame_of_its_own() -> None
 
 
 def test_the_slowest_stage_is_marked_once_there_is_one() -> None:
-    """In the terminal and in the notebook: one mark, at the stage that took longest, with its time and rate."""
+    """In the terminal and in the notebook: one mark, at the stage that took longest, with its time and rate.
+
+    A summary in a notebook has the sentences of its text.
+    """
     snapshot = snapshot_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
     (line,) = [line for line in render_text(snapshot).splitlines() if "slowest" in line]
     assert line.split() == ["│", "operations[0],", "Augment", "40", "ms", "per", "batch", "80", "%", "<-", "slowest"]
@@ -73,6 +76,7 @@ def test_the_slowest_stage_is_marked_once_there_is_one() -> None:
     assert "25 batches/s" in text
     assert "100 batches in 4 s, 75 % of it waiting" in text
     assert "ms-stage ms-slowest" not in render_loader(snapshot_of_run())
+    assert "The trainer waited 75 % of the time." in Page(render_loader(snapshot, with_advice=True)).text
 
 
 def test_lookups_before_the_first_batch_are_no_stage() -> None:
@@ -82,12 +86,6 @@ def test_lookups_before_the_first_batch_are_no_stage() -> None:
     assert loader.profile()["keys"] > 0
     for text in (repr(loader), str(loader.summary()), Page(loader._repr_html_()).text):
         assert "slowest" not in text
-
-
-def test_a_summary_in_a_notebook_has_picture_and_advice() -> None:
-    """The sentences are those of the text."""
-    snapshot = snapshot_of_run(read=1.0, augment=4.0, waits=3.0, trains=1.0)
-    assert "The trainer waited 75 % of the time." in Page(render_loader(snapshot, with_advice=True)).text
 
 
 def test_a_mixture_shows_its_weights() -> None:
