@@ -47,7 +47,9 @@ def visible(folder: Path) -> list[str]:
 def test_records_come_out_as_they_went_in(tmp_path: Path, extension: str, jobs: int) -> None:
     """Any number of processes writes all records in order, byte for byte, to exactly the given files."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
-    printed, reported = run("convert", "a.tfrecord", f"b.{extension}", "--shards=7", f"--jobs={jobs}", folder=tmp_path)
+    printed, reported = run_here(
+        "convert", "a.tfrecord", f"b.{extension}", "--shards=7", f"--jobs={jobs}", folder=tmp_path
+    )
     names = [f"b-{number:05}-of-00007.{extension}" for number in range(7)]
 
     assert printed.startswith(f"{tmp_path / names[0]} and 6 more: 1,000 records, ")
@@ -422,18 +424,19 @@ def test_a_folder_of_others_is_refused(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "b.bag").exists()
 
 
+@pytest.mark.third_party
 def test_objects_in_stores_are_converted(tmp_path: Path, store: ObjectServer) -> None:
     """Objects of stores are inspected and converted; a name without an extension needs --format."""
     store.objects["bucket/a.tfrecord"] = tfrecord_bytes(RECORDS)
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     url = f"{store.url}/bucket/a"
-    printed, _ = run("inspect", f"{url}.tfrecord", folder=tmp_path)
+    printed, _ = run_here("inspect", f"{url}.tfrecord", folder=tmp_path)
     assert "  records   1,000" in printed
-    run("convert", f"{url}.tfrecord", "a.bag", "--jobs=2", "--shards=2", folder=tmp_path)
+    run_here("convert", f"{url}.tfrecord", "a.bag", "--jobs=2", "--shards=2", folder=tmp_path)
     assert records_in(*sorted(tmp_path.glob("a-*.bag"))) == RECORDS
-    _, reported = run("convert", url, "b.bag", folder=tmp_path, status=1)
+    _, reported = run_here("convert", url, "b.bag", folder=tmp_path, status=1)
     assert f"Cannot tell the format of '{url}' from its name. Pass --format" in reported
-    run("convert", url, "b.bag", "--format=tfrecord", folder=tmp_path)
+    run_here("convert", url, "b.bag", "--format=tfrecord", folder=tmp_path)
     assert records_in(tmp_path / "b.bag") == RECORDS
 
 
