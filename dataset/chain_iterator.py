@@ -22,6 +22,8 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -107,6 +109,13 @@ class EngineIterator(ShownIterator):
 
     def _change_plan(self, missing: AbsentElement) -> None:
         raise missing
+
+    def _take_over(self, execution: Execution, inner: DataLoaderIterator) -> None:
+        """Closes the plan before the current one, which takes over its consumer and the number of its batches."""
+        if inner.consumer is not None:
+            self._inner.let_measure(inner.consumer)
+        inner.close()
+        self._execution.profiler.delivered(execution.profiler.outputs)
 
 
 _NO_BRIEF_STATE = -1, ""
@@ -223,8 +232,7 @@ class ReadIterator(ReadViews, EngineIterator):
     def _blocks(self) -> tuple[int, int | None, int | None, str]:
         """The size, the end and the number of the blocks of the dense plan, and the numbers to skip between them."""
         partition = self._execution.plan.partition
-        skip = ",".join("0" * self._num_stages)
-        return partition.global_block, partition.length, partition.whole_blocks, skip
+        return partition.global_block, partition.length, partition.whole_blocks, ",".join("0" * self._num_stages)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements.
@@ -262,9 +270,7 @@ class ReadIterator(ReadViews, EngineIterator):
         self._was_sought = False
 
     def _state(self) -> LoaderState:
-        # Called often below a stream, so the state that users get is computed on demand.
-        state = self._inner.loader_state()
-        return self._with_skip(state, self._stream, self._num_stages)
+        return self._with_skip(self._inner.loader_state(), self._stream, self._num_stages)
 
     def _fits_dense(self, saved: LoaderState) -> bool:
         """Returns True if a position is between two blocks of the dense plan, with no missing element before it."""
@@ -285,11 +291,9 @@ class ReadIterator(ReadViews, EngineIterator):
         stream = stream_of(execution.plan)
         inner = execution.begin(stream)
         inner.set_state(saved._replace(stream=stream).encode())
-        dense = self._inner
-        if dense.consumer is not None:
-            inner.let_measure(dense.consumer)
+        dense = self._execution, self._inner
         self._execution, self._own_stream, self._is_dense, self._inner = execution, stream, False, inner
-        dense.close()
+        self._take_over(*dense)
 
     def _change_plan(self, missing: AbsentElement) -> None:
         """Continues with the sparse plan at the current position."""

@@ -220,8 +220,10 @@ class MixtureIterator(EngineIterator):
             return
         lead = tuple(saved - here for saved, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
         if lead != self._lead or (any(lead) and begin < self._begin):
-            self._close_reading()
+            reading = self._execution, self._inner
             self._read(begin, lead)
+            if self._reads:
+                self._take_over(*reading)
         if begin != self._first_of(cursor.block):
             self._draw()
             return
@@ -289,14 +291,12 @@ class MixtureIterator(EngineIterator):
 
     def _draw(self) -> None:
         """Draws from the stream from now on."""
-        self._close_reading()
+        reading = (self._execution, self._inner) if self._reads else None
         self._is_random = False
         self._stream.skip_absent()
         self._execution, self._inner = self._fed.engine
-
-    def _close_reading(self) -> None:
-        if self._reads:
-            self._inner.close()
+        if reading is not None:
+            self._take_over(*reading)
 
     def _change_plan(self, missing: AbsentElement) -> None:
         if not self._is_random:

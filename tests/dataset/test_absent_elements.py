@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,6 +54,31 @@ def test_states_before_and_after_the_first_absent_element_are_alike() -> None:
                 fresh.set_state(state)
                 assert fresh.get_state() == state
                 assert batches(fresh) == CHUNKS[step:]
+
+
+def a_chain() -> millstream.IterDataset[Any]:
+    return MapDataset.range(30).map(holes).to_iter_dataset().map(lambda number: number)
+
+
+def a_mixture() -> millstream.IterDataset[Any]:
+    return millstream.IterDataset.mix([a_chain(), MapDataset.range(30).to_iter_dataset()]).map(abs)
+
+
+@pytest.mark.parametrize("is_placed", [False, True])
+@pytest.mark.parametrize("make", [a_chain, a_mixture])
+def test_batches_are_counted_before_and_after_an_absent_element(
+    make: Callable[[], millstream.IterDataset[Any]], is_placed: bool
+) -> None:
+    """What the consumer got counts once, on a device too, although another plan takes over."""
+    iterator: Any = iter(make())
+    with millstream.device_put(iterator) if is_placed else iterator as batches_here:
+        beginning = batches_here.get_state()
+        for count in (5, 20):
+            assert len(list(itertools.islice(batches_here, count))) == count
+        assert (batches_here.metrics()["loader/batches"], batches_here.metrics()["loader/step"]) == (25.0, 25.0)
+        batches_here.set_state(beginning)
+        next(batches_here)
+        assert (batches_here.metrics()["loader/batches"], batches_here.metrics()["loader/step"]) == (26.0, 1.0)
 
 
 def test_a_position_that_was_sought_cannot_have_absent_elements_before() -> None:
