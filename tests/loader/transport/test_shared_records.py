@@ -299,7 +299,7 @@ def test_what_cannot_be_shared_and_is_large_is_told_once(
 @pytest.mark.parametrize("character", ["a", "é", "日", "\ud800"])
 def test_many_texts_are_shared_without_a_second_copy(character: str) -> None:
     """Texts are encoded a slice at a time: what is needed beyond the shared memory is a fraction of it."""
-    texts = [f"{number}{character * 120}" for number in range(60_000)]
+    texts = [f"{number}{character * 120}" for number in range(150_000)]
     tracemalloc.start()
     try:
         shared = share(texts)
