@@ -36,6 +36,17 @@ def strictly(*, strict: bool) -> Iterator[bool]:
         _is_strict.reset(token)
 
 
+def place_at_end(place: Place, length: int | None) -> Place:
+    """Returns a place; after a short last batch that of a dense plan, in which nothing is left to skip.
+
+    Args:
+        place: the place in a sparse plan.
+        length: the number of positions, each of which has an element; None if some may have none.
+    """
+    is_at_end = place.is_final and place.position + place.skip[0] == length and not any(place.skip[1:])
+    return Place(length, (0,) * len(place.skip), is_final=True) if is_at_end and length is not None else place
+
+
 def ending_of(stream: Stream) -> str:
     """Returns the common end of all brief states of a stream."""
     length = "-" if stream.length is None else stream.length

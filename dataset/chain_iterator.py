@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
-from millstream.dataset.brief_states import brief_state, ending_of, restored
+from millstream.dataset.brief_states import brief_state, ending_of, place_at_end, restored
 from millstream.dataset.dataset_iterator import CLOSED
 from millstream.dataset.map_dataset import node_of
 from millstream.dataset.nodes.lowering import lower, order_of
@@ -124,17 +124,14 @@ _NO_BRIEF_STATE = -1, ""
 
 @final
 class ReadIterator(ReadViews, EngineIterator):
-    """Yields the results of a chain over the elements of a MapDataset.
-
-    Attributes:
-        raises_absent: True to raise AbsentElement for a missing element instead of skipping it.
-    """
+    """Yields the results of a chain over the elements of a MapDataset."""
 
     def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
         super().__init__()
         self._node = node = node_of(leaf.map_dataset)
         order = order_of(node)
         self._running, self._options = running, running.options
+        # True to raise AbsentElement for a missing element instead of skipping it.
         self.raises_absent = running.raises_absent
         limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
         if running.tolerance is not None:
@@ -159,6 +156,7 @@ class ReadIterator(ReadViews, EngineIterator):
         sparse = stream_of(plan)
         best = sparse if pipeline is self._sparse else stream_of(Plan(pipeline))
         self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=best.fingerprint)
+        self._dense_length = None if pipeline is self._sparse else sparse.length
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
         self._is_dense = pipeline is not self._sparse and running.shared_workers is None
         self._own_stream = best if self._is_dense else sparse
@@ -206,7 +204,8 @@ class ReadIterator(ReadViews, EngineIterator):
             return self.brief_state_after(step)
         if self._brief[0] != step:
             (cursor,) = self._inner.position_in_plan()
-            self._brief = step, brief_state(step, place_at(cursor, self._execution.plan), self._ending)
+            place = place_at_end(place_at(cursor, self._execution.plan), self._dense_length)
+            self._brief = step, brief_state(step, place, self._ending)
         return self._brief[1]
 
     def set_brief_state(self, text: str) -> None:
@@ -282,7 +281,7 @@ class ReadIterator(ReadViews, EngineIterator):
     def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
         """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
         (place,) = state.places
-        place = place._replace(skip=(0,) * num_stages) if self._is_dense else place
+        place = place._replace(skip=(0,) * num_stages) if self._is_dense else place_at_end(place, self._dense_length)
         return state._replace(places=(place,), stream=stream)
 
     def _use_sparse(self, saved: LoaderState) -> None:

@@ -87,6 +87,14 @@ def triples(dataset: Any) -> Any:
     return dataset.batch(3, batch_fn=list)
 
 
+def lists(dataset: Any) -> Any:
+    return dataset.batch(2, batch_fn=list)
+
+
+def uneven(start: int = 0) -> IterDataset[Any]:
+    return MapDataset.range(start, start + 59).to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
+
+
 def random(dataset: Any) -> Any:
     return dataset.random_map(drawn, seed=0)
 
@@ -138,6 +146,10 @@ JOINS: dict[str, Callable[[Step], Any]] = {
     "straight mixture": lambda ahead: IterDataset.mix([ahead(read().map(float)), ahead(read(1000).map(float))]),
     "one part of a mixture": lambda ahead: IterDataset.mix({"a": read(), "b": ahead(read(1000).map(float))}, [2, 1]),
     "mixture of batches": lambda ahead: IterDataset.mix([ahead(triples(read())), ahead(triples(read(1000)))]),
+    "mixture of batches, the last ones short": lambda ahead: IterDataset.mix(
+        [ahead(lists(uneven())), ahead(lists(uneven(1000)))]
+    ),
+    "zip of short batches": lambda ahead: ZipIterDataset([ahead(lists(uneven())), ahead(lists(uneven(1000)))]),
     "mixture with draws": lambda ahead: IterDataset.mix([ahead(random(read())), ahead(odd(read(1000)))]),
     "missing elements": lambda ahead: IterDataset.mix([ahead(read()), ahead(holes())]),
     "None from a stream's map": lambda ahead: IterDataset.mix([ahead(read().map(without_fifths)), ahead(read(1000))]),
@@ -276,7 +288,8 @@ def test_states_after_a_stream_do_not_depend_on_the_sizes_of_draws(prefetch: str
 
 @pytest.mark.parametrize("following", FOLLOWING)
 @pytest.mark.parametrize(
-    "join", ["missing elements", "None from a stream's map", "an error", "an error after a filter"]
+    "join",
+    ["missing elements", "None from a stream's map", "an error", "an error after a filter", "zip of short batches"],
 )
 def test_a_state_does_not_depend_on_workers_after_a_join(join: str, following: str) -> None:
     """Processes that run a join and all below it, any number of them, change no state before a None or an error."""
