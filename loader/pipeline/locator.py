@@ -15,7 +15,8 @@ from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
-from millstream.samplers.protocols import is_mixed, is_packed
+from millstream.samplers.mixture_lookup import can_join
+from millstream.samplers.protocols import MixedSampler, is_mixed, is_packed
 
 CHUNK_KEYS = 15_360
 """The number of positions for which keys are computed in one call. A batch of 256 costs a share of one NumPy call.
@@ -65,6 +66,7 @@ class Locator:
             locate = functools.partial(_locate_documents, partition, order)
         if is_mixed(order):
             keys *= min(len(order.names), MAX_CHUNK_FACTOR)
+            keys = int(keys / max(1, _epochs_before(order, keys) / MAX_CHUNK_EPOCHS))
         if isinstance(order, BalancedSampler):
             # Each shard arranges complete global batches.
             keys = keys * partition.block // partition.global_block
@@ -87,6 +89,19 @@ class Locator:
         if self._is_ragged:
             return chunk.take(slice(*np.searchsorted(chunk.block, [start, stop]).tolist()))
         return chunk.take(slice((start - first) * self._block, (stop - first) * self._block))
+
+
+def _epochs_before(order: MixedSampler, position: int) -> float:
+    """Returns the largest number of epochs that a component has before a position, if it computes them one by one."""
+    drawn = order.drawn_before(position if order.length is None else min(position, order.length))
+    return max(
+        (
+            count / sampler.num_records
+            for count, sampler in zip(drawn, order.samplers, strict=True)
+            if sampler.num_records and not can_join(sampler)
+        ),
+        default=0,
+    )
 
 
 # The results are read-only, because user code may see them, and batches share them.

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
-from millstream import IndexSampler, MixtureSampler, RecordMetadata, ShardOptions
+from millstream import Batch, DataLoader, IndexSampler, MixtureSampler, ReadOptions, RecordMetadata, ShardOptions
 from millstream.samplers.proportions import TABLE_LIMIT, Proportions, Table, Tree, proportions
 from millstream.samplers.weights import checked_weights, reduced
 
@@ -468,3 +469,33 @@ def test_the_period_decides_which_serves() -> None:
     """Periods up to the limit are served by a table, longer ones by a tree."""
     assert isinstance(proportions((TABLE_LIMIT - 1, 1)), Table)
     assert isinstance(proportions((TABLE_LIMIT, 1)), Tree)
+
+
+class EpochsCounted:
+    """An order of 4 records over and over, which keeps the epochs that were asked for."""
+
+    seed, num_records, length = None, 4, None
+
+    def __init__(self) -> None:
+        self.epochs: set[int] = set()
+
+    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
+        return self.record_keys_at(np.arange(start, stop))
+
+    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        self.epochs.update((positions // self.num_records).tolist())
+        return positions % self.num_records
+
+
+def test_the_first_batch_asks_a_tiny_component_for_few_epochs() -> None:
+    """Orders of units and rows take about a millisecond per epoch: a chunk has 16 epochs of a component, or a batch."""
+    tiny = EpochsCounted()
+    mixture = MixtureSampler([tiny, IndexSampler(1000, seed=1, shuffle=True)], [1, 1], source_lengths=[4, 1000])
+    loader = DataLoader(
+        data_source=range(1004),
+        sampler=mixture,
+        operations=[Batch(8)],
+        read_options=ReadOptions(num_threads=0),
+    )
+    next(iter(loader))
+    assert len(tiny.epochs) <= 17
