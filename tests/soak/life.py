@@ -193,9 +193,7 @@ class Life:
                 if self.chance.random() < 0.05:
                     self._save(iterator, loader, fault)
                 try:
-                    self.is_interruptible = True
-                    batch = next(iterator, None)
-                    self.is_interruptible = False
+                    batch = self._next(iterator)
                 except KeyboardInterrupt:
                     assert step <= iterator.step <= step + 1
                     step = iterator.step
@@ -213,6 +211,14 @@ class Life:
                     self._watch()
             self._save(iterator, loader, fault)
         return False
+
+    def _next(self, iterator: millstream.DataLoaderIterator) -> Any:
+        """Returns the next batch, or None at the end. Ctrl-C may come now, and at no other time."""
+        try:
+            self.is_interruptible = True
+            return next(iterator, None)
+        finally:
+            self.is_interruptible = False
 
     def _restore(self, iterator: millstream.DataLoaderIterator) -> None:
         if saved := self._saved():
