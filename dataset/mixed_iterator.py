@@ -56,7 +56,6 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._names = names
         self._weights = weights
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
-        self._position = 0
         self._ended = self._is_reading = False
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
@@ -85,7 +84,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         except StopIteration:
             self._ended = True
             raise
-        self._position += 1
+        self._step += 1
         return element
 
     def draw(self, count: int) -> Drawn:
@@ -115,7 +114,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
                 values[position] = value
             if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
                 end, failure = own[len(drawn.values)], drawn.error
-        self._position, self._num_since = self._position + end, self._num_since + end
+        self._step, self._num_since = self._step + end, self._num_since + end
         if end < count and failure is None:
             self._ended = True
             self._end_leading()
@@ -129,9 +128,9 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
 
     def _streams_due(self, count: int) -> NDArray[Any]:
         """Returns the streams of the next elements."""
-        row = self._position - self._first
+        row = self._step - self._first
         if not 0 <= row <= len(self._due) - count:
-            row, self._first = 0, self._position
+            row, self._first = 0, self._step
             positions = np.arange(self._first, self._first + max(count, LOOK_AHEAD))
             self._due = self._schedule.locate(positions)[0]
         return self._due[row : row + count]
@@ -148,17 +147,12 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         for number in self._moved:
             self._noted_below[number] = noted_state(self._parents[number])
         self._moved = self._may_move.copy()
-        noted, position, ended = self._noted_below.copy(), self._position, self._ended
+        noted, position, ended = self._noted_below.copy(), self._step, self._ended
         return lambda: self._state_of([of_parent() for of_parent in noted], position, ended=ended)[0]
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each stream before a position, if all begin with the mixture."""
         return self._schedule.drawn_at(position)
-
-    @property
-    def step(self) -> int:
-        """The number of elements yielded."""
-        return self._position
 
     @property
     def drawn(self) -> tuple[int, ...] | None:
@@ -223,7 +217,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             if own is not None:
                 move_to(parent, own)
         self._open_again([number for number, own in enumerate(states) if own is None])
-        self._position, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
+        self._step, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
         self._is_reading = False
 
     def _open_again(self, numbers: Sequence[int]) -> None:

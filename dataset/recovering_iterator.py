@@ -33,6 +33,7 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
     _is_torn = False
     """True from before an element is drawn until it is counted; it stays so if that fails."""
     _kept_state: Any = None
+    _kept_step = 0
     _step = 0
     """The number of elements yielded, which `_draw` counts."""
     _num_since = 0
@@ -51,7 +52,8 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
     @property
     def step(self) -> int:
         """The number of elements yielded since the beginning of the stream."""
-        return self._step
+        # An interrupted draw may have counted, and an interrupted recovery may still be at an earlier element.
+        return self._kept_step + self._num_since if self._is_torn else self._step
 
     def __next__(self) -> T_co:
         """Returns the next element.
@@ -137,7 +139,7 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         """Moves the parents and this iterator. The caller recovers from a failure."""
 
     def _keep(self) -> None:
-        self._kept_state, self._num_since = self._state(), 0
+        self._kept_state, self._kept_step, self._num_since = self._state(), self._step, 0
 
     def _recover(self) -> None:
         if not self._is_torn:

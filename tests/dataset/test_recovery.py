@@ -48,7 +48,8 @@ STREAMS: dict[str, Callable[[], IterDataset[Any]]] = {
 def test_a_stream_that_is_interrupted_at_any_moment_is_where_it_says(name: str, does_move: bool) -> None:
     """An exception after calls in `next` and `set_state`: what follows is what follows its state in the stream.
 
-    A `next` may lose its element on the way to the caller, and that one alone.
+    A `next` may lose its element on the way to the caller, and that one alone. `step` says the same while an
+    interrupted recovery is half done.
     """
     dataset = STREAMS[name]()
     expected = list(dataset)
@@ -66,7 +67,11 @@ def test_a_stream_that_is_interrupted_at_any_moment_is_where_it_says(name: str, 
                     got.extend(next(iterator) for _ in range(5))  # noqa: B023
 
             was_interrupted = interrupt_at(moment, work, within="millstream.dataset")
+            step = iterator.step
+            interrupt_at(moment // 2, iterator.get_state, within="millstream.dataset")
+            assert iterator.step == step
             fresh.set_state(iterator.get_state())
+            assert iterator.step == step
             rest = list(iterator)
             assert rest == list(fresh)
             position = len(expected) - len(rest)
