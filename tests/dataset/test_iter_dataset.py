@@ -130,9 +130,7 @@ def test_an_iterator_shows_what_it_does() -> None:
         assert list(leaves)[-1] == f"operations[{count - 1}], Batch(batch_size=4)"
         assert leaves[list(leaves)[-1]] == ("element: float64 (4,)",)
         assert labels[-1].endswith("Batch(batch_size=4)")
-        summary = repr(iterator.summary())
-        # Where an element turned out to be absent, what was measured is of the plan since then.
-        assert ("5 batches" if first.startswith("Batch") else "2 batches") in summary
+        assert "5 batches" in repr(iterator.summary())
 
     mixed: IterDataset[Any] = IterDataset.mix([sparse, sparse])
     with iter(mixed) as iterator, iter(mixed.map(float)) as fed:

@@ -24,10 +24,7 @@ def drain(stream: Iterator[Any], limit: int = 100_000) -> tuple[list[Any], type[
 
 
 def comparable(element: Any) -> Any:
-    """Returns a value that is equal to another's exactly if the elements agree.
-
-    They agree if structure, order of keys, types, dtypes, shapes and bytes are the same.
-    """
+    """Returns a value that is equal to another's exactly if the elements agree in structure, dtype, shape and bytes."""
     if isinstance(element, np.ndarray):
         has_objects = element.dtype.hasobject
         content = [comparable(value) for value in element.ravel().tolist()] if has_objects else element.tobytes()
@@ -36,7 +33,8 @@ def comparable(element: Any) -> Any:
     if isinstance(element, (np.generic, float, complex)):
         return ("number", repr(np.asarray(element).dtype), type(element).__name__, np.asarray(element).tobytes())
     if isinstance(element, dict):
-        return ("dict", [(key, comparable(value)) for key, value in element.items()])
+        # JAX sorts the keys of what it makes.
+        return ("dict", {key: comparable(value) for key, value in element.items()})
     if isinstance(element, (list, tuple)):
         return (type(element).__name__, [comparable(value) for value in element])
     if dataclasses.is_dataclass(element) and not isinstance(element, type):
