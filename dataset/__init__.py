@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from millstream import lazy_imports
 
 if TYPE_CHECKING:
-    from millstream.dataset.dataset_iterator import DatasetIterator
     from millstream.dataset.grain_compat.checking import (
         PerformanceConfig,
         apply_transformations,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     )
     from millstream.dataset.grain_compat.random_numbers import RngPool, index_shuffle
     from millstream.dataset.iter_dataset import IterDataset
+    from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.map_dataset import MapDataset
     from millstream.dataset.options import DatasetOptions, ExecutionTrackingMode
     from millstream.transforms.batching.pad import batch_and_pad
@@ -72,7 +72,7 @@ else:
             "BestFitPackIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "CacheIterDataset": "millstream.dataset.grain_compat.combinations",
             "ConcatThenSplitIterDataset": "millstream.dataset.grain_compat.grouped_streams",
-            "DatasetIterator": "millstream.dataset.dataset_iterator",
+            "DatasetIterator": "millstream.dataset.iterators.dataset_iterator",
             "DatasetOptions": "millstream.dataset.options",
             "ElasticIterator": "millstream.dataset.grain_compat.elastic",
             "ExecutionTrackingMode": "millstream.dataset.options",

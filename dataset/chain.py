@@ -4,16 +4,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self, final
 
-from millstream.dataset.chain_iterator import ReadIterator
-from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.fed_iterator import FedIterator, with_states
 from millstream.dataset.iter_dataset import WARM, IterDataset
+from millstream.dataset.iterators.chain_iterator import ReadIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.fed_iterator import FedIterator, with_states
+from millstream.dataset.iterators.running import Running, SameObject, Shared, WarmWorkers
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.options import DatasetOptions, in_force
-from millstream.dataset.running import Running, SameObject, Shared, WarmWorkers
 from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
+from millstream.loader.measuring.front import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.threads.front import FED_CHAIN
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import joint_threads
 from millstream.sharding import NoSharding

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from millstream.dataset.nodes.node import ENDLESS, Node
-from millstream.loader.pipeline.reading import MAX_HELD_RECORDS, may_depend_on_thread
+from millstream.loader.operations.reading import MAX_HELD_RECORDS, may_depend_on_thread
 from millstream.loader.visualization import element_text
 
 SHOWN_PARENTS = 8

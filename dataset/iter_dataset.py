@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex
 from millstream import grain_kinds
 from millstream.checks import as_integer, as_options, has_fields, named_arguments
 from millstream.dataset.chain_picture import Sketch, check_no_stream, picture_of, sketch_of, text_of
-from millstream.dataset.counted_iterator import CountedIterator
-from millstream.dataset.dataset_iterator import DatasetIterator, only_parent
+from millstream.dataset.iterators.counted_iterator import CountedIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.arguments import as_map, as_operation, depth_above
 from millstream.descriptions import described

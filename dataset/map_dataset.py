@@ -17,8 +17,8 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.randomness import as_seed, derive_seed
-from millstream.samplers.mixture_checks import named_parts
-from millstream.samplers.weights import checked_weights
+from millstream.samplers.mixtures.mixture_checks import named_parts
+from millstream.samplers.mixtures.weights import checked_weights
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
 from millstream.sources.source_checks import check_range, check_readable
@@ -28,8 +28,8 @@ from millstream.transforms.given import adopted_operation, as_transformation
 if TYPE_CHECKING:
     import numpy as np
 
-    from millstream.dataset.dataset_iterator import DatasetIterator
     from millstream.dataset.iter_dataset import IterDataset
+    from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.loader.threads.options import ReadOptions
 
 T = TypeVar("T")

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from millstream.dataset.chain import Chain, joint_reading
-from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.fed_iterator import FedIterator
-from millstream.dataset.mixed_iterator import MixedIterator
-from millstream.dataset.mixed_reading import MixtureIterator, straight_node
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.fed_iterator import FedIterator
+from millstream.dataset.iterators.mixed_iterator import MixedIterator
+from millstream.dataset.iterators.mixed_reading import MixtureIterator, straight_node
+from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.nodes.joining_nodes import Mixed
-from millstream.dataset.running import Running, Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers.mixture_checks import named_parts
-from millstream.samplers.weights import checked_weights
+from millstream.samplers.mixtures.mixture_checks import named_parts
+from millstream.samplers.mixtures.weights import checked_weights
 from millstream.transforms import Transformation
 
 

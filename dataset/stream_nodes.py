@@ -4,12 +4,12 @@ import abc
 from typing import Any, SupportsIndex
 
 from millstream.checks import as_options
-from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.seeds import count_random_maps, nearest_seed
-from millstream.dataset.recovering_iterator import RecoveringIterator
-from millstream.dataset.running import Running, Shared
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import OF_GROUPS, as_seed, derive_seed

@@ -4,10 +4,10 @@ import copy
 from collections.abc import Iterable
 from typing import Any, final
 
-from millstream.dataset.counted_iterator import close_if_possible
-from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.counted_iterator import close_if_possible
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_anything, is_number, sealed, unsealed
 

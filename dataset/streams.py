@@ -6,11 +6,11 @@ All datasets of one combination share one set of threads, which prefetches each 
 from typing import Any
 
 from millstream.dataset.chain import iterates_itself, iterator_of
-from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.fed_iterator import with_states
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.fed_iterator import with_states
+from millstream.dataset.iterators.running import Shared
 from millstream.dataset.map_dataset import MapDataset
-from millstream.dataset.running import Shared
 from millstream.dataset.stream_nodes import Ahead
 
 

@@ -17,16 +17,16 @@ from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
 from millstream.loader.iterator import Beginning, DataLoaderIterator
 from millstream.loader.lineage import Lineage
+from millstream.loader.measuring.front import ACTORS, DEBUGGED, LOADER
+from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.progress import count_outputs
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 from millstream.loader.repeated_passes import RepeatedPasses
+from millstream.loader.scheduling.progress import count_outputs
 from millstream.loader.state_of_plan import state_at, stream_of
-from millstream.loader.threads.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.loader.threads.profiler import Profiler
 from millstream.loader.visualization import visualized
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
@@ -358,7 +358,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def _new_profiler(self) -> Profiler:
         if not self._records_timeline:
             return Profiler(self._pipeline.labels)
-        from millstream.loader.threads.recorder import Recorder  # noqa: PLC0415  (lazy: off by default)
+        from millstream.loader.measuring.recorder import Recorder  # noqa: PLC0415  (lazy: off by default)
 
         return Profiler(self._pipeline.labels, Recorder())
 

@@ -15,7 +15,7 @@ from typing import Any, final
 import numpy as np
 
 from millstream import tree
-from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
+from millstream.loader.operations.elements import Elements, Origins, describe_origin
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import READ
 from millstream.loader.pipeline.stages import split_stages

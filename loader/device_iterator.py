@@ -26,8 +26,8 @@ from millstream.loader.checkpoints.checkpointable import Checkpointable, Resumab
 from millstream.loader.device_staging import DevicePosition, DeviceStaging, StagedBatch
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
+from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.placement import Device, Placement
-from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.waiting import SLICE_SECONDS, Wait
 

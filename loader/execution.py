@@ -10,19 +10,19 @@ from millstream.configuration import config
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import Beginning, DataLoaderIterator
-from millstream.loader.pipeline.executor import Executor
+from millstream.loader.measuring.front import LOADER, Front
+from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
+from millstream.loader.scheduling.executor import Executor
 from millstream.loader.state_of_plan import stream_of
-from millstream.loader.threads.front import LOADER, Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.profiler import Profiler
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
-    from millstream.loader.pipeline.feed import Feed
+    from millstream.loader.scheduling.feed import Feed
     from millstream.loader.threads.shared_threads import SharedThreads
     from millstream.loader.workers.shared_workers import SharedWorkers
     from millstream.loader.workers.warm_pools import WarmPools

@@ -11,6 +11,7 @@ from typing import final
 
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.measuring.costs import Cost, Node
 from millstream.loader.reporting.phrases import (
     aligned,
     bytes_text,
@@ -20,7 +21,6 @@ from millstream.loader.reporting.phrases import (
     workers_text,
 )
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot
-from millstream.loader.threads.costs import Cost, Node
 
 PERIOD_SECONDS = 60.0
 """The time between two summaries of one pipeline."""

@@ -9,12 +9,12 @@ import weakref
 from typing import TYPE_CHECKING
 
 from millstream.checks import as_integer
+from millstream.loader.measuring.front import LOADER, Front
+from millstream.loader.measuring.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.progress import epoch_of
-from millstream.loader.threads.front import LOADER, Front
+from millstream.loader.scheduling.progress import epoch_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -25,19 +25,19 @@ from millstream.loader.checkpoints.checkpointable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream, combined
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
+from millstream.loader.operations.elements import Elements, SourceEnded
 from millstream.loader.pipeline.calls import Blocks
-from millstream.loader.pipeline.elements import Elements, SourceEnded
-from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
-from millstream.loader.pipeline.progress import count_outputs, epoch_of, records_before
 from millstream.loader.repeated_passes import RepeatedPasses
+from millstream.loader.scheduling.executor import Executor
+from millstream.loader.scheduling.progress import count_outputs, epoch_of, records_before
 from millstream.loader.state_of_plan import state_at
 from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.data_loader import DataLoader
     from millstream.loader.execution import Execution
-    from millstream.loader.pipeline.load import IteratorLook
+    from millstream.loader.scheduling.load import IteratorLook
 
 
 class Lifecycle(enum.Enum):
@@ -259,7 +259,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     def look(self) -> "IteratorLook":
         """Returns the current status of this iterator, for monitoring. Any thread may call it."""
-        from millstream.loader.pipeline.load import IteratorLook  # noqa: PLC0415  (lazy: only monitoring needs it)
+        from millstream.loader.scheduling.load import IteratorLook  # noqa: PLC0415  (lazy: only monitoring needs it)
 
         now, executor, consumer = time.perf_counter(), self._executor, self.consumer
         asked_at = (self if consumer is None else consumer).asked_at

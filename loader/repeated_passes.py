@@ -2,8 +2,8 @@
 
 from typing import final
 
+from millstream.loader.operations.random_streams import seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.random_streams import seed_of
 from millstream.transforms import RandomMap
 from millstream.warn import log_warning
 

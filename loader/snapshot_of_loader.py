@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import final
 
 from millstream.descriptions import Pictured, described
+from millstream.loader.measuring.front import Front
+from millstream.loader.measuring.profiler import HAND_OVER
 from millstream.loader.pipeline.arguments import source_name
 from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages
@@ -20,9 +22,7 @@ from millstream.loader.reporting.snapshot import (
     SourceSnapshot,
     StageSnapshot,
 )
-from millstream.loader.threads.front import Front
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.loader.threads.profiler import HAND_OVER
 from millstream.samplers.base import AdaptedSampler
 from millstream.samplers.epochs import EpochSampler
 from millstream.samplers.protocols import is_mixed

@@ -17,8 +17,8 @@ from millstream.samplers.index import IndexSampler, SequentialSampler
 if TYPE_CHECKING:
     from millstream.samplers.balanced import BalancedSampler
     from millstream.samplers.hierarchical import HierarchicalSampler
-    from millstream.samplers.mixture import MixtureSampler
-    from millstream.samplers.packing import PackingSampler
+    from millstream.samplers.mixtures.mixture import MixtureSampler
+    from millstream.samplers.rows.packing import PackingSampler
     from millstream.segments import Segments
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
@@ -26,8 +26,8 @@ else:
         {
             "BalancedSampler": "millstream.samplers.balanced",
             "HierarchicalSampler": "millstream.samplers.hierarchical",
-            "MixtureSampler": "millstream.samplers.mixture",
-            "PackingSampler": "millstream.samplers.packing",
+            "MixtureSampler": "millstream.samplers.mixtures.mixture",
+            "PackingSampler": "millstream.samplers.rows.packing",
             "Segments": "millstream.segments",
         },
     )

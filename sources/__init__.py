@@ -10,50 +10,50 @@ RandomAccessDataSource = DataSource
 SharedMemoryDataSource = InMemoryDataSource
 
 if TYPE_CHECKING:
-    from millstream.sources.array_record import ArrayRecordDataSource
-    from millstream.sources.bagz import BagzDataSource
+    from millstream.sources.arrays.hdf5 import Hdf5DataSource
+    from millstream.sources.arrays.megatron import MegatronDataSource
+    from millstream.sources.arrays.tokens import TokenDataSource
+    from millstream.sources.arrays.zarr_arrays import ZarrDataSource
     from millstream.sources.concatenated import ConcatenatedDataSource
-    from millstream.sources.csv_rows import CsvDataSource
-    from millstream.sources.hdf5 import Hdf5DataSource
-    from millstream.sources.hugging_face import HuggingFaceDataSource
-    from millstream.sources.image_folder import ImageFolderDataSource
-    from millstream.sources.json_lines import JsonLinesDataSource
-    from millstream.sources.lance_rows import LanceDataSource
-    from millstream.sources.mds import MdsDataSource
-    from millstream.sources.megatron import MegatronDataSource
-    from millstream.sources.parquet import ParquetDataSource
+    from millstream.sources.files.image_folder import ImageFolderDataSource
+    from millstream.sources.files.whole_files import FileDataSource
+    from millstream.sources.lines.csv_rows import CsvDataSource
+    from millstream.sources.lines.json_lines import JsonLinesDataSource
+    from millstream.sources.lines.text_lines import TextLineDataSource
+    from millstream.sources.records.array_record import ArrayRecordDataSource
+    from millstream.sources.records.bagz import BagzDataSource
+    from millstream.sources.records.mds import MdsDataSource
+    from millstream.sources.records.tfds import TfdsDataSource
+    from millstream.sources.records.tfrecord import TFRecordDataSource
+    from millstream.sources.records.webdataset import WebDatasetDataSource
     from millstream.sources.storage.file_cache import FileCache
-    from millstream.sources.text_lines import TextLineDataSource
-    from millstream.sources.tfds import TfdsDataSource
-    from millstream.sources.tfrecord import TFRecordDataSource
-    from millstream.sources.tokens import TokenDataSource
-    from millstream.sources.webdataset import WebDatasetDataSource
-    from millstream.sources.whole_files import FileDataSource
-    from millstream.sources.zarr_arrays import ZarrDataSource
+    from millstream.sources.tables.hugging_face import HuggingFaceDataSource
+    from millstream.sources.tables.lance_rows import LanceDataSource
+    from millstream.sources.tables.parquet import ParquetDataSource
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
-            "ArrayRecordDataSource": "millstream.sources.array_record",
-            "BagzDataSource": "millstream.sources.bagz",
+            "ArrayRecordDataSource": "millstream.sources.records.array_record",
+            "BagzDataSource": "millstream.sources.records.bagz",
             "ConcatenatedDataSource": "millstream.sources.concatenated",
-            "CsvDataSource": "millstream.sources.csv_rows",
+            "CsvDataSource": "millstream.sources.lines.csv_rows",
             "FileCache": "millstream.sources.storage.file_cache",
-            "FileDataSource": "millstream.sources.whole_files",
-            "Hdf5DataSource": "millstream.sources.hdf5",
-            "HuggingFaceDataSource": "millstream.sources.hugging_face",
-            "ImageFolderDataSource": "millstream.sources.image_folder",
-            "JsonLinesDataSource": "millstream.sources.json_lines",
-            "LanceDataSource": "millstream.sources.lance_rows",
-            "MdsDataSource": "millstream.sources.mds",
-            "MegatronDataSource": "millstream.sources.megatron",
-            "ParquetDataSource": "millstream.sources.parquet",
-            "TFRecordDataSource": "millstream.sources.tfrecord",
-            "TextLineDataSource": "millstream.sources.text_lines",
-            "TfdsDataSource": "millstream.sources.tfds",
-            "TokenDataSource": "millstream.sources.tokens",
-            "WebDatasetDataSource": "millstream.sources.webdataset",
-            "ZarrDataSource": "millstream.sources.zarr_arrays",
+            "FileDataSource": "millstream.sources.files.whole_files",
+            "Hdf5DataSource": "millstream.sources.arrays.hdf5",
+            "HuggingFaceDataSource": "millstream.sources.tables.hugging_face",
+            "ImageFolderDataSource": "millstream.sources.files.image_folder",
+            "JsonLinesDataSource": "millstream.sources.lines.json_lines",
+            "LanceDataSource": "millstream.sources.tables.lance_rows",
+            "MdsDataSource": "millstream.sources.records.mds",
+            "MegatronDataSource": "millstream.sources.arrays.megatron",
+            "ParquetDataSource": "millstream.sources.tables.parquet",
+            "TFRecordDataSource": "millstream.sources.records.tfrecord",
+            "TextLineDataSource": "millstream.sources.lines.text_lines",
+            "TfdsDataSource": "millstream.sources.records.tfds",
+            "TokenDataSource": "millstream.sources.arrays.tokens",
+            "WebDatasetDataSource": "millstream.sources.records.webdataset",
+            "ZarrDataSource": "millstream.sources.arrays.zarr_arrays",
         },
     )
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.errors import DataSourceError
+from millstream.sources.remote.urls import is_url, without_query
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
 from millstream.sources.storage.offset_index import Placement, placement
-from millstream.sources.storage.urls import is_url, without_query
 
 _SHARD = re.compile(r"-\d+-of-\d+$")
 """The text after the extension in names such as `mnist-train.array_record-00000-of-00001`."""
@@ -26,14 +26,12 @@ class FileFormat:
     Attributes:
         name: the name of the format on the command line.
         extensions: the ends of the names of its files, the usual one first.
-        module: the module in `millstream.sources` with the class that reads it.
-        source: the name of this class.
+        source: the name of the class in `millstream.sources` that reads it.
         begins: returns True if a path with these first bytes is of the format; None if bytes cannot tell.
     """
 
     name: str
     extensions: tuple[str, ...]
-    module: str
     source: str
     begins: Callable[[str, bytes], bool] | None = None
 
@@ -43,7 +41,7 @@ class FileFormat:
 
         token = placement.set(where)
         try:
-            return getattr(import_module(f"millstream.sources.{self.module}"), self.source)(paths)
+            return getattr(import_module(str(__package__)), self.source)(paths)
         finally:
             placement.reset(token)
 
@@ -57,7 +55,7 @@ def _is_array_record(_: str, start: bytes) -> bool:
 
 
 def _is_tfrecord(_: str, start: bytes) -> bool:
-    from millstream.sources.tfrecord import is_tfrecord  # noqa: PLC0415  (lazy: only one format is needed)
+    from millstream.sources.records.tfrecord import is_tfrecord  # noqa: PLC0415  (lazy: only one format is needed)
 
     return is_tfrecord(start)
 
@@ -90,19 +88,15 @@ def _is_text(_: str, start: bytes) -> bool:
 
 
 FORMATS = (
-    FileFormat(
-        "array_record", (".array_record", ".arrayrecord"), "array_record", "ArrayRecordDataSource", _is_array_record
-    ),
-    FileFormat("tfrecord", (".tfrecord", ".tfrecords"), "tfrecord", "TFRecordDataSource", _is_tfrecord),
-    FileFormat("webdataset", (".tar",), "webdataset", "WebDatasetDataSource", _is_tar),
-    FileFormat("bagz", (".bag", ".bagz"), "bagz", "BagzDataSource"),
-    FileFormat(
-        "parquet", (".parquet", ".pq"), "parquet", "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")
-    ),
-    FileFormat("megatron", (), "megatron", "MegatronDataSource", _is_megatron),
-    FileFormat("csv", (".csv",), "csv_rows", "CsvDataSource"),
-    FileFormat("jsonl", (".jsonl", ".ndjson"), "json_lines", "JsonLinesDataSource", _is_json_lines),
-    FileFormat("text", (".txt", ".text"), "text_lines", "TextLineDataSource", _is_text),
+    FileFormat("array_record", (".array_record", ".arrayrecord"), "ArrayRecordDataSource", _is_array_record),
+    FileFormat("tfrecord", (".tfrecord", ".tfrecords"), "TFRecordDataSource", _is_tfrecord),
+    FileFormat("webdataset", (".tar",), "WebDatasetDataSource", _is_tar),
+    FileFormat("bagz", (".bag", ".bagz"), "BagzDataSource"),
+    FileFormat("parquet", (".parquet", ".pq"), "ParquetDataSource", lambda _, start: start.startswith(b"PAR1")),
+    FileFormat("megatron", (), "MegatronDataSource", _is_megatron),
+    FileFormat("csv", (".csv",), "CsvDataSource"),
+    FileFormat("jsonl", (".jsonl", ".ndjson"), "JsonLinesDataSource", _is_json_lines),
+    FileFormat("text", (".txt", ".text"), "TextLineDataSource", _is_text),
 )
 """All formats, in the order in which first bytes are compared."""
 

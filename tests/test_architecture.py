@@ -18,25 +18,38 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CORE = "millstream"
 PARTS = {"dataset", "loader", "samplers", "sources", "tools", "transforms"}
+FORMATS = {"base", "column_names", "column_records", "digests", "files", "library_reads", "memory", "remote", "storage"}
+"""What the sources of file formats may import."""
 ROOMS: dict[str, dict[str, set[str]]] = {
     "loader": {
         "checkpoints": set(),
-        "pipeline": set(),
-        "threads": {"pipeline"},
-        "transport": {"pipeline"},
-        "workers": {"pipeline", "threads", "transport"},
-        "processes": {"pipeline", "threads", "transport", "workers"},
-        "cluster": {"pipeline", "threads", "transport", "workers"},
+        "operations": set(),
+        "pipeline": {"operations"},
+        "scheduling": {"operations", "pipeline"},
+        "measuring": {"operations", "pipeline"},
+        "threads": {"operations", "pipeline", "scheduling"},
+        "transport": {"operations", "pipeline"},
+        "workers": {"operations", "pipeline", "scheduling", "measuring", "threads", "transport"},
+        "processes": {"operations", "pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
+        "cluster": {"operations", "pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "monitoring": {"processes", "reporting"},
-        "reporting": {"threads"},
+        "reporting": {"measuring"},
     },
     "dataset": {
         "nodes": set(),
     },
     "sources": {
-        "storage": set(),
-        "files": {"storage", "base"},
-        "tables": {"storage"},
+        "remote": set(),
+        "storage": {"remote"},
+        "files": {"storage", "remote", "base", "digests"},
+        "tables": FORMATS,
+        "records": FORMATS,
+        "lines": FORMATS,
+        "arrays": FORMATS | {"tables"},
+    },
+    "samplers": {
+        "mixtures": {"base", "index", "occurrences", "order", "permutation", "protocols"},
+        "rows": {"base", "epochs", "hierarchical", "occurrences", "order", "permutation"},
     },
     "transforms": {
         "packing": {"grouping", "transformation"},
@@ -56,19 +69,19 @@ FACADE = {
 }
 
 IMPORTERS = {
-    "array_record": {"millstream.sources.array_record", "millstream.tools.record_writers"},
+    "array_record": {"millstream.sources.records.array_record", "millstream.tools.record_writers"},
     # What is quicker or nicer where it is installed.
-    "tensorstore": {"millstream.sources.zarr_arrays"},
-    "lance": {"millstream.sources.lance_rows"},
-    "h5py": {"millstream.sources.hdf5_layout"},
-    "google_crc32c": {"millstream.sources.tfrecord"},
-    "orjson": {"millstream.sources.json_lines"},
+    "tensorstore": {"millstream.sources.arrays.zarr_arrays"},
+    "lance": {"millstream.sources.tables.lance_rows"},
+    "h5py": {"millstream.sources.arrays.hdf5_layout"},
+    "google_crc32c": {"millstream.sources.records.tfrecord"},
+    "orjson": {"millstream.sources.lines.json_lines"},
     "pyarrow": {"millstream.sources.tables.arrow_tables", "millstream.sources.tables.parquet_file"},
     # An engine that is there, or is not.
     "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.options"},
     "rich": {"millstream.tools.top_screen"},
-    "obstore": {"millstream.sources.storage.object_clients"},
-    "huggingface_hub": {"millstream.sources.storage.hugging_face_hub"},
+    "obstore": {"millstream.sources.remote.object_clients"},
+    "huggingface_hub": {"millstream.sources.remote.hugging_face_hub"},
     "tqdm": {"millstream.sources.storage.progress"},
     "zstandard": {"millstream.sources.storage.compression"},
     # Which process this is; and where its batches go.
@@ -113,7 +126,7 @@ LONG_MODULES = {
     "millstream.dataset.map_dataset": "the methods of one class, each with all that a user has to know of it",
     "millstream.loader.checkpoints.description": "one recursive walk over every kind of Python value",
     "millstream.loader.data_loader": "the methods of one class, each with all that a user has to know of it",
-    "millstream.samplers.mixture": "the methods of one class, each with all that a user has to know of it",
+    "millstream.samplers.mixtures.mixture": "the methods of one class, each with all that a user has to know of it",
     "millstream.loader.device_iterator": "what one thread and the consumer share, to be read together",
     "millstream.loader.iterator": "what an interruption at any line may meet, to be read together",
 }
@@ -186,7 +199,7 @@ def import_violations(module: str, source: str) -> list[str]:
         top = item.target.split(".")[0]
         if top == CORE:
             found += _layer_violations(module, item)
-        elif top in OUTSIDE_THE_PIPELINE and room_of(module) == "pipeline":
+        elif top in OUTSIDE_THE_PIPELINE and room_of(module) in {"operations", "pipeline", "scheduling"}:
             found.append(f"line {item.line}: the pipeline imports {top}")
         elif top not in sys.stdlib_module_names | {"numpy"} and not (top in FOR_TYPE_CHECKERS and item.is_late):
             found += _third_party_violations(module, item, top)

@@ -195,5 +195,5 @@ print(*sys.modules)
 """
     others = {"cluster.options", "pipeline.dropped_records", "pipeline.feed", "pipeline.join"}
     others |= {"pipeline.regrouping", "processes.pool", "threads.recorder", "threads.thread_executor"}
-    others = {f"millstream.loader.{name}" for name in others} | {"millstream.sources.storage.object_stores"}
+    others = {f"millstream.loader.{name}" for name in others} | {"millstream.sources.remote.object_stores"}
     assert others.isdisjoint(run_python(code, tmp_path).split())

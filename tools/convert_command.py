@@ -7,7 +7,7 @@ from typing import Any
 from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.reporting.phrases import bytes_text
 from millstream.loader.threads.options import available_cores
-from millstream.sources.json_lines import JsonTexts
+from millstream.sources.lines.json_lines import JsonTexts
 from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.tools.cli_paths import find_files, load_callable
 from millstream.tools.conversion import convert

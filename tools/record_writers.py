@@ -7,7 +7,7 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from millstream.sources.array_record_footer import count_records
+from millstream.sources.records.array_record_footer import count_records
 from millstream.sources.storage.compression import zstandard_library
 from millstream.tools.record_encoding import TOKEN_DTYPES, TOKENS, Encoding
 
@@ -171,7 +171,7 @@ class _BagzFile:
 
 @final
 class _TokenFile:
-    """Concatenated tokens, and Megatron's index with the length of each record (see `sources/megatron.py`)."""
+    """Concatenated tokens, and Megatron's index with the length of each record (see `sources/arrays/megatron.py`)."""
 
     def __init__(self, path: str, dtype: str) -> None:
         self._index_path = f"{companion_of(path)}"

@@ -8,8 +8,8 @@ import numpy as np
 
 from millstream import tree
 from millstream.checks import as_integer, as_integer_or_none
-from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.streams import as_stream, opened_below
 from millstream.loader.debugging import difference

@@ -3,16 +3,16 @@
 from typing import Any, NoReturn, SupportsIndex, final
 
 from millstream.checks import as_options
-from millstream.dataset.chain_iterator import EngineIterator, checked_maps
+from millstream.dataset.iterators.chain_iterator import EngineIterator, checked_maps
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import lower
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
 from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
 from millstream.loader.execution import Execution
+from millstream.loader.measuring.front import ELASTIC
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.threads.front import ELASTIC
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch

@@ -10,11 +10,11 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import DataSourceError
-from millstream.sources.parquet import ParquetDataSource
+from millstream.sources.records.tfrecord import TFRecordDataSource
 from millstream.sources.storage.paths import FileIdentity, FilePart
 from millstream.sources.tables.arrow_tables import filesystems
+from millstream.sources.tables.parquet import ParquetDataSource
 from millstream.sources.tables.parquet_file import ParquetFile
-from millstream.sources.tfrecord import TFRecordDataSource
 
 CYCLE_LENGTH = 16
 """The number of Parquet files whose rows are interleaved, as in Grain."""

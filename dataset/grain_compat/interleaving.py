@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer
-from millstream.dataset.dataset_iterator import DatasetIterator
-from millstream.dataset.drawing import move_to, state_below
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.drawing import move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.running import Shared
 from millstream.dataset.map_dataset import MapDataset
-from millstream.dataset.recovering_iterator import RecoveringIterator
-from millstream.dataset.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, opened_below, reads_in_threads
 from millstream.errors import CheckpointError

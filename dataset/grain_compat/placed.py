@@ -3,9 +3,9 @@
 from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer
-from millstream.dataset.dataset_iterator import DatasetIterator
 from millstream.dataset.grain_compat.prefetching import ThreadPrefetchIterDataset
 from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.streams import as_stream
 from millstream.loader.device_iterator import DeviceIterator
 from millstream.loader.insight import Insight

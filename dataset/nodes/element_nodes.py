@@ -14,8 +14,8 @@ from millstream.columnar import ColumnarRecords
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode
 from millstream.descriptions import described, function_name
 from millstream.loader.checkpoints.description import identity_of
-from millstream.loader.pipeline.steps import annotated
-from millstream.loader.threads.costs import observer
+from millstream.loader.measuring.costs import observer
+from millstream.loader.operations.steps import annotated
 from millstream.randomness import generators
 from millstream.transforms import Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, divided
 from millstream.dataset.nodes.source_node import Source
-from millstream.samplers.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 from millstream.sources import ConcatenatedDataSource
 
 

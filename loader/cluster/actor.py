@@ -19,10 +19,10 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
-from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.resources import affordable_threads
 from millstream.loader.transport.arena import INLINE_BYTES

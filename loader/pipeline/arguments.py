@@ -6,8 +6,8 @@ from typing import Any
 
 from millstream.checks import as_options, has_fields
 from millstream.descriptions import described
+from millstream.loader.operations.random_streams import has_randomness
 from millstream.loader.pipeline.mixed_arguments import check_component_seeds, check_sources
-from millstream.loader.pipeline.random_streams import has_randomness
 from millstream.samplers import Sampler
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised

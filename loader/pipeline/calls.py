@@ -4,7 +4,7 @@ import abc
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.outputs import BlockOutputs, GroupOutputs, Outputs, num_bytes
 from millstream.loader.pipeline.stages import Stage

@@ -15,7 +15,7 @@ from typing import final
 
 import numpy as np
 
-from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded, add_note
+from millstream.loader.operations.elements import Elements, FailedRecord, SourceEnded, add_note
 from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.tolerance import Tolerance
 from millstream.signals import is_from_signal_handler

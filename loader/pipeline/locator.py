@@ -7,15 +7,15 @@ from typing import Any, final
 import numpy as np
 
 from millstream.columnar import Allocate
+from millstream.loader.operations.elements import Origins
+from millstream.loader.operations.isolation import isolated
 from millstream.loader.pipeline.chunk_cache import ChunkCache
-from millstream.loader.pipeline.elements import Origins
-from millstream.loader.pipeline.isolation import isolated
 from millstream.loader.pipeline.packing import locate_segments
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, checked_keys_at
-from millstream.samplers.mixture_lookup import can_join
+from millstream.samplers.mixtures.mixture_lookup import can_join
 from millstream.samplers.protocols import MixedSampler, is_mixed, is_packed
 
 CHUNK_KEYS = 15_360

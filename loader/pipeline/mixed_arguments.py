@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.descriptions import described
-from millstream.loader.pipeline.random_streams import has_randomness
+from millstream.loader.operations.random_streams import has_randomness
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import MixedSampler, is_mixed
 from millstream.transforms import OnlyFor, RandomMap, Transformation

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream import tree
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.stages import Stage
 from millstream.transforms.packing.rows import Rows

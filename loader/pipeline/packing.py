@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
 from millstream.descriptions import described
-from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
-from millstream.loader.pipeline.grouping import outputs_of, prepared
+from millstream.loader.operations.elements import Elements, Origins, describe_origin
+from millstream.loader.operations.grouping import outputs_of, prepared
+from millstream.loader.operations.steps import Step, annotated
 from millstream.loader.pipeline.partition import Partition
-from millstream.loader.pipeline.steps import Step, annotated
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import PackedSampler, is_mixed_and_packed, is_packed
 from millstream.segments import Segments

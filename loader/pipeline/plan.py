@@ -19,21 +19,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from millstream.columnar import Allocate
+from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins, describe_records
+from millstream.loader.operations.isolation import isolated
+from millstream.loader.operations.random_streams import seed_of
+from millstream.loader.operations.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
+from millstream.loader.operations.steps import Step, annotated, run_steps
+from millstream.loader.operations.substitutes import KeyCycle, with_substitutes
 from millstream.loader.pipeline.arguments import check_balance, first_dynamic
 from millstream.loader.pipeline.calls import Blocks, Fed, Group, Request, Rest
-from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, Origins, describe_records
 from millstream.loader.pipeline.failing_records import ErrorLog, without_failures
-from millstream.loader.pipeline.isolation import isolated
 from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.packing import max_batches
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.random_streams import seed_of
-from millstream.loader.pipeline.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
 from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
-from millstream.loader.pipeline.steps import Step, annotated, run_steps
-from millstream.loader.pipeline.substitutes import KeyCycle, with_substitutes
 from millstream.randomness import OF_BATCHES, derive_seed
 from millstream.samplers.protocols import is_mixed
 from millstream.signals import cannot_wait, is_from_signal_handler

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple, Self, final
 
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.transforms.grouping import Grouping
 

@@ -5,8 +5,9 @@ from collections.abc import Hashable
 from typing import Any, final
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.measuring.profiler import HAND_OVER
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.crash_log import clear_stacks, read_call, read_stacks, wait_for_stacks
@@ -15,7 +16,6 @@ from millstream.loader.processes.messages import Exited, PipelineFailed, Result,
 from millstream.loader.processes.pool import ForkServerDied, Pool
 from millstream.loader.processes.process_report import describe_exit, describe_process
 from millstream.loader.processes.worker_handle import Event, Worker
-from millstream.loader.threads.profiler import HAND_OVER
 from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
 from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.substreams import Substream

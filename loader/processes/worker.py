@@ -25,14 +25,14 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias, final
 
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.crash_log import record_call
 from millstream.loader.processes.messages import Fork, Load, PipelineFailed, Ready, Result
 from millstream.loader.processes.task_queue import TaskQueue
-from millstream.loader.threads.profiler import Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.resources import affordable_threads
 from millstream.loader.transport.arena import Allocator

@@ -10,8 +10,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from millstream.loader.threads.profiler import Event
-from millstream.loader.threads.recorder import TRAINER, Sample, Span
+from millstream.loader.measuring.profiler import Event
+from millstream.loader.measuring.recorder import TRAINER, Sample, Span
 
 TROUBLE = "deaths and stalls"
 """Name of the track with the deaths and stalls of workers."""

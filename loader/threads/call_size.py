@@ -6,7 +6,7 @@ from typing import final
 
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Schedule
+from millstream.loader.scheduling.schedule import Schedule
 
 CALL_SECONDS = 0.01
 """A call of several small blocks grows up to this duration: worth its overhead, and short enough to wait for."""

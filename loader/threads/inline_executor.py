@@ -3,15 +3,15 @@
 import math
 from typing import TYPE_CHECKING, final
 
-from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.call_size import CallSize, taken_call
 from millstream.loader.threads.local_calls import LocalCalls
 
 if TYPE_CHECKING:
-    from millstream.loader.pipeline.feed import Feed
+    from millstream.loader.scheduling.feed import Feed
 
 
 @final

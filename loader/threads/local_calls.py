@@ -26,7 +26,7 @@ WEIGHT = 0.25
 """The weight of the latest call in the estimated size of a record's outputs."""
 
 if TYPE_CHECKING:
-    from millstream.loader.pipeline.assignments import Wanting
+    from millstream.loader.scheduling.assignments import Wanting
 
 
 def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) -> float:

@@ -29,7 +29,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, final
 
-from millstream.loader.pipeline.elements import Elements
+from millstream.loader.operations.elements import Elements
 from millstream.loader.threads.waiting import TimedQueue
 from millstream.signals import SignalSafeLock
 

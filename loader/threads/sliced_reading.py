@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import final
 
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 

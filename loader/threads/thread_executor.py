@@ -14,10 +14,10 @@ import time
 from typing import TYPE_CHECKING, final
 
 from millstream.loader.pipeline.calls import Call
-from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.call_size import RECORDS_PER_CALL, CallSize, taken_call
 from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import ReadOptions
@@ -25,8 +25,8 @@ from millstream.loader.threads.shared_threads import MIN_AHEAD, SharedThreads
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 
 if TYPE_CHECKING:
-    from millstream.loader.pipeline.feed import Feed
-    from millstream.loader.pipeline.load import Load
+    from millstream.loader.scheduling.feed import Feed
+    from millstream.loader.scheduling.load import Load
 
 HAND_OVER_SECONDS = 0.001
 """Shorter calls run in the consumer's thread, because a transfer would cost at least a tenth of their time."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Fed, Group
-from millstream.loader.pipeline.elements import Elements
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns, to_elements
 from millstream.transforms.packing.rows import Rows

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.errors import WorkerError
-from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, Origins
+from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable

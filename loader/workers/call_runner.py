@@ -16,10 +16,10 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar, final
 
 from millstream.columnar import Allocate
+from millstream.loader.measuring.profiler import HAND_OVER, Profiler
+from millstream.loader.operations.elements import Elements, FailedRecord, Location, describe_origin
 from millstream.loader.pipeline.calls import Blocks
-from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, describe_origin
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.threads.profiler import HAND_OVER, Profiler
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.sliced_reading import SlicedReading
 from millstream.loader.transport.carried_elements import load_request

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Iterator
 from typing import final
 
-from millstream.loader.pipeline.assignments import NO_LONGER_WANTED
+from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import BlockCall, Call
-from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Schedule
+from millstream.loader.scheduling.assignments import NO_LONGER_WANTED
+from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.threads.call_size import CallSize, taken_call
-from millstream.loader.threads.profiler import Profiler
 
 RECORDS_PER_MESSAGE = 2048
 """Upper bound on the records of a call with many small blocks. It makes the cost of a message per record small."""

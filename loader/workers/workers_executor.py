@@ -19,16 +19,16 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
-from millstream.loader.pipeline.assignments import Assignments
+from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.elements import Elements
-from millstream.loader.pipeline.executor import Executor
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.scheduling.assignments import Assignments
+from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.profiler import Profiler
 from millstream.loader.transport.carried_elements import dump_request
 from millstream.loader.workers.deaths_at_start import DeathsAtStart
 from millstream.loader.workers.reads_in_flight import ReadsInFlight
@@ -38,8 +38,8 @@ from millstream.loader.workers.warm_pools import WarmPools, WorkersPool, WorkerT
 from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
-    from millstream.loader.pipeline.feed import Feed
-    from millstream.loader.pipeline.load import Load
+    from millstream.loader.scheduling.feed import Feed
+    from millstream.loader.scheduling.load import Load
 
 STALL_WARNING_SECONDS = 30.0
 """A worker that makes no progress on a call for this long is reported in the log."""
@@ -131,7 +131,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         Results are received when the consumer asks for outputs. Before that, a finished call can be recognised only by
         the call that its worker began next.
         """
-        from millstream.loader.pipeline.load import WorkerLoad  # noqa: PLC0415  (lazy: only reports need it)
+        from millstream.loader.scheduling.load import WorkerLoad  # noqa: PLC0415  (lazy: only reports need it)
 
         workers, finished, made = [], 0, super().load()
         for worker in list(self._pool.workers):

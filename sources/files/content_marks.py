@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.paths import FileIdentity
-from millstream.sources.storage.urls import is_url
 
 MARKED_FILES = 64
 """The maximum number of files in a digest; of more files, evenly spread ones."""

@@ -11,8 +11,8 @@ import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, in_order
 from millstream.sources.files.multi_file import Files
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.open_files import RecordFile, RecordT
-from millstream.sources.storage.urls import is_url
 
 
 class FileRecords(Files[RecordFile[RecordT]]):

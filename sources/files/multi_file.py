@@ -27,6 +27,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import checked_record_key
 from millstream.sources.files.content_marks import marks_of_files
 from millstream.sources.files.grouped_tasks import in_threads
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.open_files import OpenFile, OpenFiles
 from millstream.sources.storage.paths import (
     RECORD_LIMIT,
@@ -35,7 +36,6 @@ from millstream.sources.storage.paths import (
     names_within_common_folder,
     resolve_paths,
 )
-from millstream.sources.storage.urls import is_url
 
 if TYPE_CHECKING:
     from millstream.sources.storage.file_cache import FileCache, LocalCopy

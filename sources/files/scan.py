@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import StoredFile
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.progress import Progress
-from millstream.sources.storage.urls import is_url
 
 BLOCK_BYTES = 1 << 20
 """The size of a read. Larger blocks leave the processor's cache."""

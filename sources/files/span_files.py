@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.scan import Scan
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import SpanReadError, StoredFile
 from millstream.sources.storage.offsets import DamagedIndexError, Offsets
-from millstream.sources.storage.urls import is_url
 
 RecordT = TypeVar("RecordT")
 ResultT = TypeVar("ResultT")

@@ -24,6 +24,7 @@ from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.held_indices import HeldIndices
 from millstream.sources.files.scan import Scan
 from millstream.sources.files.span_files import SpanFile, SpanFormat
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import open_stored, state_of
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.offset_index import (
@@ -36,7 +37,6 @@ from millstream.sources.storage.offset_index import (
 from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, Offsets
 from millstream.sources.storage.paths import FileIdentity, FilePart
 from millstream.sources.storage.progress import CancelledScanError, Progress
-from millstream.sources.storage.urls import is_url
 from millstream.warn import log_warning
 
 RecordT = TypeVar("RecordT")

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.storage import object_stores
+from millstream.sources.remote import object_stores
+from millstream.sources.remote.object_stores import BeyondEndError, RangeRequests
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.near_spans import join_near
-from millstream.sources.storage.object_stores import BeyondEndError, RangeRequests
 from millstream.sources.storage.paths import FileIdentity
-from millstream.sources.storage.urls import is_url
 
 _TIMED_READS = 32
 """The number of reads between two measurements of their speed."""

@@ -10,7 +10,7 @@ import os
 import stat
 import time
 
-from millstream.sources.storage.urls import is_url, without_query
+from millstream.sources.remote.urls import is_url, without_query
 
 UNUSED_DAYS = 90
 """The number of days after which an unused index file is removed."""

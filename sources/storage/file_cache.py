@@ -31,10 +31,10 @@ from typing import final
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
+from millstream.sources.remote.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
 from millstream.sources.storage.byte_files import StoredFile, open_stored
 from millstream.sources.storage.cache_folder import cache_folder, cached_name
 from millstream.sources.storage.compression import unpacked_zstd
-from millstream.sources.storage.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import is_private, make_private_folder, open_private
 

@@ -43,12 +43,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.cache_folder import cache_folder, cached_name, mark_used, prepare_cache_folder
 from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.offsets import BLOCK, DamagedIndexError, HeldOffsets, Offsets, StoredOffsets, num_blocks
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import open_trusted
-from millstream.sources.storage.urls import is_url
 
 _HEADER = struct.Struct("<8s16sQQ20xI")
 _MAGIC = b"MSINDEX2"

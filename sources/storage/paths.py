@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
-from millstream.sources.storage.urls import Url, canonical, is_url, matching, without_query
+from millstream.sources.remote.urls import Url, canonical, is_url, matching, without_query
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 GLOB = re.compile(r"[*?[]")
@@ -219,7 +219,7 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
             "name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"
-    from millstream.sources.storage.object_stores import list_keys  # noqa: PLC0415  (lazy: only readers of stores need it)
+    from millstream.sources.remote.object_stores import list_keys  # noqa: PLC0415  (lazy: only readers of stores need it)
 
     keys = list_keys(url._replace(key=GLOB.split(url.key)[0]))
     if url.key in keys:

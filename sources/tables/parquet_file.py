@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 from millstream.errors import DataSourceError
+from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import RemoteFile, SpanReadError
 from millstream.sources.storage.paths import FileIdentity
-from millstream.sources.storage.urls import is_url
 from millstream.sources.tables.arrow_tables import arrow, normalised
 
 _CHUNK_BYTES = 4 << 20

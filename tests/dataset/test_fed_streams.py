@@ -15,7 +15,7 @@ import pytest
 from millstream import DatasetIterator, IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset
 from millstream.errors import WorkerDiedError
-from millstream.loader.pipeline import feed
+from millstream.loader.scheduling import feed
 from support.processes.process_tree import processes_below
 
 

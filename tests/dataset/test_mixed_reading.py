@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from millstream import IterDataset, MapDataset
 from millstream.dataset.chain import NO_THREADS, Chain
-from millstream.dataset.fed_iterator import FedIterator
-from millstream.dataset.mixed_reading import MixtureIterator
-from millstream.dataset.running import Running, Shared
+from millstream.dataset.iterators.fed_iterator import FedIterator
+from millstream.dataset.iterators.mixed_reading import MixtureIterator
+from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.stream_mixing import MixedIterDataset
 from millstream.loader.threads.options import MultiprocessingOptions
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.errors import CheckpointError
-from millstream.loader.pipeline import substitutes
+from millstream.loader.operations import substitutes
 from millstream.sharding import ShardOptions
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
 from support.laws import assert_shards_agree

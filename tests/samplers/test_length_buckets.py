@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.samplers import packing_plan
-from millstream.samplers.packing_plan import ByLength
+from millstream.samplers.rows import packing_plan
+from millstream.samplers.rows.packing_plan import ByLength
 
 
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=60), part=st.integers(1, 70))

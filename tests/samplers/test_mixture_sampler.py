@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from millstream import Batch, DataLoader, IndexSampler, MixtureSampler, ReadOptions, RecordMetadata, ShardOptions
-from millstream.samplers.proportions import TABLE_LIMIT, Proportions, Table, Tree, proportions
-from millstream.samplers.weights import checked_weights, reduced
+from millstream.samplers.mixtures.proportions import TABLE_LIMIT, Proportions, Table, Tree, proportions
+from millstream.samplers.mixtures.weights import checked_weights, reduced
 
 Change = tuple[int, tuple[int, ...]]
 STOPS = ["first_exhausted", "all_exhausted", "drop_exhausted"]

@@ -12,9 +12,9 @@ from array_record.python.array_record_module import (
 )
 
 from millstream.errors import DataSourceError
-from millstream.sources import array_record_file
-from millstream.sources.array_record_file import open_array_record
-from millstream.sources.array_record_footer import _footer_offset, count_records
+from millstream.sources.records import array_record_file
+from millstream.sources.records.array_record_file import open_array_record
+from millstream.sources.records.array_record_footer import _footer_offset, count_records
 from support.files.record_files import write_array_record
 
 

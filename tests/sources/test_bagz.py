@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.sources import BagzDataSource, bagz
+from millstream.sources import BagzDataSource
+from millstream.sources.records import bagz
 from support.files.record_files import assert_records, emptied, every_record, write_bagz
 
 

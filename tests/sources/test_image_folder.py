@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from millstream.errors import DataSourceError
-from millstream.sources import ImageFolderDataSource, whole_files
+from millstream.sources import ImageFolderDataSource
+from millstream.sources.files import whole_files
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.sources import MegatronDataSource, megatron
+from millstream.sources import MegatronDataSource
+from millstream.sources.arrays import megatron
 from support.files.record_files import MEGATRON_CODES, emptied, every_record, write_megatron
 
 SEQUENCES = [np.arange(length, dtype=np.uint16) * 300 for length in (3, 0, 5, 2)]

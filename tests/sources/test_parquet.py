@@ -233,7 +233,7 @@ def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(pa
             return super().read_group(group, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(millstream.sources.parquet, "ParquetFile", Watched)
+        patch.setattr(millstream.sources.tables.parquet, "ParquetFile", Watched)
         with ParquetDataSource(path) as source:
             sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=window, seed=0, num_epochs=1)
             loader = millstream.DataLoader(

@@ -26,7 +26,8 @@ from millstream.sources import (
     TFRecordDataSource,
     WebDatasetDataSource,
 )
-from millstream.sources.storage import byte_files, object_clients, object_stores
+from millstream.sources.remote import object_clients, object_stores
+from millstream.sources.storage import byte_files
 from support.files.record_files import every_record, tfrecord_bytes, write_megatron, write_tar
 from support.processes.forked import source_error_after_fork
 from support.processes.worker_pools import at_most
@@ -341,7 +342,7 @@ def test_connections_that_died_do_not_keep_others_waiting(store: ObjectServer, t
     store.failure = hangs_first
     code = """
 import sys, millstream
-from millstream.sources.storage import object_clients, object_stores
+from millstream.sources.remote import object_clients, object_stores
 object_stores.MAX_CONCURRENT_REQUESTS = 20
 object_clients.SILENCE_SECONDS = 1
 print(len(millstream.TFRecordDataSource(sys.argv[1]).__getitems__(range(0, 60, 2))))

@@ -3,7 +3,6 @@
 import types
 from collections import Counter
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -147,4 +146,4 @@ def test_each_format_is_listed_once() -> None:
 @pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
 def test_a_format_names_the_class_that_users_know(kind: FileFormat) -> None:
     """The class that opens files of a format is the public one of that name."""
-    assert getattr(import_module(f"millstream.sources.{kind.module}"), kind.source) is getattr(millstream, kind.source)
+    assert getattr(millstream.sources, kind.source) is getattr(millstream, kind.source)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.sources import JsonLinesDataSource, TextLineDataSource, json_lines, text_lines
+from millstream.sources import JsonLinesDataSource, TextLineDataSource
 from millstream.sources.files import scan
+from millstream.sources.lines import json_lines, text_lines
 from support.files.record_files import assert_records, every_record, write_alone
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12).filter(

@@ -14,7 +14,7 @@ import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import TfdsDataSource
-from millstream.sources.tfds_splits import Split, instructions_of
+from millstream.sources.records.tfds_splits import Split, instructions_of
 from millstream.transforms.batching.stack import stack
 from support.files.record_files import write_array_record, write_tfrecord
 from support.streams import comparable

@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.sources import TFRecordDataSource, tfrecord
+from millstream.sources import TFRecordDataSource
 from millstream.sources.formats import format_of_file
-from millstream.sources.tfrecord import masked_crc32c, masked_crc32c_of_lengths
+from millstream.sources.records import tfrecord
+from millstream.sources.records.tfrecord import masked_crc32c, masked_crc32c_of_lengths
 from support.files.record_files import assert_records, emptied, every_record, write_tfrecord
 
 

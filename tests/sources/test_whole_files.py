@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from millstream.errors import DataSourceError
-from millstream.sources import FileDataSource, ImageFolderDataSource, whole_files
-from millstream.sources.storage import object_stores
+from millstream.sources import FileDataSource, ImageFolderDataSource
+from millstream.sources.files import whole_files
+from millstream.sources.remote import object_stores
 from support.stores.object_server import ObjectServer
 
 NAMES = ["b/2.bin", "b/10.bin", "a.bin", "b/empty.bin", "c/deep/é 1.bin"]

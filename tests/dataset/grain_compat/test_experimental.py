@@ -14,7 +14,7 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 import millstream as grain
-from millstream.sources.tfrecord import masked_crc32c
+from millstream.sources.records.tfrecord import masked_crc32c
 
 LENGTH = 8
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.pipeline.assignments import MAX_DEATHS, Assignments
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Schedule
+from millstream.loader.scheduling.assignments import MAX_DEATHS, Assignments
+from millstream.loader.scheduling.schedule import Schedule
 from millstream.transforms import Batch, Filter
 from support.streams import comparable
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from millstream import transforms
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.outputs import Cursor, Outputs
 from millstream.loader.pipeline.regrouping import Regrouping
 from millstream.randomness import OF_GROUPS, generator

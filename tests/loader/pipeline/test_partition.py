@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.loader.operations.elements import Origins
 from millstream.loader.pipeline.chunk_cache import MAX_CHUNKS, ChunkCache
-from millstream.loader.pipeline.elements import Origins
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.sharding import ShardOptions
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
+from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Call
-from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.schedule import Schedule
+from millstream.loader.scheduling.schedule import Schedule
 from millstream.transforms import Batch, Filter, Map
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
 from support.oracle.stream import oracle

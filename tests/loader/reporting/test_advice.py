@@ -10,9 +10,9 @@ import pytest
 from hypothesis import strategies
 
 import millstream
+from millstream.loader.measuring.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, Front
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, Location
-from millstream.loader.threads.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, Front
 from millstream.loader.threads.options import available_cores
 from support.draw.loader_snapshots import snapshot_of_run, with_order, with_source, with_stage
 

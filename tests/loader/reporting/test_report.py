@@ -15,12 +15,12 @@ import pytest
 from hypothesis import strategies
 
 import millstream
+from millstream.loader.measuring import recorder
+from millstream.loader.measuring.profiler import Event
+from millstream.loader.measuring.recorder import STARTS, TRAINER, TRAINS, WAITS, Sample, Span
 from millstream.loader.processes.pool import Pool
 from millstream.loader.reporting.chrome_trace import chrome_trace
 from millstream.loader.reporting.report import WIDTH, timeline
-from millstream.loader.threads import recorder
-from millstream.loader.threads.profiler import Event
-from millstream.loader.threads.recorder import STARTS, TRAINER, TRAINS, WAITS, Sample, Span
 from support.documents.html_pages import Page
 
 # Workers cannot import a test module.

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.calls import BlockCall
-from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads import concurrency
 from millstream.loader.threads.call_size import (

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from numpy.typing import NDArray
 
 import millstream
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import (
     LARGE_LEAF_BYTES,

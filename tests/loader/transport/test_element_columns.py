@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.calls import Fed, Group
-from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.carried_elements import dump_request, load_request
 from millstream.loader.transport.class_table import ClassTable

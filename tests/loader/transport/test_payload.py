@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import StackError
-from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES
 from millstream.loader.transport.class_table import ClassTable, class_of_number

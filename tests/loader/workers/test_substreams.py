@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
+from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.pipeline.calls import BlockCall
-from millstream.loader.pipeline.schedule import Schedule
-from millstream.loader.threads.profiler import Profiler
+from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.workers.substreams import Substream, Substreams
 from millstream.transforms import Filter
 

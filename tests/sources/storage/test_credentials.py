@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.sources.storage import credentials
-from millstream.sources.storage.credentials import azure_options, gcs_options, s3_options
+from millstream.sources.remote import credentials
+from millstream.sources.remote.credentials import azure_options, gcs_options, s3_options
 
 VARIABLES = ["AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL_S3", "STORAGE_EMULATOR_HOST"]
 

@@ -83,7 +83,7 @@ def test_copies_have_their_place_among_all_that_is_kept(urls: list[str], tmp_pat
 
 READER = """
 import sys, numpy as np, millstream
-from millstream.sources.storage import object_clients
+from millstream.sources.remote import object_clients
 object_clients.FIRST_DELAY_SECONDS = 0.01
 seed, bound, folder, *urls = sys.argv[1:]
 with millstream.TFRecordDataSource(urls, cache=millstream.FileCache(int(bound), folder)) as source:

@@ -13,7 +13,7 @@ import huggingface_hub.constants
 import pytest
 
 from millstream import DataSourceError, TextLineDataSource
-from millstream.sources.storage.hugging_face_hub import dataset_of, split_hub_path
+from millstream.sources.remote.hugging_face_hub import dataset_of, split_hub_path
 from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party

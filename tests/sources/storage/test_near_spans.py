@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.sources.remote.urls import Url, is_url, matching
 from millstream.sources.storage import near_spans
 from millstream.sources.storage.near_spans import join_near
-from millstream.sources.storage.urls import Url, is_url, matching
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 60)), max_size=60))

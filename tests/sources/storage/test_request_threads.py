@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from millstream.sources.storage.request_threads import RequestThreads
+from millstream.sources.remote.request_threads import RequestThreads
 from support.faults.user_faults import WAIT_SECONDS
 from support.files.record_files import tfrecord_bytes
 from support.processes.worker_pools import assert_quickest, environment

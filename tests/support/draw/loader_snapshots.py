@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from millstream.loader.measuring.front import LOADER, Front
 from millstream.loader.reporting.snapshot import (
     Kind,
     LoaderSnapshot,
@@ -12,7 +13,6 @@ from millstream.loader.reporting.snapshot import (
     SourceSnapshot,
     StageSnapshot,
 )
-from millstream.loader.threads.front import LOADER, Front
 
 
 def snapshot_of_run(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.sources.storage import object_clients
+from millstream.sources.remote import object_clients
 
 
 @contextlib.contextmanager

@@ -1,0 +1,329 @@
+"""The iterator of a straight chain: a loader's iterator over the plan that the chain is compiled to.
+
+A chain has two plans. In the dense plan, every position has an element, and a block is a batch, as in a 1:1 pipeline.
+The sparse plan drops missing elements first, and therefore regroups. Both yield the same if no element is missing, so
+an iterator may begin with the dense plan and change to the sparse one at any position. States are the same for both.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, final
+
+from millstream.dataset.iterators.brief_states import brief_state, ending_of, place_at_end, restored
+from millstream.dataset.iterators.dataset_iterator import CLOSED
+from millstream.dataset.iterators.running import Running
+from millstream.dataset.iterators.shown_chain import ReadViews, ShownIterator, shown_names
+from millstream.dataset.map_dataset import node_of
+from millstream.dataset.nodes.lowering import lower, order_of
+from millstream.dataset.stream_nodes import ReadIterDataset
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
+from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
+from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.measuring.front import CHAIN
+from millstream.loader.operations.elements import Elements
+from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.state_of_plan import place_at, stream_of
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.sharding import NoSharding
+from millstream.transforms import Transformation
+from millstream.transforms.of_chains import AbsentElement, DropAbsent, KeepAll, Present
+
+
+class EngineIterator(ShownIterator):
+    """An iterator whose elements come from a loader's iterator."""
+
+    _options: tuple[MultiprocessingOptions, ReadOptions]
+
+    def __next__(self) -> Any:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: the stream has ended.
+            ValueError: the iterator is closed.
+            Exception: an error of an operation or of the source, with notes that locate it.
+        """
+        if self._closed:
+            raise ValueError(CLOSED)
+        try:
+            return next(self._inner)
+        except AbsentElement as missing:
+            self._change_plan(missing)
+        return next(self._inner)
+
+    def take(self, limit: int) -> Elements:
+        """Returns the next elements with their origins, at least one and at most `limit`. Raises as `next` does."""
+        self._check_open()
+        try:
+            return self._inner.take(limit)
+        except AbsentElement as missing:
+            self._change_plan(missing)
+        return self._inner.take(limit)
+
+    def start_prefetch(self) -> None:
+        """Starts prefetching in threads or processes, if there are any, and returns immediately."""
+        self._check_open()
+        self._inner.start_prefetch()
+
+    def close(self) -> None:
+        """Ends the threads and processes of this iterator and those below, and frees prefetched data. Idempotent."""
+        self._closed = True
+        self._inner.close()
+        super().close()
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that returns the current state later, because computing it takes longer."""
+        state = self.get_state()
+        return lambda: state
+
+    def __repr__(self) -> str:
+        workers, reading = self._options
+        execution = "in this thread"
+        if workers.num_workers:
+            execution = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
+        elif reading.reads_ahead:
+            execution = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
+        look = self._inner.look()
+        names = shown_names(self._execution.pipeline)
+        made = f": {', '.join(names)}" if names else ""
+        return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {execution}{self._drawn_from()}{made}>"
+
+    def _repr_html_(self) -> str:
+        from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
+
+        return render_loader(self.insight.snapshot(), iterator=repr(self))
+
+    def place(self) -> tuple[Position, int]:
+        """Returns the position of the plan, and the number of elements yielded."""
+        return self._inner.position_in_plan(), self._inner.step
+
+    def go(self, position: Position, step: int) -> None:
+        """Moves to a position of the plan, which `step` elements precede."""
+        self._inner.go(position, step)
+
+    def _change_plan(self, missing: AbsentElement) -> None:
+        raise missing
+
+    def _take_over(self, execution: Execution, inner: DataLoaderIterator) -> None:
+        """Closes the plan before the current one, which takes over its consumer and the number of its batches."""
+        if inner.consumer is not None:
+            self._inner.let_measure(inner.consumer)
+        inner.close()
+        self._execution.profiler.delivered(execution.profiler.outputs)
+
+
+_NO_BRIEF_STATE = -1, ""
+"""No state, at no step."""
+
+
+@final
+class ReadIterator(ReadViews, EngineIterator):
+    """Yields the results of a chain over the elements of a MapDataset."""
+
+    def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
+        super().__init__()
+        self._node = node = node_of(leaf.map_dataset)
+        order = order_of(node)
+        self._running, self._options = running, running.options
+        # True to raise AbsentElement for a missing element instead of skipping it.
+        self.raises_absent = running.raises_absent
+        limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
+        if running.tolerance is not None:
+            # Elements that fail are dropped, whether or not others may be missing.
+            first = (KeepAll(), *first)
+        self._sparse = Pipeline(
+            leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
+        )
+        self._was_sought = False
+        # The last brief states, with their steps.
+        self._brief = self._after = _NO_BRIEF_STATE
+        # The pipeline to display: with the operations of the MapDataset one by one, if possible.
+        pipeline = self._whole = self._sparse
+        maps: Sequence[Transformation] = ()
+        if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
+            source, own_order, maps = lower(leaf.map_dataset, node)
+            dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
+            # If the dense plan is not 1:1, the sparse one costs no more.
+            pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
+        plan = Plan(self._sparse)
+        self._num_stages = len(plan.stages)
+        sparse = stream_of(plan)
+        best = sparse if pipeline is self._sparse else stream_of(Plan(pipeline))
+        self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=best.fingerprint)
+        self._dense_length = None if pipeline is self._sparse else sparse.length
+        # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
+        self._is_dense = pipeline is not self._sparse and running.shared_workers is None
+        self._own_stream = best if self._is_dense else sparse
+        kind, pipeline = ("dense", pipeline) if self._is_dense else ("sparse", self._sparse)
+        if self._is_dense and running.raises_absent:
+            checked = tuple(checked_maps((*maps, *operations)))
+            kind, pipeline = "checked", dataclasses.replace(pipeline, operations=checked)
+            # Each operation has a check after it.
+            running = dataclasses.replace(running, num_local=2 * running.num_local)
+        self._execution = running.execution(kind, pipeline, CHAIN)
+        self._inner = self._execution.begin(self._own_stream)
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position as a small dict that JSON can hold."""
+        return self.noted_state()()
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:  # noqa: D102  (as for any)
+        state = self._state()
+        return lambda: json.loads(state.encode())
+
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in a state.
+
+        Args:
+            state: a result of `get_state`, from here or from any iterator over the same chain, with any threads and
+                workers.
+            allow: intended differences to accept: any of "operations" and "source".
+            strict: True to refuse the state also if the code of the chain has changed.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another chain. The iterator does not change.
+            ValueError: the iterator is closed, or `allow` has an unknown name.
+        """
+        self._check_open()
+        saved = decoded(state)
+        found = resumption(saved, self._state(), allow, strict=strict)
+        self._move(saved._replace(stream=self._stream))
+        if found.changes:
+            warn_of_changes(found.changes)
+
+    def get_brief_state(self) -> str:
+        """Returns the state for iterators that draw from this one: without the fingerprint."""
+        step = self._inner.step
+        if self.next_index is not None:
+            return self.brief_state_after(step)
+        if self._brief[0] != step:
+            (cursor,) = self._inner.position_in_plan()
+            place = place_at_end(place_at(cursor, self._execution.plan), self._dense_length)
+            self._brief = step, brief_state(step, place, self._ending)
+        return self._brief[1]
+
+    def set_brief_state(self, text: str) -> None:
+        """Moves to the position of a state for iterators that draw from this one.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another chain. The iterator does not change.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        self._move(restored(text, self._state()))
+
+    def brief_state_after(self, step: int) -> str:
+        """Returns that state after the first `step` elements if each position has one. The iterator does not move."""
+        if self._after[0] != step:
+            block, length, whole_blocks, skip = self._blocks
+            position = step * block if length is None else min(step * block, length)
+            is_final = "0" if whole_blocks is None or step <= whole_blocks else "1"
+            self._after = step, f"{step} {position} {skip} {is_final} {self._ending}"
+        return self._after[1]
+
+    @functools.cached_property
+    def _blocks(self) -> tuple[int, int | None, int | None, str]:
+        """The size, the end and the number of the blocks of the dense plan, and the numbers to skip between them."""
+        partition = self._execution.plan.partition
+        return partition.global_block, partition.length, partition.whole_blocks, ",".join("0" * self._num_stages)
+
+    def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` elements.
+
+        Costs nothing if each element of the MapDataset becomes one. Otherwise the elements before are computed again.
+
+        Raises:
+            IndexError: there are fewer elements.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        try:
+            self._inner.seek(step)
+        except AbsentElement as missing:
+            self._change_plan(missing)
+            self._inner.seek(step)
+        self._was_sought, self._brief = self._is_dense and step > 0, _NO_BRIEF_STATE
+
+    @property
+    def next_index(self) -> int | None:
+        """The number of elements yielded if each position has one, so that `seek` costs nothing; otherwise None."""
+        return self._inner.step if self._execution.plan.one_to_one else None
+
+    @functools.cached_property
+    def _ending(self) -> str:
+        return ending_of(self._stream)
+
+    def _move(self, saved: LoaderState) -> None:
+        """Moves to a position of this stream."""
+        self._brief = _NO_BRIEF_STATE
+        if self._is_dense and not self._fits_dense(saved):
+            self._use_sparse(saved)
+        else:
+            self._inner.set_state(self._with_skip(saved, self._own_stream, len(self._execution.plan.stages)).encode())
+        self._was_sought = False
+
+    def _state(self) -> LoaderState:
+        return self._with_skip(self._inner.loader_state(), self._stream, self._num_stages)
+
+    def _fits_dense(self, saved: LoaderState) -> bool:
+        """Returns True if a position is between two blocks of the dense plan, with no missing element before it."""
+        block = self._execution.plan.partition.global_block
+        (place,) = saved.places
+        is_between = place.position % block == 0 or place.position == saved.stream.length
+        return not any(place.skip) and is_between and saved.step == -(-place.position // block)
+
+    def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
+        """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
+        (place,) = state.places
+        place = place._replace(skip=(0,) * num_stages) if self._is_dense else place_at_end(place, self._dense_length)
+        return state._replace(places=(place,), stream=stream)
+
+    def _use_sparse(self, saved: LoaderState) -> None:
+        """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""
+        execution = self._running.execution("sparse", self._sparse, CHAIN)
+        stream = stream_of(execution.plan)
+        inner = execution.begin(stream)
+        inner.set_state(saved._replace(stream=stream).encode())
+        dense = self._execution, self._inner
+        self._execution, self._own_stream, self._is_dense, self._inner = execution, stream, False, inner
+        self._take_over(*dense)
+
+    def _change_plan(self, missing: AbsentElement) -> None:
+        """Continues with the sparse plan at the current position."""
+        if self.raises_absent:
+            raise missing
+        if self._was_sought:
+            raise sought_past(missing) from missing
+        self._use_sparse(self._state())
+
+
+def sought_past(missing: AbsentElement) -> ValueError:
+    """Returns the error for a missing element after a move to a step."""
+    return ValueError(
+        f"{missing} So seek has moved to a position with fewer elements before it than requested. Drop "
+        "elements with a filter instead of a map that returns None, because seek then skips missing ones."
+    )
+
+
+def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:
+    """Returns the operations of a MapDataset with checks, so that none of them sees a missing element."""
+    return [Present(), *(step for operation in maps for step in (operation, Present()))]
+
+
+def decoded(state: Any) -> LoaderState:
+    """Returns the state in a dict. Raises CheckpointError for anything else."""
+    if not isinstance(state, dict):
+        raise CheckpointError(f"A state of a dataset's iterator is a dict, got {type(state).__name__}.")
+    if "kind" in state:
+        raise wrong_kind(STRAIGHT, state)
+    try:
+        text = json.dumps(state)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"The state cannot be read: {error}.") from error
+    return LoaderState.decode(text.encode())

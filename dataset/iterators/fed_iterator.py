@@ -1,0 +1,211 @@
+"""The iterator of operations after a stream: they run in threads and processes, but the stream runs in one thread."""
+
+import json
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from millstream.dataset.iterators.brief_states import strictly
+from millstream.dataset.iterators.chain_iterator import EngineIterator, decoded
+from millstream.dataset.iterators.counted_iterator import CountedIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.drawing import drawn_from, move_to, noted_state
+from millstream.dataset.iterators.running import Running
+from millstream.dataset.nodes.lowering import InOrder
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.envelope import canonical, is_anything, is_dict, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import LoaderState
+from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.measuring.front import FED_CHAIN
+from millstream.loader.operations.elements import Elements, Origins
+from millstream.loader.operations.steps import annotated
+from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.scheduling.feed import Feed
+from millstream.loader.state_of_plan import state_at, stream_of
+from millstream.sharding import NoSharding
+from millstream.signals import interrupts
+from millstream.transforms import Transformation
+from millstream.transforms.of_chains import KeepAll
+
+
+@final
+class Fed:
+    """The source of a pipeline whose elements come from a stream, without record keys."""
+
+    def __len__(self) -> int:
+        return sys.maxsize
+
+    def __getitem__(self, number: int) -> Any:
+        raise LookupError(f"Element {number} of a stream cannot be read at random.")
+
+    def fingerprint(self) -> str:
+        """Returns a constant, because the state of the stream identifies it."""
+        return "a stream"
+
+
+_KIND = "a chain after a stream"
+
+
+@final
+class FedIterator(EngineIterator):
+    """Yields the results of operations on the elements of a stream.
+
+    Attributes:
+        block: the number of its elements per block.
+        description: the description of the operations in states.
+    """
+
+    def __init__(
+        self,
+        stream: DatasetIterator[Any],
+        operations: Sequence[Transformation],
+        running: Running,
+    ) -> None:
+        super().__init__(stream)
+        order = InOrder(None, None)
+        if running.tolerance is not None:
+            # No other record can be read instead: an element that fails is dropped.
+            operations = (KeepAll(), *operations)
+        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), running.limits, running.tolerance)
+        self.block = Plan(pipeline).partition.global_block
+        self._feed = Feed(_Drawing(stream), self.block)
+        self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
+        self._options = running.options
+        self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
+        self.description = stream_of(self._execution.plan)
+        self._inner = self._execution.begin(self.description)
+        # The saved state of the stream that the last state contains, and its canonical JSON.
+        self._saved: tuple[Any, str] = None, ""
+
+    @property
+    def engine(self) -> tuple[Execution, DataLoaderIterator]:
+        """The execution and the iterator that compute the elements."""
+        return self._execution, self._inner
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns an earlier position of the stream, and the progress of the operations since then."""
+        made = self._inner.loader_state()
+        first, noted = self._feed.kept_before(made.places[0].position // self.block)
+        if self._saved[0] is not noted:
+            self._saved = noted, canonical(noted())
+        return _sealed(first, made, noted(), self._saved[1])
+
+    def state_of(self, position: Position, step: int, block: int, state: tuple[dict[str, Any], str]) -> dict[str, Any]:
+        """Returns the state at a position.
+
+        Args:
+            position: the position of the operations.
+            step: the number of elements they have yielded.
+            block: a block at or before the position.
+            state: the state of the stream at the beginning of the block, and its canonical JSON.
+        """
+        return _sealed(block, state_at(position, step, self._execution.plan, self.description), *state)
+
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in a state.
+
+        Args:
+            state: a result of `get_state`, from here or from any iterator over the same chain, with any threads and
+                workers.
+            allow: intended differences of the operations after the stream to accept: "operations", or paths within.
+            strict: True to refuse the state also if their content, or that of the stream, has changed.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another chain.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        state = unsealed(state, _KIND, {"block": is_number, "made": is_dict, "stream": is_anything})
+        before, saved = self._inner.get_state(), decoded(state["made"])
+        with strictly(strict=strict) as is_strict:
+            self._inner.set_state(saved.encode(), allow=allow, strict=is_strict)
+            try:
+                self._check_block(state["block"], saved)
+                self._feed.restore(state["block"], lambda: state["stream"])
+            except BaseException:
+                self._inner.set_state(before)
+                raise
+
+    def _check_block(self, block: int, saved: LoaderState) -> None:
+        if block > saved.places[0].position // self.block:
+            raise CheckpointError("The state cannot be read: its stream is ahead of it. Give an unchanged one.")
+
+    def start_prefetch(self) -> None:
+        """Starts prefetching here, or in the streams below if nothing prefetches here.
+
+        The stream runs in this thread, so this waits for its first elements.
+        """
+        self._check_open()
+        if self._reads_ahead:
+            self._inner.start_prefetch()
+        else:
+            self._parent.start_prefetch()
+
+
+def _sealed(block: int, made: LoaderState, stream: Any, stream_text: str) -> dict[str, Any]:
+    """Returns a state, given the states of the operations and of the stream, and the canonical JSON of the latter."""
+    text = made.encode().decode()
+    return sealed(
+        _KIND, {"block": block, "made": json.loads(text), "stream": stream}, {"made": text, "stream": stream_text}
+    )
+
+
+@final
+class _Drawing:
+    """Draws elements from an iterator, and finds out their origins."""
+
+    def __init__(self, stream: DatasetIterator[Any]) -> None:
+        self._stream = stream
+
+    def get_state(self) -> Callable[[], Any]:
+        """Returns a function that returns the iterator's current state later."""
+        return noted_state(self._stream)
+
+    def set_state(self, noted: Callable[[], Any]) -> None:
+        """Moves the iterator to a state."""
+        move_to(self._stream, noted())
+
+    def draw(self, count: int, number: int) -> Elements:
+        """Returns the next elements: fewer than `count` if they end, or if an error follows."""
+        if isinstance(self._stream, EngineIterator):
+            return self._draw_made(self._stream, count)
+        values, error = drawn_from(self._stream, count)
+        if error is not None:
+            named = self._stream
+            name = named.name if isinstance(named, CountedIterator) else type(named).__name__
+            error = annotated(error, f"{name}, at element {number + len(values)}")
+        numbers = np.arange(number, number + len(values))
+        table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
+        return Elements(values, Origins(table), error)
+
+    def _draw_made(self, stream: EngineIterator, count: int) -> Elements:
+        """Returns elements with their origins, on which random draws depend."""
+        runs: list[Elements] = []
+        error, left = None, count
+        while left and error is None:
+            try:
+                run = stream.take(left)
+            except StopIteration:
+                break
+            except BaseException as failure:
+                if interrupts(failure):
+                    raise
+                error = failure
+            else:
+                runs.append(Elements(run.values, run.origins.without_sizes()))
+                left -= len(run.values)
+        whole = Elements.concatenate(runs) if runs else Elements([], Origins.none())
+        return Elements(whole.values, whole.origins, error)
+
+
+def with_states(dataset: Any) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset; one without states is resumed by the number of elements it has yielded."""
+    iterator: DatasetIterator[Any] = iter(dataset)
+    if type(iterator).get_state is not DatasetIterator.get_state:
+        return iterator
+    return CountedIterator(dataset, lambda: iter(dataset), iterator)

@@ -1,0 +1,236 @@
+"""The iterator of mixed streams, which draws from the stream that is due."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iterators.chain_iterator import ReadIterator
+from millstream.dataset.iterators.drawing import Drawn, DrawnIterator, drawn_from, move_to, noted_state
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.running import Shared
+from millstream.dataset.streams import opened_below
+from millstream.errors import CheckpointError
+from millstream.loader.checkpoints.envelope import (
+    Check,
+    canonical,
+    is_anything,
+    is_flag,
+    is_list,
+    is_number,
+    sealed,
+    text_of,
+    unsealed,
+)
+from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+
+LOOK_AHEAD = 1024
+"""The number of elements whose streams are computed in one call."""
+
+
+@final
+class MixedIterator(RecoveringIterator[Any], DrawnIterator):
+    """Draws from the stream that is due; ends when that has ended.
+
+    Args:
+        streams: the datasets.
+        weights: integers without a common divisor, one per stream.
+        names: the names of the streams in states; None if states list them in order.
+        shared: the threads and workers of the streams.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[IterDataset[Any]],
+        weights: tuple[int, ...],
+        names: Sequence[Any] | None,
+        shared: Shared,
+    ) -> None:
+        super().__init__([opened_below(stream, shared) for stream in streams])
+        self._streams = streams
+        self._shared = shared
+        self._names = names
+        self._weights = weights
+        (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
+        self._ended = self._is_reading = False
+        self._first = 0
+        self._due: NDArray[Any] = np.empty(0, np.int64)
+        self._weights_text = canonical(list(weights))
+        # The last noted state of each stream, and the streams that may have moved since. A user's iterator may always.
+        self._noted_below: list[Any] = [None] * len(streams)
+        self._moved = set(range(len(streams)))
+        self._may_move = {row for row, parent in enumerate(self._parents) if not isinstance(parent, ReadIterator)}
+
+    def skip_absent(self) -> None:
+        """Skips the missing elements of streams from now on."""
+        self._shared = dataclasses.replace(self._shared, raises_absent=False)
+        for parent in self._parents:
+            if isinstance(parent, ReadIterator):
+                parent.raises_absent = False
+
+    def _draw(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        if not self._is_reading:
+            self._begin()
+        (due,) = self._streams_due(1).tolist()
+        self._moved.add(due)
+        try:
+            element = next(self._parents[due])
+        except StopIteration:
+            self._ended = True
+            raise
+        self._step += 1
+        return element
+
+    def draw(self, count: int) -> Drawn:
+        """Returns the next elements, drawn from each stream in one call.
+
+        If there are fewer than `count`, streams have been drawn from beyond the end, and the iterator must be moved to
+        a state.
+        """
+        self._check_open()
+        if self._ended:
+            return Drawn([], None)
+        self._prepare()
+        if not self._is_reading:
+            self._begin()
+        due = self._streams_due(count)
+        positions = np.argsort(due, kind="stable")
+        bounds = np.searchsorted(due[positions], np.arange(len(self._parents) + 1)).tolist()
+        values: list[Any] = [None] * count
+        end, failure = count, None
+        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
+            if start == stop:
+                continue
+            self._moved.add(number)
+            own = positions[start:stop].tolist()
+            drawn = drawn_from(self._parents[number], len(own))
+            for position, value in zip(own, drawn.values, strict=False):
+                values[position] = value
+            if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
+                end, failure = own[len(drawn.values)], drawn.error
+        self._step, self._num_since = self._step + end, self._num_since + end
+        if end < count and failure is None:
+            self._ended = True
+            self._end_leading()
+        self._is_torn = end < count
+        return Drawn(values[:end], failure)
+
+    def _begin(self) -> None:
+        """Starts prefetching in all streams, before the first of them is waited for."""
+        self.start_prefetch()
+        self._is_reading = True
+
+    def _streams_due(self, count: int) -> NDArray[Any]:
+        """Returns the streams of the next elements."""
+        row = self._step - self._first
+        if not 0 <= row <= len(self._due) - count:
+            row, self._first = 0, self._step
+            positions = np.arange(self._first, self._first + max(count, LOOK_AHEAD))
+            self._due = self._schedule.locate(positions)[0]
+        return self._due[row : row + count]
+
+    def _state(self) -> dict[str, Any]:
+        return self._noted()()
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that returns the current state of `get_state` later."""
+        self._recover()
+        return self._noted()
+
+    def _noted(self) -> Callable[[], dict[str, Any]]:
+        for number in self._moved:
+            self._noted_below[number] = noted_state(self._parents[number])
+        self._moved = self._may_move.copy()
+        noted, position, ended = self._noted_below.copy(), self._step, self._ended
+        return lambda: self._state_of([of_parent() for of_parent in noted], position, ended=ended)[0]
+
+    def drawn_at(self, position: int) -> tuple[int, ...]:
+        """Returns the number of elements of each stream before a position, if all begin with the mixture."""
+        return self._schedule.drawn_at(position)
+
+    @property
+    def drawn(self) -> tuple[int, ...] | None:
+        """The number of elements drawn from each stream; None if it has ended, or if a stream has no random access."""
+        counts = [parent.next_index if isinstance(parent, ReadIterator) else None for parent in self._parents]
+        known = tuple(count for count in counts if count is not None)
+        return known if len(known) == len(counts) and not self._ended else None
+
+    def state_after(self, position: int, drawn: Sequence[int]) -> tuple[dict[str, Any], str]:
+        """Returns the state at a position, and its canonical JSON.
+
+        Args:
+            position: the position.
+            drawn: the number of elements drawn from each stream. All of them have random access.
+        """
+        readers = [parent for parent in self._parents if isinstance(parent, ReadIterator)]
+        states = [reader.brief_state_after(count) for reader, count in zip(readers, drawn, strict=True)]
+        state, texts = self._state_of(states, position, ended=False)
+        return state, text_of(state, texts)
+
+    def _state_of(self, states: list[Any], position: int, *, ended: bool) -> tuple[dict[str, Any], dict[str, str]]:
+        """Returns a state, and the canonical JSON of some of its fields."""
+        fields: dict[str, Any] = {"position": position, "ended": ended}
+        texts = {"ended": "true" if ended else "false"}
+        if self._names is None:
+            fields |= {"weights": list(self._weights), "parents": states}
+            texts["weights"] = self._weights_text
+            if all(type(state) is str for state in states):
+                # Brief states have only letters, digits, spaces and commas.
+                texts["parents"] = '["' + '","'.join(states) + '"]'
+        else:
+            fields["parents"] = dict(zip(self._names, states, strict=True))
+        return sealed("a mixture", fields, texts), texts
+
+    def _move(self, state: dict[str, Any]) -> None:
+        """Moves to a position. With names, unknown streams start at their beginning."""
+        checks: dict[str, Check] = {"position": is_number, "ended": is_flag, "parents": is_anything}
+        # Named datasets may have other weights from here on.
+        if isinstance(state, Mapping) and "weights" in state:
+            checks["weights"] = is_list
+        checked = unsealed(state, "a mixture", checks)
+        saved = checked["parents"]
+        if (weights := checked.get("weights")) is not None and tuple(weights) != self._weights:
+            raise CheckpointError(
+                f"The state is of a mixture with other weights: saved {tuple(weights)}, here {self._weights}. Build it "
+                "as it was saved; or name the datasets, whose weights may then change."
+            )
+        if (self._names is not None) != isinstance(saved, Mapping):
+            raise CheckpointError(
+                "A mixture of a mapping has its states by name, and one of a list in order: build it as it was saved."
+            )
+        if not isinstance(saved, Mapping) and not is_list(saved):
+            raise CheckpointError("The state of a mixture cannot be read: parents. Give what get_state() returned.")
+        self._moved.update(range(len(self._parents)))
+        states = [saved.get(name) for name in self._names or ()] if isinstance(saved, Mapping) else list(saved)
+        if len(states) != len(self._parents):
+            raise CheckpointError(
+                f"The state is of a mixture of {len(states)} datasets, but there are {len(self._parents)} here. "
+                "Mixtures of a mapping can be resumed with others: name the datasets."
+            )
+        for parent, own in zip(self._parents, states, strict=True):
+            if own is not None:
+                move_to(parent, own)
+        self._open_again([number for number, own in enumerate(states) if own is None])
+        self._step, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
+        self._is_reading = False
+
+    def _open_again(self, numbers: Sequence[int]) -> None:
+        """Moves streams to their beginning. If one cannot be opened, all remain."""
+        opened: dict[int, Any] = {}
+        try:
+            for number in numbers:
+                opened[number] = opened_below(self._streams[number], self._shared)
+        except BaseException:
+            for iterator in opened.values():
+                iterator.close()
+            raise
+        replaced = [self._parents[number] for number in numbers]
+        self._parents = tuple(opened.get(number, parent) for number, parent in enumerate(self._parents))
+        for iterator in replaced:
+            iterator.close()

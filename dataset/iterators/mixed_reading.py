@@ -1,0 +1,308 @@
+"""The iterator of a mixture of straight chains: one plan reads them all with random access, like one dataset.
+
+If every position of every chain has an element, the chain and the element at each position of the mixture are computed.
+A batch is then read from all chains in one call, in the threads and worker processes of the plan: one set for all.
+
+It yields the same elements as a `FedIterator` over the mixed stream, with the same states. If the stream is resumed in
+another mixture, each chain may be ahead of or behind the new proportions. If an element turns out to be missing, the
+stream takes over at that position.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.dataset.chain import Chain, iterates_itself
+from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iterators.chain_iterator import EngineIterator, checked_maps, sought_past
+from millstream.dataset.iterators.fed_iterator import FedIterator
+from millstream.dataset.iterators.mixed_iterator import MixedIterator
+from millstream.dataset.iterators.running import Running, WarmWorkers
+from millstream.dataset.map_dataset import dataset_of, node_of
+from millstream.dataset.nodes.batch_node import Batched
+from millstream.dataset.nodes.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
+from millstream.dataset.nodes.joining_nodes import Mixed
+from millstream.dataset.nodes.lowering import InOrder
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions
+from millstream.dataset.stream_nodes import ReadIterDataset
+from millstream.loader.measuring.front import MIXED_CHAIN
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.sharding import NoSharding
+from millstream.transforms import Batch, Map, MapWithIndex, Transformation
+from millstream.transforms.of_chains import AbsentElement, SeededRandomMap
+
+if TYPE_CHECKING:
+    from millstream.loader.pipeline.outputs import Position
+
+
+def straight_node(dataset: IterDataset[Any]) -> Node | None:
+    """Returns the node that reads a stream with random access; None if that is impossible."""
+    if iterates_itself(dataset):
+        return None
+    chain = Chain.of(dataset)
+    leaf = chain.leaf
+    if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf) or leaf.allow_nones:
+        return None
+    node = node_of(leaf.map_dataset)
+    if node.is_sparse:
+        return None
+    for operation in chain.operations:
+        following = _following(node, operation)
+        if following is None:
+            return None
+        node = following
+    # No position of an empty node can be located, even if it is never read.
+    return node if node.length else None
+
+
+def shared_maps(parts: tuple[Node, ...]) -> tuple[tuple[Node, ...], list[Transformation]]:
+    """Returns the parts without their common last maps, and these maps, which then run after the mixing.
+
+    A batch is then read from all parts together, and each map's loop runs once instead of once per part.
+    """
+    maps: list[Transformation] = []
+    while all(type(part) is Mapped for part in parts):
+        nodes = [part for part in parts if isinstance(part, Mapped)]
+        first = nodes[0].operation
+        if not all(_are_same(first, node.operation) for node in nodes):
+            break
+        maps.insert(0, first)
+        parts = tuple(node.parent for node in nodes)
+    return parts, maps
+
+
+def _are_same(first: Map[Any, Any], other: Map[Any, Any]) -> bool:
+    """Returns True if two maps are the same object, or use the same function."""
+    return first is other or (type(first) is Map is type(other) and first.map is other.map)
+
+
+def _following(node: Node, operation: Transformation) -> Node | None:
+    """Returns the node of a stream's operation; None if it is not 1:1, or counts other positions."""
+    if isinstance(operation, Map):
+        return Mapped(node, operation)
+    if isinstance(node, _WholeBatches) or (isinstance(node, Mapped) and _has_batches(node)):
+        # The index of a batch in a stream is that of its first element.
+        return None
+    if isinstance(operation, SeededRandomMap):
+        return MappedAtRandom(node, operation.operation, operation.seed, operation.number)
+    if isinstance(operation, MapWithIndex):
+        return MappedWithIndex(node, operation)
+    return _WholeBatches(node, operation) if isinstance(operation, Batch) else None
+
+
+def _has_batches(node: Node) -> bool:
+    while isinstance(node, Mapped):
+        node = node.parent
+    return isinstance(node, _WholeBatches)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _WholeBatches(Batched):
+    """Batches of a stream without missing elements."""
+
+    def _batch(self, values: Sequence[Any], rows: Positions) -> Any:
+        if type(values) in (list, tuple) and any(value is None for value in values):
+            raise AbsentElement("An element of a mixture is absent.")
+        return super()._batch(values, rows)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _MixedFrom(Mixed):
+    """A mixture that continues at a position where its parents are not where its proportions would place them.
+
+    Attributes:
+        begin: the position; earlier ones are not read.
+        lead: the number of elements that each parent is ahead; negative if it is behind.
+    """
+
+    begin: int
+    lead: tuple[int, ...]
+
+    @functools.cached_property
+    def length(self) -> int:
+        """The first position, from `begin`, whose parent has no more elements."""
+        (part,) = self._schedule.parts
+        lacks = [
+            part.position_of(number, max(parent.length - lead, drawn))
+            for number, (parent, lead, drawn) in enumerate(
+                zip(self.above, self.lead, part.drawn_at(self.begin), strict=True)
+            )
+            if parent.length != ENDLESS
+        ]
+        return min([ENDLESS, *lacks])
+
+    def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
+        """Returns the parent at each position, and its element."""
+        numbers, own = super().parents_at(positions)
+        # Look-ahead may include positions before `begin`.
+        return numbers, np.maximum(own + np.array(self.lead)[numbers], 0)
+
+
+@final
+class MixtureIterator(EngineIterator):
+    """Yields the results of operations on the elements of a mixture of straight chains.
+
+    Args:
+        fed: an iterator of the same elements, drawn from the mixed stream. It defines the states, and takes over.
+        stream: the mixed stream.
+        mixed: the chains with random access, from the beginning.
+        operations: the operations to apply.
+        running: the execution of the operations.
+        parts_have_workers: True if the chains have worker processes of their own. They are then drawn from, and only
+            the states are those of random access.
+    """
+
+    def __init__(
+        self,
+        fed: FedIterator,
+        stream: MixedIterator,
+        mixed: Mixed,
+        operations: Sequence[Transformation],
+        running: Running,
+        *,
+        parts_have_workers: bool,
+    ) -> None:
+        super().__init__(fed)
+        self._fed = fed
+        self._stream = stream
+        parts, maps = shared_maps(mixed.above)
+        self._mixed = Mixed(parts, mixed.weights, mixed.names)
+        self._operations = (*checked_maps(maps), *operations)
+        self._running, self._options = running, running.options
+        self._parts_have_workers = parts_have_workers
+        # False once an element was missing: states are then those of the drawn stream.
+        self._is_random = True
+        self._was_sought = False
+        # The last restored position and state: at that position, the state is returned unchanged.
+        self._restored: tuple[Position, int, Any] | None = None
+        self._read(0, (0,) * len(parts))
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the position, as a state of the operations after the mixed stream."""
+        if not self._is_random:
+            return self._fed.get_state()
+        position, step = self.place()
+        if self._restored is not None and self._restored[:2] == (position, step):
+            state: dict[str, Any] = json.loads(self._restored[2])
+            return state
+        (cursor,) = position
+        first = self._first_of(cursor.block)
+        drawn = [count + lead for count, lead in zip(self._stream.drawn_at(first), self._lead, strict=True)]
+        return self._fed.state_of(position, step, cursor.block, self._stream.state_after(first, drawn))
+
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to the position recorded in a state.
+
+        Args:
+            state: a result of `get_state`.
+            allow: intended differences of the operations after the mixture to accept, as in `FedIterator.set_state`.
+            strict: True to refuse the state also if code or content has changed.
+
+        Raises:
+            CheckpointError: the state is unreadable or of another chain.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        self._fed.set_state(state, allow=allow, strict=strict)
+        self._was_sought = False
+        if not self._is_random:
+            return
+        (cursor,), _ = place = self._fed.place()
+        begin, drawn = self._stream.step, self._stream.drawn
+        # Elements may have been missing in the drawn stream, but not in one read with random access.
+        if drawn is None or cursor.block != state["block"]:
+            self._draw()
+            return
+        lead = tuple(saved - here for saved, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
+        if lead != self._lead or (any(lead) and begin < self._begin):
+            reading = self._execution, self._inner
+            self._read(begin, lead)
+            if self._reads:
+                self._take_over(*reading)
+        if begin != self._first_of(cursor.block):
+            self._draw()
+            return
+        self.go(*place)
+        self._restored = *place, json.dumps(state)
+
+    def seek(self, step: int) -> None:
+        """Moves to the position after the first `step` elements, at no cost, if each position of the mixture has one.
+
+        Raises:
+            NotImplementedError: the mixture is drawn from, its elements are filtered, split or packed, or it was
+                resumed with other proportions.
+            IndexError: there are fewer elements.
+            ValueError: the iterator is closed.
+        """
+        self._check_open()
+        if not self._reads:
+            super().seek(step)
+        if not self._execution.plan.one_to_one or any(self._lead):
+            raise NotImplementedError(
+                f"A {type(self).__name__} cannot seek step {step}: its position is unknown, because elements are "
+                "filtered, split or packed after the mixture, or because the state was of other proportions. Draw the "
+                "elements before, or use set_state with a state that was taken there."
+            )
+        self._inner.seek(step)
+        self._was_sought = step > 0
+
+    def start_prefetch(self) -> None:
+        """Starts prefetching."""
+        if self._reads:
+            super().start_prefetch()
+        else:
+            self._fed.start_prefetch()
+
+    @property
+    def _reads(self) -> bool:
+        """True if a plan of its own reads the chains, False if they are drawn from."""
+        return self._is_random and not self._parts_have_workers
+
+    def _drawn_from(self) -> str:
+        return f", {'reads' if self._reads else 'draws from'} a mixture of {len(self._mixed.above)}"
+
+    def _first_of(self, block: int) -> int:
+        """Returns the position in the mixture at which a block begins, or would begin."""
+        return min(block * self._fed.block, self._mixed_from.length)
+
+    def _read(self, begin: int, lead: tuple[int, ...]) -> None:
+        """Reads with random access from now on."""
+        self._begin, self._lead = begin, lead
+        mixed, stage = self._mixed, "mixture"
+        if any(lead):
+            mixed = _MixedFrom(mixed.above, mixed.weights, mixed.names, begin, lead)
+            stage = f"mixture from {begin} with {lead}"
+        self._mixed_from = mixed
+        if self._parts_have_workers:
+            self._execution, self._inner = self._fed.engine
+            return
+        order = InOrder(None if mixed.length == ENDLESS else mixed.length, None)
+        pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
+        # A lead over the proportions occurs once, so workers for it are useless to other iterators.
+        running = self._running if mixed is self._mixed else dataclasses.replace(self._running, warm=WarmWorkers())
+        self._execution = running.execution(stage, pipeline, MIXED_CHAIN)
+        # Its states are those of the operations after the stream.
+        self._inner = self._execution.begin(self._fed.description)
+
+    def _draw(self) -> None:
+        """Draws from the stream from now on."""
+        reading = (self._execution, self._inner) if self._reads else None
+        self._is_random = False
+        self._stream.skip_absent()
+        self._execution, self._inner = self._fed.engine
+        if reading is not None:
+            self._take_over(*reading)
+
+    def _change_plan(self, missing: AbsentElement) -> None:
+        if not self._is_random:
+            raise missing
+        if self._was_sought:
+            raise sought_past(missing) from missing
+        state = self.get_state()
+        self._draw()
+        self._fed.set_state(state)

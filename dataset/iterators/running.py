@@ -1,0 +1,138 @@
+"""The execution of a chain's operations, and the idle worker processes that later iterators of a dataset reuse.
+
+When a pass over a dataset ends, or is abandoned, its workers stay warm, and the next `iter(dataset)` reuses them, as
+iterators of a `DataLoader` do. They end with the dataset, when one of its iterators is closed, or after a minute.
+"""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Self, final
+
+from millstream.loader.execution import Execution
+from millstream.loader.measuring.front import Front
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.tolerance import UNLIMITED, FilterLimits, Tolerance
+from millstream.loader.scheduling.feed import Feed
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.shared_threads import SharedThreads
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from millstream.loader.workers.shared_workers import SharedWorkers
+    from millstream.loader.workers.warm_pools import WarmPools
+
+
+@final
+class WarmWorkers:
+    """The idle worker processes of one dataset, by the pipeline they run. A copy of it, in any process, has none."""
+
+    def __init__(self) -> None:
+        self._pools: dict[Hashable, WarmPools[Any]] = {}
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+    def lend(self, execution: Execution, *use: "Hashable") -> Execution:
+        """Returns an execution with the idle workers of earlier executions for the same use, if any."""
+        if execution.pools is not None:
+            # If two threads begin at the same time, both get the same pools.
+            execution.pools = self._pools.setdefault(use, execution.pools)
+        return execution
+
+
+@final
+class SameObject:
+    """A key that equals another one of the same object. It keeps the object, so that no other gets its identity."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SameObject) and other._value is self._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Shared:
+    """The resources that all chains below one combination of datasets share.
+
+    Attributes:
+        threads: the threads of this process that prefetch.
+        reading: the threads for chains without threads of their own; None to start none.
+        raises_absent: True if a missing element of a chain is an AbsentElement; False to skip it.
+        shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains;
+            None without workers.
+    """
+
+    threads: SharedThreads = dataclasses.field(default_factory=SharedThreads)
+    shared_workers: "SharedWorkers | None" = None
+    reading: ReadOptions | None = None
+    raises_absent: bool = False
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class Running:
+    """The execution of operations, and its limits.
+
+    Attributes:
+        workers: the worker processes.
+        reading: the threads, in this process or in each worker.
+        warm: the idle workers of earlier iterators.
+        limits: the limits of filters.
+        tolerance: the maximum number of elements that may fail; None if the first error is raised.
+        shared_workers: the worker processes of the iterator that draws from this one, which also run it; None without
+            workers.
+        name: the name of this execution among all that share them.
+        threads: the threads of this process, if they are shared; None for its own.
+        num_local: the number of last operations that run in this process even if workers or threads run the others.
+        local_reading: the threads that run these in advance; None to run them in the consumer's thread.
+        raises_absent: True to raise AbsentElement for a missing element, or for None between two operations.
+    """
+
+    workers: MultiprocessingOptions
+    reading: ReadOptions
+    warm: WarmWorkers = dataclasses.field(default_factory=WarmWorkers)
+    limits: FilterLimits = UNLIMITED
+    shared_workers: "SharedWorkers | None" = None
+    name: "Hashable" = None
+    threads: SharedThreads | None = None
+    tolerance: Tolerance | None = None
+    num_local: int = 0
+    local_reading: ReadOptions | None = None
+    raises_absent: bool = False
+
+    @property
+    def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
+        """The processes and the threads."""
+        return self.workers, self.reading
+
+    def execution(self, stage: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
+        """Returns the execution of a pipeline, which is the same each time for one stage of a dataset."""
+        name, reading, num_local = (self.name, stage), self.reading, self.num_local
+        if self.shared_workers is not None and not self.workers.num_workers:
+            # The workers of the consumer run all operations.
+            num_local = 0
+        elif feed is not None and num_local == len(pipeline.operations):
+            # Nothing is left for workers or other threads.
+            reading, num_local = self.local_reading or ReadOptions(0, 0), 0
+        elif not self.workers.num_workers and not reading.reads_ahead:
+            # All operations run in one place.
+            reading, num_local = self.local_reading or reading, 0
+        execution = Execution(
+            dataclasses.replace(pipeline, num_local=num_local),
+            self.workers,
+            reading,
+            feed,
+            front=front,
+            shared_workers=self.shared_workers,
+            name=name,
+            threads=self.threads,
+            local_reading=self.local_reading,
+        )
+        return self.warm.lend(
+            execution, stage, self.reading, self.limits, self.tolerance, execution.pipeline.measures_costs
+        )

@@ -1,0 +1,1 @@
+"""Measurements of a pipeline while it runs."""

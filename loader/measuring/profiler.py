@@ -1,0 +1,258 @@
+"""Measurements of a pipeline: the seconds of each stage, summed up per block, and several counters.
+
+Guarantees:
+    * Any thread may add, and a signal handler may read whatever it has interrupted. There is no lock. An addition is
+      one statement without a call, during which CPython does not switch threads. Free-threaded Python may lose an
+      addition now and then, which is less than the time that a lock would take.
+    * A worker process has its own profiler, and sends the measurements with each result.
+    * A stage costs less than a microsecond per block, so the profiler is always on.
+"""
+
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
+
+import numpy as np
+
+from millstream import tree
+from millstream.loader.pipeline.calls import Blocks
+from millstream.loader.pipeline.plan import KEYS, READ
+from millstream.signals import is_from_signal_handler
+
+if TYPE_CHECKING:
+    from millstream.loader.measuring.costs import CostMeter
+    from millstream.loader.measuring.recorder import Recorder
+
+Result = TypeVar("Result")
+Times: TypeAlias = Sequence[Any]
+"""The seconds of all stages in order, followed by the processor time, and by the costs if they are measured."""
+
+HAND_OVER = "hand-over"
+NEXT = "next"
+CONSUMER = "consumer"
+
+MAX_EVENTS = 200
+"""The number of deaths and stalls kept."""
+
+MAX_WAITS = 1_000
+"""The number of waits kept."""
+
+
+class Event(NamedTuple):
+    """A failure, with its time and a sentence about it."""
+
+    at: float
+    text: str
+
+
+@final
+class Profiler:
+    """Sums up seconds by stage, and counts the outputs of the consumer.
+
+    Args:
+        operations: the labels of the operations' stages, in order.
+        recorder: records each span of work; None for no recording.
+        measures_costs: True to measure the costs of each node, too.
+
+    Attributes:
+        outputs: the number of outputs that the consumer got.
+        timed_outputs: the number of these when it last asked for more. The seconds cover them, and no later ones.
+        first_seconds: the seconds that it waited for the first outputs of all passes.
+        output_bytes: the size of the arrays of the very first output; None before.
+        core_seconds: the processor time of worker processes. It is less than their working time if they waited.
+        deaths: the number of worker processes that died.
+        stalls: the number of reported stalls.
+        events: the most recent deaths and stalls.
+        waits: the seconds of the consumer's most recent waits, except those for first outputs.
+        costs: the costs of each node; None if they are not measured.
+        on_wait: called after each wait of the consumer; None for nothing.
+    """
+
+    def __init__(
+        self, operations: Sequence[str], recorder: "Recorder | None" = None, *, measures_costs: bool = False
+    ) -> None:
+        self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
+        self._seconds = dict.fromkeys(self._names, 0.0)
+        self.outputs = 0
+        self.timed_outputs = 0
+        self.first_seconds = 0.0
+        self.output_bytes: int | None = None
+        self.core_seconds = 0.0
+        self._cores_since = time.process_time()
+        self.deaths = 0
+        self.stalls = 0
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.waits: deque[float] = deque(maxlen=MAX_WAITS)
+        self.recorder = recorder
+        self.costs: CostMeter | None = None
+        self.on_wait: Callable[[], object] | None = None
+        # A packer has two functions under one label, and the last one returns its elements.
+        self._last: dict[str, Callable[..., Any]] = {}
+        if measures_costs:
+            self.measure_costs()
+
+    def measure_costs(self) -> None:
+        """Measures the costs of each node from now on: of the functions that are timed after this call."""
+        if self.costs is None:
+            from millstream.loader.measuring.costs import CostMeter  # noqa: PLC0415  (lazy: off by default)
+
+            self.costs = CostMeter()
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Adds seconds to a stage."""
+        self._seconds[stage] += seconds
+
+    def timed(self, stage: str, function: Callable[..., Result]) -> Callable[..., Result]:
+        """Returns the function with the time of each call added to a stage."""
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Result:
+            start = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                seconds = time.perf_counter() - start
+                self._seconds[stage] += seconds
+
+        measured = call if self.costs is None else self._with_costs(stage, call, self.costs)
+        recorder = self.recorder
+        if recorder is None:
+            return measured
+
+        @functools.wraps(function)
+        def recorded_call(*arguments: Any) -> Result:
+            start = time.perf_counter()
+            try:
+                return measured(*arguments)
+            finally:
+                recorder.record_stage(stage, start, time.perf_counter(), arguments)
+
+        return recorded_call
+
+    def _with_costs(self, stage: str, function: Callable[..., Result], costs: "CostMeter") -> Callable[..., Result]:
+        from millstream.loader.measuring.costs import observed  # noqa: PLC0415  (lazy, as above)
+
+        self._last[stage] = function
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Result:
+            with observed(costs.add):
+                start = time.perf_counter()
+                result = function(*arguments)
+                seconds = time.perf_counter() - start
+            if self._last[stage] is function:
+                values = getattr(result, "values", ())
+                costs.add((0, stage), seconds, values if isinstance(values, Sequence) else ())
+            return result
+
+        return call
+
+    def returned(self, left_at: float | None, now: float) -> None:
+        """Records that the consumer asks for outputs, after the time away since it left."""
+        self.timed_outputs = self.outputs
+        if left_at is not None:
+            self._seconds[CONSUMER] += now - left_at
+        if self.recorder is not None:
+            self.recorder.will_work()
+            if left_at is not None:
+                self.recorder.record_training(left_at, now)
+
+    def waited(self, start: float, stop: float, *, is_first: bool) -> None:
+        """Records a wait of the consumer.
+
+        Args:
+            start: the start of the wait.
+            stop: its end.
+            is_first: True if no work had begun before.
+        """
+        self._seconds[NEXT] += stop - start
+        if self.recorder is not None:
+            self.recorder.record_wait(start, stop, is_first=is_first)
+        if is_first:
+            self.first_seconds += stop - start
+        else:
+            self.waits.append(stop - start)
+        if self.on_wait is not None:
+            self.on_wait()
+
+    def delivered(self, count: int) -> None:
+        """Counts outputs that the consumer got."""
+        self.outputs += count
+
+    def came(self, output: Any) -> None:
+        """Measures the very first output."""
+        if self.output_bytes is None:
+            self.output_bytes = _array_bytes(output)
+
+    def called(
+        self,
+        process: int | None,
+        begun: float,
+        seconds: float,
+        blocks: Blocks | None,
+        stages: Times,
+        *,
+        actor: str | None = None,
+    ) -> None:
+        """Records the call of a worker.
+
+        Args:
+            process: the worker's process ID.
+            begun: the start of the call, on the clock that all processes of a machine share.
+            seconds: its duration.
+            blocks: its blocks; None for a group, or if it is no longer wanted.
+            stages: the result of `take` in the worker.
+            actor: the worker's name, if it is not a process of this machine.
+        """
+        self.add_all(stages)
+        if self.recorder is not None and process is not None:
+            span = None if blocks is None else (blocks.start, blocks.stop - 1)
+            spent = tuple(zip(self._names, stages, strict=False))
+            self.recorder.record_call(process, begun, seconds, span, spent, actor=actor)
+
+    def died(self, text: str) -> None:
+        """Counts the death of a worker, and keeps the description."""
+        self.deaths += 1
+        self._record(text)
+
+    def stalled(self, text: str, *, is_known: bool = False) -> None:
+        """Counts a stall, unless it was reported before, and keeps the description."""
+        self.stalls += not is_known
+        self._record(text)
+
+    def _record(self, text: str) -> None:
+        self.events.append(Event(time.perf_counter(), text))
+
+    def read(self) -> dict[str, float]:
+        """Returns the seconds of all stages."""
+        return dict(self._seconds)
+
+    def take(self) -> tuple[Any, ...]:
+        """Returns the seconds of all stages in order, the processor time and any costs, and resets them."""
+        taken, self._seconds = self._seconds, dict.fromkeys(self._names, 0.0)
+        now = time.process_time()
+        since, self._cores_since = self._cores_since, now
+        return *taken.values(), now - since, *([] if self.costs is None else [self.costs.take()])
+
+    def add_all(self, seconds: Times) -> None:
+        """Adds the result of `take` in another process with the same pipeline."""
+        if self.costs is not None:
+            *seconds, costs = seconds
+            self.costs.merge(costs)
+        *stages, with_core = seconds
+        for stage, spent in zip(self._names, stages, strict=True):
+            self.add(stage, spent)
+        self.core_seconds += with_core
+
+
+def _array_bytes(value: Any) -> int:
+    """Returns the total size of the arrays in a value."""
+    try:
+        return sum(leaf.nbytes for _, leaf in tree.leaves(value) if isinstance(leaf, np.ndarray | np.generic))
+    except Exception as error:
+        # An object of the user may raise when it is inspected.
+        if is_from_signal_handler(error):
+            raise
+        return 0

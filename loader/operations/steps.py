@@ -1,0 +1,315 @@
+"""Operations as functions from runs of elements to runs of elements.
+
+A step processes a complete run. Only the user's function is called once per element. A step that fails at an element
+passes on the elements before it, so a chain of steps has the same result as processing element by element, but faster.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from millstream.columnar import Allocate
+from millstream.descriptions import described
+from millstream.errors import StackError
+from millstream.loader.operations.elements import Elements, Location, Origins, SourceEnded, add_note, describe_origin
+from millstream.signals import cannot_wait
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
+from millstream.transforms.batching.pad import pad
+from millstream.transforms.batching.stack import stack
+from millstream.transforms.function_checks import WholeCallError, children_of, results_of
+from millstream.transforms.grouping import MAX_FAN_OUT
+from millstream.transforms.of_chains import AbsentElement, Present, SeededRandomMap
+from millstream.transforms.only_for import leaves
+
+Results = Callable[[Elements], Iterator[Any]]
+"""A function that yields the result of an operation for each element of a run."""
+
+
+def within(component: int | None, results: Results, otherwise: Callable[[Any], Any]) -> Results:
+    """Returns a function that applies `results` to one component, and `otherwise` to the elements of the others.
+
+    Args:
+        component: the number of the component; None for all elements.
+        results: yields the results of the operation. It raises an error when the element's turn comes.
+        otherwise: returns the replacement for the result of an element of another component.
+    """
+    if component is None:
+        return results
+
+    def mixed(run: Elements) -> Iterator[Any]:
+        is_own = run.origins.component == component
+        if is_own.all():
+            return results(run)
+        values, own_rows = list(run.values), is_own.tolist()
+        own = results(Elements(list(itertools.compress(values, own_rows)), run.origins.take(is_own)))
+        return (next(own) if owned else otherwise(value) for value, owned in zip(values, own_rows, strict=True))
+
+    return mixed
+
+
+Step = Callable[[Elements, Allocate], Elements]
+Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]
+"""A function that yields one generator per element, given origins, the number of the operation, and its own seed."""
+
+
+def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
+    """Runs several steps one after another."""
+    for step in steps:
+        run = step(run, allocate)
+    return run
+
+
+def compile_step(
+    operation: Transformation,
+    where: str,
+    *,
+    producer: str | None,
+    streams: Streams,
+    random_number: int,
+    is_template: Callable[[int], bool],
+    components: Sequence[Any] = (),
+) -> Step:
+    """Returns the step of one operation.
+
+    Args:
+        operation: the operation.
+        where: its name in error texts.
+        producer: the name of the operation that produces its input; None for the source.
+        streams: yields the generators of random operations.
+        random_number: the number of random operations before this one.
+        is_template: returns True for a block that is read for its structure only (see `partition`).
+        components: the names of a mixture's components.
+    """
+    if isinstance(operation, Batch):
+        return _batch_step(operation, where, producer, is_template)
+    if isinstance(operation, Present):
+        return _present_step(operation)
+    component = components.index(operation.component) if isinstance(operation, OnlyFor) else None
+    steps = []
+    for part in leaves(operation):
+        inner = where if part is operation else f"{where}, in it {described(part)}"
+        steps.append(_element_step(part, inner, producer, _numbered(streams, part, random_number), component))
+        random_number += isinstance(part, RandomMap)
+        producer = producer if isinstance(part, Filter) else inner
+    return steps[0] if len(steps) == 1 else functools.partial(run_steps, steps)
+
+
+def _numbered(
+    streams: Streams, operation: Transformation, random_number: int
+) -> Callable[[Origins], "Iterator[np.random.Generator]"]:
+    if isinstance(operation, SeededRandomMap):
+        return lambda origins: streams(origins, operation.number, operation.seed)
+    return lambda origins: streams(origins, random_number, None)
+
+
+def _element_step(
+    operation: Transformation,
+    where: str,
+    producer: str | None,
+    streams: Callable[[Origins], "Iterator[np.random.Generator]"],
+    component: int | None,
+) -> Step:
+    """Returns the step of an operation that works element by element, on all elements or those of one component."""
+    results: Results
+    match operation:
+        case Filter():
+            return _filter_step(operation, where, producer, component)
+        case FlatMap():
+            return _flat_map_step(operation, where, producer, component)
+        case Map():
+
+            def results(run: Elements) -> Iterator[Any]:
+                return results_of(operation, run.values)
+        case MapWithIndex():
+
+            def results(run: Elements) -> Iterator[Any]:
+                return map(operation.map_with_index, run.origins.index.tolist(), run.values)
+        case RandomMap():
+
+            def results(run: Elements) -> Iterator[Any]:
+                function = (operation.operation if isinstance(operation, SeededRandomMap) else operation).random_map
+                return map(function, run.values, streams(run.origins))
+        case _:
+            raise TypeError(f"{operation!r} is an operation of an unknown kind.")
+    return _map_step(within(component, results, _unchanged), where, producer)
+
+
+def _unchanged(element: Any) -> Any:
+    return element
+
+
+def _map_step(results: Results, where: str, producer: str | None) -> Step:
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        try:
+            made = results(run)
+        except WholeCallError as failure:
+            whole = (
+                f"{where}, with {len(run.values)} elements in one call, the first at {describe_origin(run.origins, 0)}"
+            )
+            return Elements([], run.origins.take(slice(0)), annotated(failure.error, whole))
+        values, error = collect(made, run.origins, where, len(run.values))
+        if error is None:
+            return Elements(values, run.origins, run.error, run.at)
+        _explain_none(error, run.values, len(values), producer)
+        return _cut(run, values, error)
+
+    return step
+
+
+def _present_step(operation: Present) -> Step:
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        count = operation.count(run.values)
+        if count == len(run.values):
+            return run
+        where = describe_origin(run.origins, count)
+        return _cut(run, list(run.values[:count]), AbsentElement(f"There is no element at {where}: it is None."))
+
+    return step
+
+
+def _filter_step(operation: Filter, where: str, producer: str | None, component: int | None) -> Step:
+    verdicts = within(component, lambda run: map(bool, map(operation.filter, run.values)), lambda _: True)
+
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        values = list(run.values)
+        run = Elements(values, run.origins, run.error, run.at)
+        keep, error = collect(verdicts(run), run.origins, where, len(run.values))
+        if error is not None:
+            _explain_none(error, values, len(keep), producer)
+        elif all(keep):
+            return run
+        mask = np.zeros(len(run.values), dtype=np.bool_)
+        mask[: len(keep)] = keep
+        ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, len(keep)))
+        return Elements(list(itertools.compress(values, keep)), run.origins.take(mask), *ends)
+
+    return step
+
+
+def _flat_map_step(operation: FlatMap, where: str, producer: str | None, component: int | None) -> Step:
+    limit: int = getattr(operation, "max_fan_out", None) or MAX_FAN_OUT
+    split = functools.partial(children_of, operation, limit)
+    split_each = within(component, lambda run: map(split, run.values), lambda element: [element])
+
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        del allocate
+        families, error = collect(split_each(run), run.origins, where, len(run.values))
+        if error is not None:
+            _explain_none(error, run.values, len(families), producer)
+        parents = run.origins.take(slice(len(families)))
+        ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, len(families)))
+        return Elements(
+            list(itertools.chain.from_iterable(families)),
+            parents.fan_out([len(family) for family in families], limit, component),
+            *ends,
+        )
+
+    return step
+
+
+def _batch_step(operation: Batch, where: str, producer: str | None, is_template: Callable[[int], bool]) -> Step:
+    size = operation.batch_size
+
+    def make(run: Elements, start: int, allocate: Allocate) -> Any:
+        batch = _make_batch(operation, run, start, allocate, producer)
+        if not operation.pad_remainder:
+            return batch
+        num_real = 0 if is_template(int(run.origins.block[start])) else min(size, len(run.values) - start)
+        return pad(batch, num_real, size, allocate)
+
+    def step(run: Elements, allocate: Allocate) -> Elements:
+        # A short batch before an error is not built. The error takes its place.
+        ends = run.error is None or isinstance(run.error, SourceEnded)
+        short_is_whole = ends and not operation.drop_remainder
+        count = len(run.values)
+        starts = range(0, count if short_is_whole else max(0, count - size + 1), size)
+        firsts = run.origins.take(slice(0, starts.stop, size))
+        batches, error = collect((make(run, start, allocate) for start in starts), firsts, where, len(starts))
+        if error is None:
+            return Elements(batches, firsts, run.error, run.at)
+        return _cut(Elements(batches, firsts), batches, error)
+
+    return step
+
+
+def _make_batch(operation: Batch, run: Elements, start: int, allocate: Allocate, producer: str | None) -> Any:
+    """Builds the batch that begins at an element, in memory from `allocate` unless the user's `batch_fn` builds it.
+
+    Raises:
+        StackError: the values do not stack, or all of them are None. A note lists the record keys of the elements at
+            fault.
+    """
+    size = operation.batch_size
+    values = run.values[start : start + size] if len(run.values) > size else run.values
+    if operation.batch_fn is not None:
+        return operation.batch_fn(list(values))
+    try:
+        if producer is not None and values[0] is None and len(values) > 1 and all(value is None for value in values):
+            raise StackError(  # noqa: TRY301  (it gets the same note as others)
+                f"Every element of this batch is None: did {producer}, or one before it, forget `return`?", rows=(0, 1)
+            )
+        return stack(values, allocate)
+    except StackError as error:
+        if error.rows:
+            keys = ", ".join(str(run.origins.record_key[start + row]) for row in error.rows)
+            error.add_note(f"millstream: the record keys of these elements: {keys}.")
+        raise
+
+
+def collect(
+    results: Iterator[Any], origins: Origins, where: str, expected: int, *, may_end: bool = False
+) -> tuple[list[Any], BaseException | None]:
+    """Returns the results up to the first error, and that error with a note of where it happened.
+
+    If the results may end, a StopIteration becomes `SourceEnded`.
+
+    `list.extend` runs the iterator without a Python frame, and keeps the results before an exception. The length then
+    determines which element failed.
+    """
+    values: list[Any] = []
+    try:
+        values.extend(results)
+        if len(values) < expected:
+            # A StopIteration from the user's function ends the iterator silently, and data would be lost.
+            raise StopIteration  # noqa: TRY301  (handled as one that arrives here)
+    except BaseException as error:
+        # If all results are there, a signal handler has raised it.
+        location = f", at {describe_origin(origins, len(values))}" if len(values) < expected else ""
+        annotation = annotated(error, where + location, may_end=may_end)
+        if cannot_wait(error):
+            raise
+        return values, annotation
+    return values, None
+
+
+def _explain_none(error: BaseException, inputs: Sequence[Any], row: int, producer: str | None) -> None:
+    """Adds a note to an operation's error if its input is None, because a `return` may be missing before it."""
+    if producer is not None and row < len(inputs) and inputs[row] is None:
+        add_note(
+            error, f"millstream: the element that it got is None: did {producer}, or one before it, forget `return`?"
+        )
+
+
+def annotated(error: BaseException, where: str, *, may_end: bool = False) -> BaseException:
+    """Returns the error with a note of where it happened.
+
+    A StopIteration becomes a RuntimeError, because `next` would end the stream with it. If the source may end, it
+    becomes `SourceEnded`. Elsewhere, the end of another source that user code has read is an error as well.
+    """
+    if isinstance(error, StopIteration) and may_end:
+        error = SourceEnded()
+    elif isinstance(error, StopIteration | SourceEnded) and not may_end:
+        error = RuntimeError("StopIteration was raised where a result was expected.")
+    add_note(error, f"millstream: in {where}.")
+    return error
+
+
+def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:
+    """Returns the results of a 1:1 step up to its error, with their origins."""
+    return Elements(values, run.origins.take(slice(len(values))), error, Location.of(run.origins, len(values)))

@@ -1,0 +1,1 @@
+"""The order of a plan's calls, and of their outputs."""

@@ -1,0 +1,150 @@
+"""A branch: the leaf and the stages of one logical shard, with their calls."""
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol, final
+
+from millstream.loader.operations.elements import SourceEnded
+from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.pipeline.logical_shard import LogicalShard
+from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.stages import Stage
+
+
+class Leaf(Protocol):
+    """An input of stage 0. `BlockLeaf` reads records, and a `Feed` draws elements from an iterator."""
+
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call, at most `limit`."""
+
+    def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> BlockCall | None:
+        """Returns the next call, or None if the leaf has just ended.
+
+        Args:
+            shard: the logical shard of the blocks.
+            max_blocks: the maximum number of blocks.
+            skip: the number of outputs of the first block that are consumed already.
+        """
+
+
+@final
+class BlockLeaf:
+    """The blocks of positions of a logical shard.
+
+    Args:
+        num_blocks: the number of blocks; None if they never end.
+        block: the next block.
+    """
+
+    def __init__(self, num_blocks: int | None, block: int) -> None:
+        self._num_blocks = num_blocks
+        self._block = block
+
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call, at most `limit`."""
+        last = self._num_blocks
+        return limit if last is None else max(0, min(limit, last - self._block))
+
+    def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> BlockCall:
+        """Returns the next call."""
+        start = self._block
+        self._block += self.next_blocks(max_blocks)
+        return BlockCall(shard, start, self._block, skip)
+
+
+if TYPE_CHECKING:
+    from millstream.loader.scheduling.dropped_records import EmptyEpochs, FilterWindows
+    from millstream.loader.scheduling.feed import Feed
+    from millstream.loader.scheduling.join import Join, Lane
+
+
+@final
+class CallQueue:
+    """The calls of one stage, in order, until their outputs are complete.
+
+    Attributes:
+        shard: the number of the logical shard in its calls.
+        branches: the branches that it gets elements from.
+        skip: the number of consumed outputs in the next call.
+        is_checked: True if the outputs may contain failures, or lack records that were dropped.
+        pending: the calls.
+        element_bytes: the size of an element in the latest outputs of the stage before.
+        has_ended: True if no call follows.
+    """
+
+    def __init__(self, shard: int, skip: int, *, is_checked: bool) -> None:
+        self.shard = shard
+        self.branches = slice(shard, shard + 1)
+        self.skip = skip
+        self.is_checked = is_checked
+        self.pending: deque[Call] = deque()
+        self.element_bytes = 0.0
+        self.has_ended = False
+
+
+@final
+class Branch:
+    """The leaf and the stages of one logical shard. Branches share their last join and the last stage.
+
+    Attributes:
+        shard: the logical shard.
+        leaf: the input of stage 0.
+        queues: the calls of each stage.
+        may_read: True if the leaf has blocks that were not requested, and they are wanted.
+        lanes: the elements of this branch in front of each stage but the first.
+        inputs: the groups in front of each of these stages: those of the lane, or of the join that it belongs to.
+        begun: the number of records requested.
+        read: the number of these records that were read.
+    """
+
+    def __init__(self, plan: Plan, shard: int, cursor: Cursor, feed: "Feed | None") -> None:
+        self._plan = plan
+        self.shard = plan.shards[shard]
+        self.leaf: Leaf = BlockLeaf(self.shard.num_blocks, cursor.block) if feed is None else feed
+        self.may_read = self.leaf.next_blocks(1) > 0
+        self.queues: list[CallQueue] = []
+        self.lanes: list[Lane] = []
+        self.inputs: list[Lane | Join] = []
+        self.begun = self.read = 0
+        first = 0
+        for stage in plan.stages:
+            stop = first + stage.num_cursor_numbers
+            # If the stage has a unit, its first number is the consumed size of the group, which the lane skips.
+            counts_outputs = stage.unit is None or stage.divides_units
+            skip = cursor.skip[stop - 1] if counts_outputs else 0
+            self.queues.append(CallQueue(shard, skip, is_checked=not self.queues or bool(stage.filters)))
+            if stage.grouping is not None:
+                self._add_lane(stage, cursor, first)
+            first = stop
+        self._empty_epochs: EmptyEpochs | None = None
+        self._windows: FilterWindows | None = None
+        if any(stage.filters for stage in plan.stages):
+            self._check_filters(cursor.block)
+
+    # The late imports are not needed by most pipelines.
+    def _add_lane(self, stage: Stage, cursor: Cursor, first: int) -> None:
+        from millstream.loader.scheduling.join import Lane  # noqa: PLC0415
+
+        self.lanes.append(Lane(stage, cursor, first))
+        self.inputs.append(self.lanes[-1])
+
+    def _check_filters(self, block: int) -> None:
+        from millstream.loader.scheduling.dropped_records import EmptyEpochs, FilterWindows  # noqa: PLC0415
+
+        self._empty_epochs = EmptyEpochs(self._plan)
+        if any(limit is not None for limit in self._plan.pipeline.filter_limits) and self._plan.stages[0].filters:
+            self._windows = FilterWindows(self._plan, block)
+
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call of stage 0, at most `limit`."""
+        return self.leaf.next_blocks(limit) if self.may_read else 0
+
+    def check(self, call: Call, outputs: Outputs) -> None:
+        """Records failures and dropped records, in the order of the stream. May truncate the outputs."""
+        if outputs.failures:
+            self._plan.record_failures(outputs)
+        # Outputs that end with an error do not count as empty, unless the source has ended.
+        if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
+            self._empty_epochs.record(call.stage, call.num_blocks, len(outputs.values))
+        if self._windows is not None and isinstance(call, BlockCall):
+            self._windows.check(outputs, call.stop)

@@ -1,0 +1,84 @@
+"""The base of executors, which run the calls of a plan: one loop for all of them."""
+
+import abc
+from typing import TYPE_CHECKING
+
+from millstream.loader.pipeline.outputs import Outputs, Position
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.scheduling.schedule import Schedule
+
+if TYPE_CHECKING:
+    from millstream.loader.scheduling.feed import Feed
+    from millstream.loader.scheduling.load import Load
+
+
+class Executor(abc.ABC):
+    """Runs the calls of one pass over a stream. Except for `close`, it is used by one thread.
+
+    Args:
+        plan: the plan of the pipeline.
+        position: the position of the first output.
+        feed: the source of the elements of stage 0; None if they are read.
+    """
+
+    def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
+        self._plan = plan
+        self._schedule = Schedule(plan, position, feed)
+
+    def next_outputs(self) -> Outputs | None:
+        """Returns the next outputs in order, or None at the end.
+
+        Exceptions raised here concern the executor, not a record, whose error is part of its outputs. The owner must
+        then close the executor.
+        """
+        self._begin()
+        while (outputs := self._schedule.pop()) is None:
+            if self._schedule.exhausted:
+                return None
+            if not self._run_local():
+                self._advance()
+        self._end()
+        return outputs
+
+    @property
+    def is_orphaned(self) -> bool:
+        """True if it makes no progress any more. Its owner then begins another one at the same position."""
+        return False
+
+    def load(self) -> "Load":
+        """Returns a snapshot of the work in progress. Thread-safe: it may be slightly outdated."""
+        from millstream.loader.scheduling.load import Load  # noqa: PLC0415  (lazy: only monitoring needs it)
+
+        return Load(self._schedule.backlog, self._schedule.ready)
+
+    def stacks(self) -> dict[int, str]:
+        """Returns the stacks of worker processes by process ID. The default is none. Thread-safe."""
+        return {}
+
+    def start(self) -> None:
+        """Starts to work ahead, if the executor can. The default does nothing."""
+        return
+
+    def pause(self) -> None:
+        """Stops working for this iterator, but keeps resources for the next one. The default closes the executor."""
+        self.close()
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Stops all work. Idempotent and thread-safe."""
+
+    def _run_local(self) -> bool:
+        """Runs local operations of one call; returns False if none can run now. The default has no such operations."""
+        return False
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Prepares for a request of the consumer, without waiting."""
+
+    @abc.abstractmethod
+    def _advance(self) -> None:
+        """Completes a call, or waits for another thread or process to complete one, for a bounded time."""
+
+    @abc.abstractmethod
+    def _end(self) -> None:
+        """Ensures that work continues while the consumer is away, without waiting."""

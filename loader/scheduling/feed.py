@@ -1,0 +1,179 @@
+"""A feed: the elements of stage 0 are drawn from an iterator instead of being read from a source.
+
+They are drawn in order, by the schedule. A block is a number of consecutive elements. The iterator's state is saved
+from time to time, so a position in the stream is a saved state and a number of blocks after it.
+"""
+
+import math
+from collections import deque
+from typing import Any, Protocol, final
+
+import numpy as np
+
+from millstream.loader.operations.elements import Elements, Location, Origins
+from millstream.loader.pipeline.calls import BlockCall, Fed
+from millstream.loader.pipeline.logical_shard import LogicalShard
+from millstream.loader.pipeline.outputs import Outputs
+
+KEPT_ELEMENTS = 1024
+"""The number of elements between two saved states. A stream that is resumed draws up to this many again.
+
+The positions are multiples of it, or of a block, so that a saved state does not depend on the sizes of draws.
+"""
+
+
+class Drawable(Protocol):
+    """An iterator that elements are drawn from."""
+
+    def draw(self, count: int, number: int) -> Elements:
+        """Returns the next elements: fewer than `count` if they end, or if an error ends them.
+
+        Args:
+            count: the number of elements.
+            number: the number of elements drawn before, since the beginning.
+        """
+        ...
+
+    def get_state(self) -> Any:
+        """Returns the state of the iterator."""
+        ...
+
+    def set_state(self, state: Any) -> None:
+        """Restores a state of the iterator."""
+        ...
+
+
+class FeedFailed(Exception):  # noqa: N818  (a placeholder)
+    """Replaces the error of an iterator on its way through a plan. The error itself stays in the consumer."""
+
+
+@final
+class FedCall(BlockCall):
+    """A call of stage 0 that carries the elements of its blocks, and the error that ends them, if any."""
+
+    __slots__ = ("_elements", "_failure")
+
+    def __init__(self, of: LogicalShard, start: int, stop: int, skip: int, drawn: Elements) -> None:
+        super().__init__(of, start, stop, skip)
+        self._failure = drawn.error
+        self._elements = drawn if drawn.error is None else Elements(drawn.values, drawn.origins, FeedFailed())
+
+    @property
+    def _first_request(self) -> Fed:  # type: ignore[override]  # a request of another kind
+        return Fed(self._elements)
+
+    def complete(self, elements: Elements) -> None:
+        """Takes the result. If it is FeedFailed, the iterator's own error replaces it."""
+        if isinstance(elements.error, FeedFailed):
+            block = self.start + len(self._elements.values) // self._of.partition.block
+            elements = Elements(elements.values, elements.origins, self._failure, Location(-1, block))
+        super().complete(elements)
+
+    def split(self) -> list[BlockCall]:
+        """Returns calls of one block each, in order."""
+        values, origins = self._elements.values, self._elements.origins
+        calls: list[BlockCall] = []
+        for call in super().split():
+            rows = slice(*origins.block.searchsorted([call.start, call.stop]).tolist())
+            failure = self._failure if call.stop == self.stop else None
+            elements = Elements(values[rows], origins.take(rows), failure)
+            calls.append(FedCall(self._of, call.start, call.stop, call.skip, elements))
+        return calls
+
+
+@final
+class Feed:
+    """The blocks of an iterator, in order: a leaf of any number of passes.
+
+    Args:
+        drawn: the iterator to draw from, at its beginning.
+        block: the number of elements per block.
+    """
+
+    def __init__(self, drawn: Drawable, block: int) -> None:
+        self._drawn = drawn
+        self._block = block
+        self._interval = max(1, KEPT_ELEMENTS // block)
+        self._kept: deque[tuple[int, Any]] = deque([(0, drawn.get_state())])
+        # The block that the iterator is at; None if that is unknown.
+        self._at: int | None = 0
+        # The next block to draw; None after an interrupt.
+        self._next: int | None = 0
+        # True if no more elements can be drawn, because the iterator has ended or failed.
+        self._has_ended = False
+        # The block of the latest delivered outputs.
+        self._delivered = 0
+
+    def go_to(self, block: int, *, afresh: bool = False) -> None:
+        """Sets the next block to draw, not before the first saved state. The iterator follows at the next draw.
+
+        Args:
+            block: the block.
+            afresh: True to restore the iterator's state even if it is at this block.
+        """
+        if self._next != block or self._has_ended or afresh:
+            self._at = None
+        self._next, self._has_ended, self._delivered = block, False, block
+
+    def next_blocks(self, limit: int) -> int:
+        """Returns the number of blocks of the next call: `limit`, although the iterator may end earlier."""
+        return 0 if self._has_ended else limit
+
+    def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> FedCall | None:
+        """Draws the next call, up to the end of the iterator or its next saved state. Returns None if it has ended."""
+        start, self._next = self._next, None
+        if start is None:
+            raise AssertionError("an interrupted feed must be moved to a block before it is drawn from")
+        if self._at != start:
+            self._move(start)
+        self._at = None
+        blocks = min(max_blocks, self._interval - start % self._interval)
+        call = None if self._has_ended else self._draw(shard, start, blocks, skip)
+        self._at = self._next = start + blocks
+        return call
+
+    def _draw(self, shard: LogicalShard, start: int, blocks: int, skip: int) -> FedCall | None:
+        if start % self._interval == 0 and start > self._kept[-1][0]:
+            self._kept.append((start, self._drawn.get_state()))
+        drawn = self._drawn.draw(blocks * self._block, start * self._block)
+        count = len(drawn.values)
+        self._has_ended = count < blocks * self._block
+        if not count and drawn.error is None:
+            return None
+        table = drawn.origins.table.copy()
+        table[3] = start + np.arange(count) // self._block
+        stop = start + max(1, math.ceil(count / self._block))
+        return FedCall(shard, start, stop, skip, Elements(drawn.values, Origins(table), drawn.error))
+
+    def kept_before(self, block: int) -> tuple[int, Any]:
+        """Returns the last state saved before a block, and its block. One saved at the block may not be known yet."""
+        first, state = next((kept for kept in reversed(self._kept) if kept[0] < block), self._kept[0])
+        return first, state
+
+    def delivered(self, outputs: Outputs) -> None:
+        """Drops the states that only positions before these outputs need, because all earlier ones are consumed."""
+        while len(self._kept) > 1 and self._kept[1][0] < self._delivered:
+            self._kept.popleft()
+        if outputs.values:
+            self._delivered = outputs.after(len(outputs.values) - 1).block
+
+    def restore(self, block: int, state: Any) -> None:
+        """Restores a state that was saved at the beginning of a block. The iterator may refuse it."""
+        self._at = self._next = None
+        self._drawn.set_state(state)
+        # Not the given one, which may have marks of other content.
+        self._kept = deque([(block, self._drawn.get_state())])
+
+    def _move(self, stop: int) -> None:
+        """Moves the iterator to the beginning of a block, or to its end if that comes first."""
+        block, state = next(kept for kept in reversed(self._kept) if kept[0] <= stop)
+        self._drawn.set_state(state)
+        while block < stop:
+            blocks = max(1, min(stop - block, KEPT_ELEMENTS // self._block))
+            elements = self._drawn.draw(blocks * self._block, block * self._block)
+            if elements.error is not None:
+                raise elements.error
+            if len(elements.values) < blocks * self._block:
+                self._has_ended = True
+                return
+            block += blocks

@@ -1,0 +1,1 @@
+"""Mixtures of several orders, in exact proportions."""

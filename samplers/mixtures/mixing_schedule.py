@@ -1,0 +1,258 @@
+"""The parts of a mixture: from which position on which weights hold, and where the mixture ends.
+
+A *part* begins at some position and has one set of weights. Within it, the components come as `proportions` says; the
+elements of each component are numbered on from those of the parts before, so that none is left out and none comes
+twice. New parts begin where the user changes the weights, and where a component has no more and the others continue.
+
+A schedule can have thousands of parts. To add one costs what counting the elements of the part before it takes; no part
+keeps the order of its components.
+"""
+
+import bisect
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.samplers.base import POSITION_LIMIT
+from millstream.samplers.mixtures.proportions import earliest_position, proportions
+from millstream.samplers.mixtures.weights import reduced
+
+FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED = "first_exhausted", "all_exhausted", "drop_exhausted"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """A run of positions with one set of weights.
+
+    Attributes:
+        start: the first position.
+        weights: whole numbers, one for each component, without a common divisor; 0 for those that have no turn.
+        drawn: the number of elements of each component that come before.
+        having: the components that have a turn.
+    """
+
+    start: int
+    weights: tuple[int, ...]
+    drawn: tuple[int, ...]
+    having: tuple[int, ...] = dataclasses.field(init=False, repr=False)
+    _turns: tuple[int, ...] = dataclasses.field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        having = tuple(component for component, weight in enumerate(self.weights) if weight)
+        object.__setattr__(self, "having", having)
+        object.__setattr__(self, "_turns", tuple(self.weights[component] for component in having))
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Returns the component at each position of this part, and the number of its element."""
+        components, indices = proportions(self._turns).locate(positions - self.start)
+        if len(self.having) < len(self.weights):
+            components = np.array(self.having, dtype=np.intp)[components]
+        if self.start:
+            indices = indices + np.array(self.drawn, dtype=np.int64)[components]
+        return components, indices
+
+    def drawn_at(self, position: int) -> tuple[int, ...]:
+        """Returns the number of elements of each component before a position of this part, or before its end."""
+        drawn = list(self.drawn)
+        for component, count in zip(self.having, proportions(self._turns).counts(position - self.start), strict=True):
+            drawn[component] += count
+        return tuple(drawn)
+
+    def position_of(self, component: int, index: int) -> int:
+        """Returns the position of an element of a component that has a turn; number `drawn` or a later one."""
+        turn = bisect.bisect_left(self.having, component)
+        return self.start + proportions(self._turns).position_of(turn, index - self.drawn[component])
+
+    def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions of many elements of a component that has a turn, shape (m,)."""
+        turn = bisect.bisect_left(self.having, component)
+        return proportions(self._turns).positions_of(turn, indices - self.drawn[component]) + self.start
+
+    def first_before(self, until: int | None, elements: Sequence[tuple[int, int]]) -> int | None:
+        """Returns the first of the positions of elements, (component, index), if it is before `until`; otherwise None.
+
+        Args:
+            until: a position; None for no limit.
+            elements: of components that have a turn, numbers `drawn` or later.
+        """
+        first, period = until, sum(self._turns)
+        for component, index in elements:
+            earliest = earliest_position(period, self.weights[component], index - self.drawn[component])
+            if first is None or self.start + earliest < first:
+                position = self.position_of(component, index)
+                first = position if first is None else min(first, position)
+        return None if first == until else first
+
+
+class _Whole(NamedTuple):
+    """All parts of a schedule, where they start, and the number of positions (None for endlessly many)."""
+
+    parts: tuple[Part, ...]
+    starts: NDArray[np.int64]
+    length: int | None
+
+
+class MixingSchedule:
+    """The parts of a mixture, in order.
+
+    Args:
+        changes: the positions from which on other weights hold, and the weights; ascending, the first at 0.
+        lengths: the number of elements of each component; None for endlessly many.
+        stop: the rule that decides about the end.
+        before: parts that come before the changes.
+
+    Raises:
+        ValueError: the mixture ends before a change.
+    """
+
+    def __init__(
+        self,
+        changes: Sequence[tuple[int, tuple[int, ...] | None]],
+        lengths: Sequence[int | None],
+        stop: str,
+        before: Sequence[Part] = (),
+    ) -> None:
+        self._lengths, self._stop = tuple(lengths), stop
+        # The parts up to the last change of weights. `_whole` finds those that follow.
+        self._begun = list(before)
+        for position, weights in changes:
+            self._change(position, weights)
+
+    def changed(self, position: int, weights: tuple[int, ...] | None) -> "MixingSchedule":
+        """Returns the schedule that has other weights from a position on, and is the same before.
+
+        Args:
+            position: the position. Changes at it and after it are dropped.
+            weights: the weights; None for those that hold before it.
+
+        Raises:
+            ValueError: the mixture ends before the position.
+        """
+        before = self._begun[: bisect.bisect_left(self._begun, position, key=_start)]
+        return MixingSchedule([(position, weights)], self._lengths, self._stop, before)
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts."""
+        return self._whole.parts
+
+    @property
+    def length(self) -> int | None:
+        """The number of positions; None for endlessly many."""
+        return self._whole.length
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Returns the component at each position, and the number of its element, from 0; both of shape (m,)."""
+        parts = self.parts
+        if len(parts) == 1 or not len(positions):
+            return parts[0].locate(positions)
+        numbers = np.searchsorted(self._whole.starts, positions, side="right") - 1
+        first, last = int(numbers.min()), int(numbers.max())
+        if first == last:
+            return parts[first].locate(positions)
+        components, indices = np.empty(len(positions), dtype=np.intp), np.empty(len(positions), dtype=np.int64)
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            components[rows], indices[rows] = parts[number].locate(positions[rows])
+        return components, indices
+
+    def drawn_at(self, position: int) -> tuple[int, ...]:
+        """Returns the number of elements of each component before a position, which may be the end."""
+        number = bisect.bisect_left(self.parts, position, lo=1, key=_start) - 1
+        return self.parts[number].drawn_at(position)
+
+    def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the positions of elements of a component, numbers of elements that it has; shape (m,)."""
+        drawn = np.array([part.drawn[component] for part in self.parts], dtype=np.int64)
+        numbers = np.searchsorted(drawn, indices, side="right") - 1
+        positions = np.empty(len(indices), dtype=np.int64)
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            positions[rows] = self.parts[number].positions_of(component, indices[rows])
+        return positions
+
+    @functools.cached_property
+    def _whole(self) -> _Whole:
+        parts = self._begun.copy()
+        length = self._end(parts, None)
+        if not parts[-1].having:
+            # No component is left: the mixture ends where this part would begin.
+            parts.pop()
+        return _Whole(tuple(parts), np.array([part.start for part in parts], dtype=np.int64), length)
+
+    def _change(self, position: int, weights: tuple[int, ...] | None) -> None:
+        drawn = (0,) * len(self._lengths)
+        if self._begun:
+            end = self._end(self._begun, position)
+            if end is not None:
+                raise ValueError(
+                    f"position must be between 0 and {end}, because the mixture ends there, got {position}. For "
+                    "positions in later epochs, give the samplers of the components a larger num_epochs, or None."
+                )
+            drawn = self._begun[-1].drawn_at(position) if weights else drawn
+        if weights:
+            self._begin(self._begun, Part(position, weights, drawn))
+
+    def _begin(self, parts: list[Part], part: Part) -> None:
+        """Adds a part; components that drop out at their end have no turn in it if they are through."""
+        if self._stop == DROP_EXHAUSTED:
+            left = [
+                weight if length is None or drawn < length else 0
+                for weight, drawn, length in zip(part.weights, part.drawn, self._lengths, strict=True)
+            ]
+            part = dataclasses.replace(part, weights=reduced(left) if any(left) else tuple(left))
+        parts.append(part)
+
+    def _end(self, parts: list[Part], until: int | None) -> int | None:
+        """Returns the end of the mixture if it is before position `until`; adds the parts that begin before it.
+
+        Args:
+            parts: the parts from the first one on. Those are added in which some component has dropped out.
+            until: a position, at which other weights begin; None for no limit.
+        """
+        if self._stop == FIRST_EXHAUSTED:
+            part = parts[-1]
+            lacks = [(component, max(length, part.drawn[component])) for component, length in self._ending(part)]
+            return part.first_before(until, lacks)
+        if self._stop == ALL_EXHAUSTED:
+            return self._all_through(parts[-1], until)
+        while parts[-1].having:
+            part = parts[-1]
+            last = part.first_before(
+                None if until is None else until - 1,
+                [(component, length - 1) for component, length in self._ending(part)],
+            )
+            if last is None:
+                return None
+            if last + 1 >= POSITION_LIMIT:
+                # No position from there on is ever located.
+                return last + 1
+            self._begin(parts, Part(last + 1, part.weights, part.drawn_at(last + 1)))
+        return parts[-1].start
+
+    def _ending(self, part: Part) -> list[tuple[int, int]]:
+        """Returns the components of a part that have an end, and their lengths."""
+        found = [(component, self._lengths[component]) for component in part.having]
+        return [(component, length) for component, length in found if length is not None]
+
+    def _all_through(self, part: Part, until: int | None) -> int | None:
+        """Returns the first position by which each component with a turn has come whole, if it is before `until`."""
+        through = part.start
+        ending = self._ending(part)
+        if len(ending) < len(part.having):
+            return None
+        for component, length in ending:
+            if part.drawn[component] < length:
+                last = part.first_before(None if until is None else until - 1, [(component, length - 1)])
+                if last is None:
+                    return None
+                through = max(through, last + 1)
+        return through
+
+
+def _start(part: Part) -> int:
+    return part.start

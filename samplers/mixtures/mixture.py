@@ -1,0 +1,480 @@
+"""Several orders mixed into one, in exact proportions: which component stands at which position is arithmetic."""
+
+import bisect
+import functools
+import itertools
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer, as_options, named_arguments
+from millstream.record import RecordMetadata
+from millstream.samplers.base import POSITION_LIMIT, check_range, largest_key
+from millstream.samplers.mixtures.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
+from millstream.samplers.mixtures.mixture_checks import (
+    checked_component,
+    checked_row_length,
+    checked_source_lengths,
+    named_parts,
+)
+from millstream.samplers.mixtures.mixture_fingerprint import first_turns, mixture_words
+from millstream.samplers.mixtures.mixture_lookup import ComponentOrders
+from millstream.samplers.mixtures.weights import checked_weights
+from millstream.samplers.occurrences import Occurrences
+from millstream.samplers.order import Order, positions_between
+from millstream.samplers.permutation import permute
+from millstream.samplers.protocols import Located
+from millstream.segments import Segments
+from millstream.sharding import NoSharding, ShardOptions
+
+Weights = Sequence[Any] | Mapping[str, Any]
+
+REPR_LENGTH = 100
+"""Longest description that lists weights; longer ones count the components and the changes."""
+
+BARS_SHOWN = 4
+"""The number of the latest changes of weights that a picture shows."""
+
+_AT_ONCE = 1 << 14
+"""The number of positions that are computed together, so that their arrays stay in a processor's cache."""
+
+
+@final
+class MixtureSampler(Order):
+    """The records of several sources in the proportions of the weights, each source in its own sampler's order.
+
+    It goes with `ConcatenatedDataSource(sources)`, the sources in the same order or under the same names. Every prefix
+    of the order is less than one record away from the weights, for each component. (Weights of many digits, whose
+    ratios repeat only after 65,536 positions or more, may be up to 1.7 records away.) Any position is computed
+    directly, nothing is drawn or stored, and hosts, workers and resumes see one order, as with every sampler.
+
+    A component yields the same elements as a loader of it alone: its sampler determines the order of its
+    records, its epochs and, by its seed, the draws of random operations: give components different seeds, so that the
+    first record of one does not draw what the first of another draws. The index that `MapWithIndex` sees is the
+    position in that sampler's order.
+
+    If the components' samplers are PackingSamplers, of one row_length, it is a mixture of rows, each of documents of
+    one component: the weights count rows, and a `Pack` lays them out.
+
+    Args:
+        samplers: the components' samplers: a list, or a mapping that names the components. A sampler may be any that a
+            loader takes, another mixture too. shard_options belong to the mixture, not to them.
+        weights: the proportion of each component's records: numbers from 0 on, in a list or by name.
+            Decimals count as they are written: 0.3 and 0.7 are 3 and 7. A component of weight 0 has no turn.
+        stop: the end of the order. "first_exhausted": when a component has a turn and no record left for it.
+            "all_exhausted": when each component has ended; one that ends earlier starts over, with new epochs if
+            its sampler has them. "drop_exhausted": when all are exhausted; an exhausted component is skipped, and the
+            others continue in their proportions, so that every record comes once. If samplers are endless
+            (num_epochs=None), the first looks at the others only; with the second and third, the order is endless.
+        shard_options: the shard of every global batch that this process reads; None for all of it.
+        source_lengths: the number of records of each source, in a list or by name; None for the samplers'
+            `num_records`. It is required if a sampler leaves out records of its source.
+        changes: the weights from later positions on: pairs of a position and weights, positions ascending, as
+            `reweighted` would set them. The `changes` of another mixture are accepted, also after a round trip through
+            JSON. A change at position 0 replaces `weights`.
+
+    Attributes:
+        names: the components' names; of a list, their numbers from 0 on.
+        parts: the components' samplers by name, as they were given.
+        samplers: the same, adapted to compute many positions in one call.
+        source_lengths: the number of records of each source.
+        row_length: the number of tokens per row; None if the components' samplers have no rows.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+        ValueError: a weight is negative, infinite or nan, all are 0, names do not match, a component has no records, or
+            the number of records of its source is unknown.
+
+    Examples:
+        >>> sources = {"web": ["a", "b", "c", "d"], "books": ["X", "Y"]}
+        >>> samplers = {name: millstream.IndexSampler(len(source)) for name, source in sources.items()}
+        >>> mixture = millstream.MixtureSampler(samplers, {"web": 0.75, "books": 0.25})
+        >>> source = millstream.ConcatenatedDataSource(sources)
+        >>> loader = millstream.DataLoader(data_source=source, sampler=mixture, operations=[millstream.Batch(8)])
+        >>> next(iter(loader))
+        array(['b', 'a', 'b', 'Y', 'd', 'c', 'X', 'a'], dtype='<U1')
+    """
+
+    seed: None = None
+    """Each component has its own."""
+    num_records: None = None
+    """Each component has epochs of its own."""
+    _global_batch_size, _batch_seed = 1, 0
+
+    @named_arguments()
+    def __init__(
+        self,
+        samplers: Sequence[Any] | Mapping[str, Any],
+        weights: Weights,
+        *,
+        stop: str = FIRST_EXHAUSTED,
+        shard_options: ShardOptions | None = None,
+        source_lengths: Sequence[int] | Mapping[str, int] | None = None,
+        changes: Sequence[tuple[int, Weights]] | Sequence[Sequence[Any]] = (),
+    ) -> None:
+        self.names, given = named_parts(samplers, "samplers")
+        self.parts: dict[Any, Any] = dict(zip(self.names, given, strict=True))
+        if stop not in (FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED):
+            raise ValueError(
+                f"stop must be {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or {DROP_EXHAUSTED!r}, got {stop!r}."
+            )
+        self.stop = stop
+        own = NoSharding() if shard_options is None else shard_options
+        self.shard_options = as_options(own, "shard_options", ShardOptions)
+        self.samplers = tuple(checked_component(name, sampler) for name, sampler in self.parts.items())
+        self.row_length = checked_row_length(self.names, self.samplers)
+        self.source_lengths = checked_source_lengths(self.parts, source_lengths)
+        first = (0, checked_weights(weights, self.names))
+        self._changes: tuple[tuple[int, tuple[int, ...]], ...] = (first,)
+        self._schedule = MixingSchedule([first], [sampler.length for sampler in self.samplers], stop)
+        for position, changed in _checked_changes(changes):
+            self._change(position, changed)
+        if self.num_source_records > POSITION_LIMIT:
+            raise ValueError(f"The sources of a mixture can have 2**63 records at most, got {self.num_source_records}.")
+
+    def __repr__(self) -> str:
+        (_, first), *later = self.changes
+        stop = "" if self.stop == FIRST_EXHAUSTED else f", stop={self.stop!r}"
+        text = f"MixtureSampler({first}{stop}{f', changes={later}' if later else ''})"
+        if len(text) <= REPR_LENGTH:
+            return text
+        changes = f", {len(later)} change{'s'[: len(later) != 1]} of weights" if later else ""
+        return f"MixtureSampler({len(self.names)} components{stop}{changes})"
+
+    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+        return [
+            (
+                f"from position {position:,}" if position else "",
+                [(str(name), weight) for name, weight in zip(self.names, weights, strict=True)],
+            )
+            for position, weights in self._changes[-BARS_SHOWN:]
+        ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Not what is computed from these: it is as quickly computed again.
+        names = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "shard_options", "_changes")
+        own = {name: vars(self)[name] for name in (*names, "_schedule")}
+        return own | {"_global_batch_size": self._global_batch_size, "_batch_seed": self._batch_seed}
+
+    @property
+    def length(self) -> int | None:
+        """The number of positions; None if the order is endless."""
+        return self._schedule.length
+
+    @functools.cached_property
+    def largest_key(self) -> int:
+        """No record key is larger."""
+        offset = self.num_source_records - self.source_lengths[-1]
+        largest = largest_key(self.samplers[-1])
+        return offset + (self.source_lengths[-1] - 1 if largest is None else largest)
+
+    @property
+    def num_source_records(self) -> int:
+        """The number of records of all sources together."""
+        return sum(self.source_lengths)
+
+    def reweighted(self, position: int, weights: Weights) -> Self:
+        """Returns the mixture that has other weights from a position on, and is the same before.
+
+        No component starts over: each continues with the record after its last one. A state that was saved at the
+        position or before it can be resumed with either, so a run can change its mixture at its current position:
+
+            position = step * global_batch_size
+            sampler = sampler.reweighted(position, {"web": 0.5, "books": 0.5})
+
+        Keep these calls in the training code, because they are the record of what the run has read, or keep `changes`.
+        Weights that an earlier call set for this position, or for later ones, are replaced.
+
+        Args:
+            position: the first position with these weights, 0 … 2**63 - 1: counted over all shards, so that the step is
+                multiplied by the size of the global batch, and over all epochs of `loader.epochs`. For a position
+                in a later epoch, the components' samplers need a larger `num_epochs`, or None.
+            weights: as for the constructor, also with zeros.
+
+        Raises:
+            ValueError: the weights are not valid, or the mixture ends before the position.
+        """
+        made = object.__new__(type(self))
+        vars(made).update(self.__getstate__())
+        made._change(position, weights)
+        return made
+
+    @property
+    def changes(self) -> list[tuple[int, Any]]:
+        """The positions from which on other weights hold, ascending from 0, and the weights.
+
+        The weights are whole numbers in their ratios: a dict by name, or a list if the components have no names. It
+        can be kept as JSON, in a checkpoint for instance, and given to the constructor:
+
+            MixtureSampler(samplers, weights, changes=json.loads(kept))
+        """
+        is_named = isinstance(self.names[0], str)
+        return [
+            (position, dict(zip(self.names, weights, strict=True)) if is_named else list(weights))
+            for position, weights in self._changes
+        ]
+
+    def of_epoch(self, number: int) -> Self:
+        """Returns the mixture of one epoch of each component, to the end that `stop` decides.
+
+        The positions of changes of weights are counted over all epochs, one after another: with epochs of 100 records,
+        position 250 is in the middle of epoch 2, and the weights that hold there hold in the epochs after it.
+
+        Args:
+            number: the number of the epoch, from 0 on. In each, the components have their own order.
+
+        Raises:
+            TypeError: the sampler of a component has no `of_epoch`.
+        """
+        missing = [name for name, part in self.parts.items() if not callable(getattr(part, "of_epoch", None))]
+        if missing:
+            raise TypeError(
+                f"Cannot divide a mixture into epochs: the sampler of component {missing[0]!r}, a "
+                f"{type(self.parts[missing[0]]).__name__}, has no of_epoch(number). Give it that method, which returns "
+                "the sampler of one epoch, with a len."
+            )
+        changes = self._changes
+        for earlier in range(number):
+            if len(changes) == 1:
+                break
+            length = self._of_epoch(earlier, changes).length
+            if length is None:
+                raise ValueError(f"Cannot begin epoch {number} of a mixture: epoch {earlier} is endless.")
+            held = bisect.bisect_right(changes, length, key=operator.itemgetter(0)) - 1
+            changes = ((0, changes[held][1]), *((position - length, own) for position, own in changes[held + 1 :]))
+        return self._of_epoch(number, changes)
+
+    def _of_epoch(self, number: int, changes: tuple[tuple[int, tuple[int, ...]], ...]) -> Self:
+        """Returns an epoch, given the changes of weights from its beginning on."""
+        epoch = object.__new__(type(self))
+        vars(epoch).update(self.__getstate__())
+        epoch.parts = {name: part.of_epoch(number) for name, part in self.parts.items()}
+        epoch.samplers = tuple(checked_component(name, part) for name, part in epoch.parts.items())
+        schedule = MixingSchedule(changes[:1], [sampler.length for sampler in epoch.samplers], self.stop)
+        count = 1
+        for position, weights in changes[1:]:
+            if schedule.length is not None and position >= schedule.length:
+                break
+            schedule, count = schedule.changed(position, weights), count + 1
+        epoch._schedule, epoch._changes = schedule, changes[:count]
+        return epoch
+
+    def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
+        """Returns the mixture with the rows of each global batch permuted, as a loader reads it.
+
+        Without this, a host whose share of a batch divides the period of the weights would read one component only.
+        Each global batch has the same rows as before, so steps and changes of weights keep their meaning. Rows after
+        the last complete global batch keep their order.
+
+        Args:
+            global_batch_size: the number of rows per step, over all shards, at least 1.
+            seed: selects the permutations, 0 … 2**64 - 1.
+        """
+        shuffled = object.__new__(type(self))
+        own = {"_global_batch_size": global_batch_size, "_batch_seed": seed}
+        vars(shuffled).update(self.__getstate__() | own)
+        return shuffled
+
+    def _permuted(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
+        """Returns the positions in the unpermuted order, or the inverse, shape (m,)."""
+        size = self._global_batch_size
+        if size == 1 or not len(positions):
+            return positions
+        batches = positions // size
+        offsets = positions - batches * size
+        permuted = permute(offsets, size, self._batch_seed, batches.view(np.uint64), inverse=inverse)
+        permuted += batches * size
+        complete = POSITION_LIMIT if self.length is None else self.length
+        return np.where(batches < complete // size, permuted, positions)
+
+    def _change(self, position: int, weights: Weights) -> None:
+        """Sets the weights from a position on; for a mixture that is being made."""
+        position = as_integer(position, "position", minimum=0)
+        if position >= POSITION_LIMIT:
+            raise ValueError(f"position must be between 0 and {POSITION_LIMIT - 1}, got {position}.")
+        changed = checked_weights(weights, self.names)
+        kept = self._changes[: bisect.bisect_left(self._changes, position, key=operator.itemgetter(0))]
+        # If the same weights still hold, a new part would begin their period again.
+        is_same = bool(kept) and kept[-1][1] == changed
+        self._schedule = self._schedule.changed(position, None if is_same else changed)
+        self._changes = kept if is_same else (*kept, (position, changed))
+
+    def fingerprint(self) -> str:
+        """Returns the components and, for each position from which on the weights are others, the weights.
+
+        `weights_from_500=2:1` holds from position 500 on: a state from before does not depend on it. Components whose
+        samplers have no `fingerprint()` are named by their class.
+        """
+        lengths = [going_on.length if self.stop == ALL_EXHAUSTED else None for going_on in self._going_on]
+        return mixture_words(self.parts, lengths, self.source_lengths, self._schedule.parts)
+
+    @functools.cached_property
+    def first_turns(self) -> tuple[int | None, ...]:
+        """For each component the position from which on it has a weight above 0; None if it never has one."""
+        return first_turns(self._schedule.parts, len(self.names))
+
+    def drawn_before(self, position: int) -> tuple[int, ...]:
+        """Returns the number of elements of each component before a position: 0 … length, and between global batches.
+
+        Within a global batch, whose rows a loader permutes, it is that of the unpermuted order.
+        """
+        return self._schedule.drawn_at(position) if position else (0,) * len(self.names)
+
+    def components(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Returns the number of the component at each of the positions [start, stop), shape (stop - start,).
+
+        Args:
+            start: the first position, from 0 on.
+            stop: the position after the last one.
+
+        Raises:
+            IndexError: start is negative or above stop, or stop is beyond the end.
+        """
+        return self.locate(positions_between(start, stop, self.length))[0]
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        """Returns the record key at a position, and the generator of the component's sampler.
+
+        Raises:
+            IndexError: the position is negative or beyond the end.
+        """
+        position = operator.index(position)
+        (component,), (index,) = (
+            row.tolist() for row in self.locate(positions_between(position, position + 1, self.length))
+        )
+        metadata: RecordMetadata = self._going_on[component][index]
+        return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
+
+    def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.located(positions).record_keys
+
+    def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.asarray(positions, dtype=np.int64)  # `locate` checks them.
+
+    def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
+        """Returns the occurrences of keys before a position, in any order."""
+        found = []
+        for component, count in enumerate(self.drawn_before(stop)):
+            own = keys - self._offsets[component]
+            rows = np.flatnonzero((own >= 0) & (own < self.source_lengths[component]))
+            if not count or not len(rows):
+                continue
+            sampler = self._going_on[component]
+            if not hasattr(sampler, "occurrences"):
+                raise TypeError(
+                    f"The positions of records of component {self.names[component]!r} are not known: its sampler, "
+                    f"{type(sampler).__name__}, has no positions_of."
+                )
+            turn = count if self._turns is None else min(count, int(self._turns[component]))
+            within, elements = sampler.occurrences(own[rows], turn)
+            for start in range(0, count, turn):
+                is_drawn = elements + start < count
+                positions = self._schedule.positions_of(component, elements[is_drawn] + start)
+                found.append(Occurrences(rows[within[is_drawn]], self._permuted(positions, inverse=True)))
+        return Occurrences.concatenate(found)
+
+    def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the component at each position, and the position in the component's own order; both of shape (m,).
+
+        Args:
+            positions: any positions, from 0 on, an array of shape (m,), in any order; they may repeat.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+        """
+        if len(positions):
+            check_range(int(positions.min()), int(positions.max()) + 1, self.length)
+        components, indices = self._schedule.locate(self._permuted(positions))
+        if self._turns is not None:
+            indices = indices % self._turns[components]
+        return components, indices
+
+    def located(self, positions: NDArray[np.int64]) -> Located:
+        """Returns the component, the index and the record key of any positions.
+
+        Raises:
+            Exception: as `locate`, or whatever a component's sampler raises, with a note that names the component.
+        """
+        if len(positions) <= _AT_ONCE or not self._orders.are_joined:
+            components, indices = self.locate(positions)
+            return Located(components, *self._orders.records(components, indices))
+        found = np.empty((3, len(positions)), dtype=np.int64)
+        for start in range(0, len(positions), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            found[:, some] = self.located(positions[some])
+        return Located(*found)
+
+    def segments_at(self, positions: NDArray[np.int64]) -> Segments:
+        """Returns the documents of the rows at any positions, in their order; keys are in the concatenated sources.
+
+        Args:
+            positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
+
+        Raises:
+            IndexError: a position is negative or beyond the end.
+            TypeError: the components' samplers make no rows.
+        """
+        return self.located_segments(np.asarray(positions, dtype=np.int64))[2]
+
+    def located_segments(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
+        """Returns the component, the index and the rows at any positions; raises as `segments_at` does."""
+        self._check_rows()
+        components, indices = self.locate(positions)
+        return components, *self._orders.rows(components, indices)
+
+    def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the numbers of tokens of documents, shape (m,), if the components have rows of documents.
+
+        Args:
+            record_keys: the documents, shape (m,): keys in the concatenated sources.
+
+        Raises:
+            TypeError: the components' samplers make no rows.
+        """
+        self._check_rows()
+        return self._orders.lengths_at(record_keys)
+
+    def _check_rows(self) -> None:
+        if self.row_length is None:
+            raise TypeError("This mixture makes no rows: its components' samplers must be PackingSamplers.")
+
+    @functools.cached_property
+    def _offsets(self) -> list[int]:
+        ends = np.cumsum(np.array(self.source_lengths, dtype=object))
+        return [int(end) - length for end, length in zip(ends, self.source_lengths, strict=True)]
+
+    @functools.cached_property
+    def _orders(self) -> ComponentOrders:
+        return ComponentOrders(self.names, self._going_on, self._offsets)
+
+    @functools.cached_property
+    def _going_on(self) -> tuple[Any, ...]:
+        """The samplers; if components start over, those with epochs continue after their last one."""
+        if self.stop != ALL_EXHAUSTED:
+            return self.samplers
+        return tuple(sampler.endless() if hasattr(sampler, "endless") else sampler for sampler in self.samplers)
+
+    @functools.cached_property
+    def _turns(self) -> NDArray[np.int64] | None:
+        """The number of elements after which a component repeats its first one; None if no component does."""
+        if self.stop != ALL_EXHAUSTED or all(sampler.length is None for sampler in self._going_on):
+            return None
+        lengths = [sampler.length for sampler in self._going_on]
+        return np.array([min(length or POSITION_LIMIT, POSITION_LIMIT - 1) for length in lengths], dtype=np.int64)
+
+
+def _checked_changes(changes: Any) -> list[tuple[Any, Any]]:
+    """Returns pairs of a position and weights; refuses anything else."""
+    rule = "changes must be pairs of a position and weights, positions ascending"
+    if isinstance(changes, (str, bytes, Mapping)) or not hasattr(changes, "__iter__"):
+        raise TypeError(f"{rule}, got {type(changes).__name__}.")
+    pairs = [tuple(change) if isinstance(change, list | tuple) else (change,) for change in changes]
+    for before, change in itertools.pairwise([(-1, None), *pairs]):
+        if len(change) != 2:
+            raise TypeError(f"{rule}, got {change!r}.")
+        if as_integer(change[0], "The position of a change") <= before[0]:
+            raise ValueError(f"{rule}, got position {change[0]} after {before[0]}.")
+    return pairs

@@ -1,0 +1,71 @@
+"""The fingerprint of a mixture: its components and weights, as a text of bounded length."""
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from millstream.samplers.mixtures.mixing_schedule import Part
+
+_SHOWN_COMPONENTS, _SHOWN_WEIGHTS = 280, 32
+"""The maximum number of characters for the components, and for the weights of a part; more are a checksum."""
+
+
+def first_turns(parts: Sequence[Part], count: int) -> tuple[int | None, ...]:
+    """Returns for each component the start of the first part in which it has a turn; None if it never has one."""
+    return tuple(next((part.start for part in parts if part.weights[number]), None) for number in range(count))
+
+
+def mixture_words(
+    samplers: Mapping[Any, Any], lengths: Sequence[int | None], source_lengths: Sequence[int], parts: Sequence[Part]
+) -> str:
+    """Returns the fingerprint of a mixture. The name of a text that counts from a position on ends in `_from_` and it.
+
+    Args:
+        samplers: the samplers of the components by name, as they were given.
+        lengths: for each component, the number of elements after which it begins again; None if its own fingerprint
+            contains it.
+        source_lengths: the number of records of each source.
+        parts: the weights, and the positions from which on they hold.
+    """
+    turns = first_turns(parts, len(source_lengths))
+    always, later = [], []
+    for number, ((name, sampler), length) in enumerate(zip(samplers.items(), lengths, strict=True)):
+        label, own = f"component_{_word(number, name)}", _component_words(sampler, length)
+        if turns[number] == 0:
+            always.append(f"{label}={own}")
+        elif turns[number] is not None:
+            # Before its first turn, the order is the same without it.
+            first_key = sum(source_lengths[:number])
+            later.append(f"{label}_from_{turns[number]}={own},first_key={first_key}")
+    if sum(map(len, always)) > _SHOWN_COMPONENTS:
+        always = [f"components={len(always)}{_crc(always)}"]
+    # Sources after the last one that has a turn from the beginning leave the record keys of the others unchanged.
+    counted = 1 + max(number for number, turn in enumerate(turns) if turn == 0)
+    all_lengths = ":".join(map(str, source_lengths[:counted]))
+    all_lengths = all_lengths if len(all_lengths) <= _SHOWN_WEIGHTS else _crc([all_lengths])
+    weights = [f"weights_from_{part.start}={weight_words(part.weights)}" for part in parts]
+    return " ".join(["MixtureSampler", "batches=permuted", *always, f"source_lengths={all_lengths}", *later, *weights])
+
+
+def weight_words(weights: Sequence[int]) -> str:
+    """Returns the weights, without zeros at the end, or how many there are and a checksum."""
+    weights = weights[: 1 + max(number for number, weight in enumerate(weights) if weight)]
+    text = ":".join(map(str, weights))
+    return text if len(text) <= _SHOWN_WEIGHTS else f"{len(weights)}{_crc([text])}"
+
+
+def _component_words(sampler: Any, length: int | None) -> str:
+    own = getattr(sampler, "fingerprint", None)
+    first, *rest = str(own() if callable(own) else type(sampler).__qualname__).split(" ")
+    rest += [] if length is None else [f"length={length}"]
+    return f"{first}({','.join(rest)})"
+
+
+def _crc(texts: Sequence[str]) -> str:
+    return f"#{zlib.crc32(' '.join(texts).encode()):08x}"
+
+
+def _word(number: int, name: object) -> str:
+    """Returns the number of a component, and its name as far as it is made of plain letters."""
+    return str(number) if name == number else f"{number}_{re.sub(r'[^0-9A-Za-z]+', '_', str(name))}"

@@ -1,0 +1,1 @@
+"""Rows of documents, planned in advance."""

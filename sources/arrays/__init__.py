@@ -1,0 +1,1 @@
+"""Sources of files that contain arrays or tokens."""

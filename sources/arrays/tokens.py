@@ -1,0 +1,250 @@
+"""Windows of flat token files: `.bin` of nanoGPT, llm.c and Megatron, `.npy`, and raw arrays under any name.
+
+A window is found by arithmetic, so a file needs no index. Headers are skipped:
+
+    .npy      NumPy's header, which has the dtype and the length; OLMo's `.npy` files have none and are raw
+    llm.c     256 int32: the magic 20240520 (uint16 tokens) or 20240801 (uint32), a version, the number of tokens, zeros
+    Megatron  nothing; the dtype is in the `.idx` file beside the `.bin` file
+    others    nothing, as in nanoGPT's files; the dtype must be given
+"""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer
+from millstream.errors import DataSourceError
+from millstream.sources.arrays.megatron import token_dtype
+from millstream.sources.base import RecordKeys
+from millstream.sources.column_records import records_of_arrays
+from millstream.sources.files.file_records import FileRecords
+from millstream.sources.files.span_files import SpanRequest, check_reads, complete_spans
+from millstream.sources.storage.byte_files import MAX_PREAD_BYTES, LocalFile, StoredFile, exists, open_stored
+from millstream.sources.storage.file_cache import FileCache
+
+_NPY_MAGIC = b"\x93NUMPY"
+_LLM_C = struct.Struct("<3i")
+_LLM_C_BYTES = 1024
+_LLM_C_DTYPES = {20240520: "<u2", 20240801: "<u4"}
+_BEGINNING_BYTES = 4096
+"""The number of bytes that are read of each file for its header. That of NumPy has some 128 bytes."""
+
+
+class TokenLayout(NamedTuple):
+    """The position of the tokens in a file.
+
+    Attributes:
+        dtype: the dtype of a token, little-endian.
+        start: the offset of the first token in the file, in bytes.
+        num_tokens: the number of tokens.
+    """
+
+    dtype: np.dtype[Any]
+    start: int
+    num_tokens: int
+
+
+@final
+class TokenDataSource(FileRecords[NDArray[Any]]):
+    """Windows of the tokens in flat files, in any order. No index is needed, whatever the number of tokens.
+
+    A record is `{"tokens": array of shape (window,)}` of the files' dtype. Windows begin every `stride` tokens and stay
+    within one file; the tokens of a file after its last complete window are dropped. Files may be those of nanoGPT,
+    llm.c, Megatron (the `.bin` file) and OLMo, or NumPy's `.npy` of one dimension.
+
+    Args:
+        paths: one path or a sequence of paths, in the order of the records. A path may be a pattern, such as
+            `data/*.bin`, or, as a `str`, a URL.
+        window: the number of tokens in a record. To predict each next token of a context of n, read n + 1.
+        stride: the number of tokens from the beginning of one window to that of the next; `window` by default. With
+            `window - 1`, the last token of a window is the first of the next.
+        dtype: the integer dtype of the tokens, such as `"uint16"`; None to read it from the files. Raw files, such as
+            nanoGPT's, do not have it.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the windows.
+
+    Raises:
+        FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
+        DataSourceError: a header is damaged or is that of another array, or the size of a file does not fit.
+        TypeError, ValueError: an argument has the wrong type or is out of range, the dtype is unknown, or the files
+            have several dtypes.
+
+    Reading raises DataSourceError, with the file and the record, for a file that was truncated, removed or
+    changed since the source was constructed. At most 512 files stay open.
+
+    Examples:
+        >>> np.arange(100, dtype=np.uint16).tofile("tokens.bin")
+        >>> source = millstream.TokenDataSource("tokens.bin", window=9, stride=8, dtype="uint16")
+        >>> len(source), source[1]["tokens"]
+        (12, array([ 8,  9, 10, 11, 12, 13, 14, 15, 16], dtype=uint16))
+    """
+
+    kind: ClassVar[str] = "token"
+
+    def __init__(
+        self,
+        paths: Any,
+        window: SupportsIndex,
+        stride: SupportsIndex | None = None,
+        dtype: Any = None,
+        *,
+        cache: FileCache | None = None,
+    ) -> None:
+        self._window = as_integer(window, "window", 1)
+        self._stride = self._window if stride is None else as_integer(stride, "stride", 1)
+        self._dtype = None if dtype is None else _integer_dtype(dtype)
+        self._layouts: dict[str, TokenLayout] = {}
+        super().__init__(paths, cache)
+        first, *others = self._paths
+        for path in others:
+            if self._layouts[path].dtype != self._layouts[first].dtype:
+                raise ValueError(
+                    f"All files must have tokens of one dtype, got {self._layouts[first].dtype} in {first!r} and "
+                    f"{self._layouts[path].dtype} in {path!r}: make a source of each, and concatenate or mix them."
+                )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype of the tokens."""
+        return self._layouts[self._paths[0]].dtype.newbyteorder("=")
+
+    def __getitem__(self, record_key: SupportsIndex) -> dict[str, NDArray[Any]]:  # type: ignore[override]  # arrays below
+        return {"tokens": super().__getitem__(record_key).astype(self.dtype, copy=False)}
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, NDArray[Any]]]:  # type: ignore[override]
+        """Returns the records of the keys, in their order; keys may repeat. A Batch takes them as one array."""
+        found = super().__getitems__(record_keys)
+        windows = np.concatenate(found) if isinstance(found, list) and found else np.asarray(found, self.dtype)
+        return records_of_arrays({"tokens": windows.reshape(-1, self._window)}, len(found))
+
+    def fingerprint(self) -> str:
+        """Returns the number of files and records, window, stride, dtype, and a digest of names, sizes and ranges."""
+        return f"{super().fingerprint()} window={self._window} stride={self._stride} dtype={self.dtype.name}"
+
+    def _count(self, path: str) -> int:
+        layout = _layout_of(path, self._open_stored(path, path), self._identities[path].size, self._dtype)
+        self._layouts[path] = layout
+        return max(0, (layout.num_tokens - self._window) // self._stride + 1)
+
+    def _open_stored(self, path: str, location: str) -> StoredFile:
+        return open_stored(location, self._identities[path])
+
+    def _open(self, path: str, location: str) -> "_TokenFile":
+        layout = self._layouts[path]
+        return _TokenFile(
+            path,
+            self._open_stored(path, location),
+            layout,
+            self._stride * layout.dtype.itemsize,
+            self._window * layout.dtype.itemsize,
+            self._counts[path],
+        )
+
+
+@final
+@dataclasses.dataclass(frozen=True, slots=True)
+class _TokenFile:
+    """An open file of windows."""
+
+    path: str
+    file: StoredFile
+    layout: TokenLayout
+    stride_bytes: int
+    window_bytes: int
+    num_records: int
+
+    def read(self, positions: Sequence[int], keys: Sequence[int]) -> Any:
+        """Returns the windows at the positions, shape (n, window); the keys are for errors."""
+        return self.begin(positions, keys)()
+
+    def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], Any]:
+        """Requests the windows, and returns the function that waits for them."""
+        starts = [self.layout.start + position * self.stride_bytes for position in positions]
+        lengths = [self.window_bytes] * len(starts)
+        request = SpanRequest(self.path, positions, keys, starts, self.num_records)
+        file = self.file
+        if isinstance(file, LocalFile) and self.window_bytes < MAX_PREAD_BYTES:
+            block = np.empty((len(starts), self.window_bytes), np.uint8)
+
+            def windows() -> Any:
+                check_reads(functools.partial(file.read_into, starts, block), lengths, request)
+                return block.view(self.layout.dtype)
+
+            return windows
+        finish = file.begin(starts, lengths)
+        return lambda: np.frombuffer(
+            bytearray().join(complete_spans(finish, lengths, request)), self.layout.dtype
+        ).reshape(len(starts), -1)
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+
+def _integer_dtype(given: Any) -> np.dtype[Any]:
+    dtype: np.dtype[Any] | None = None
+    with contextlib.suppress(TypeError):
+        dtype = np.dtype(given)
+    if dtype is None or dtype.kind not in "iu":
+        raise TypeError(f"dtype must be an integer dtype, such as 'uint16', got {given!r}.")
+    return dtype.newbyteorder("<")
+
+
+def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | None) -> TokenLayout:
+    """Returns the position of the tokens in a file, and closes it.
+
+    Raises:
+        DataSourceError: its header is damaged or is that of another array, or its size does not fit.
+        ValueError: it has no header and no dtype is given, or it has another dtype.
+    """
+    with contextlib.closing(file):
+        beginning = file.read(0, min(size, _BEGINNING_BYTES))
+    layout = _layout_by_header(path, beginning)
+    if layout is None:
+        dtype = given
+        if dtype is None and path.endswith(".bin") and exists(path.removesuffix(".bin") + ".idx"):
+            dtype = np.dtype(token_dtype(path))
+        if dtype is None:
+            raise ValueError(
+                f"dtype must be given, because {path!r} has no header. Pass dtype='uint16' for the tokens of a "
+                "vocabulary below 65,536, else dtype='uint32'."
+            )
+        layout = TokenLayout(dtype, 0, size // dtype.itemsize)
+    elif given is not None and given != layout.dtype:
+        raise ValueError(f"dtype must be that of the files, but {path!r} has {layout.dtype}, got {given}.")
+    end = layout.start + layout.num_tokens * layout.dtype.itemsize
+    if end != size:
+        raise DataSourceError(
+            f"{path!r} has {size:,} bytes, but {layout.num_tokens:,} tokens of {layout.dtype} from byte {layout.start} "
+            f"on end at byte {end:,}: it is cut short, or has another dtype."
+        )
+    return layout
+
+
+def _layout_by_header(path: str, beginning: bytes) -> TokenLayout | None:
+    """Returns the position of the tokens by the header of NumPy or llm.c, or None if there is no header."""
+    if beginning.startswith(_NPY_MAGIC):
+        header = io.BytesIO(beginning)
+        try:
+            major, _ = np.lib.format.read_magic(header)
+            read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(header)
+        except ValueError as error:
+            raise DataSourceError(f"{path!r} has a damaged NumPy header: {error}.") from error
+        if len(shape) != 1 or dtype.kind not in "iu" or dtype != dtype.newbyteorder("<"):
+            raise DataSourceError(
+                f"{path!r} holds an array of shape {shape} and dtype {dtype}; tokens are integers, little-endian, in "
+                "one dimension. Save them with numpy.save(path, tokens.reshape(-1))."
+            )
+        return TokenLayout(dtype.newbyteorder("<"), header.tell(), shape[0])
+    if len(beginning) >= _LLM_C_BYTES:
+        magic, _, num_tokens = _LLM_C.unpack_from(beginning)
+        if magic in _LLM_C_DTYPES:
+            return TokenLayout(np.dtype(_LLM_C_DTYPES[magic]), _LLM_C_BYTES, num_tokens)
+    return None

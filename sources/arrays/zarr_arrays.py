@@ -1,0 +1,184 @@
+"""The rows of Zarr and N5 arrays, read by TensorStore."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.checks import as_integer
+from millstream.descriptions import Pictured
+from millstream.errors import DataSourceError
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
+from millstream.sources.column_names import paths_of_columns
+from millstream.sources.column_records import records_of_arrays
+from millstream.sources.digests import digest_of
+from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
+from millstream.sources.remote.urls import is_url
+
+
+@final
+class ZarrDataSource(Pictured, ReadsBatches):
+    """The rows of Zarr arrays (versions 2 and 3) and N5 arrays, as dicts by column. It needs TensorStore.
+
+    A row is an index of the first axis. All rows of a batch are requested together; each chunk is decoded as a whole,
+    and each process caches chunks, up to `cache_bytes`. If chunks have several rows, the best order stays among a few
+    chunks for a while, like that of `HierarchicalSampler`; `load(source, shuffle=True)` takes it by itself if not all
+    rows fit into the cache.
+
+    Values have the dtypes of the arrays, in native byte order: NumPy scalars for arrays of one axis, else arrays. Axes
+    of N5 are in the order of Zarr's Python package, the last one contiguous. Rows of chunks that were never written
+    have the fill value, as the format says: a chunk that was lost is not noticed.
+
+    TensorStore does not survive a fork. Worker processes of a loader are not forked from this one, and read on their
+    own; in other forks of a process that has such a source, reading is an error.
+
+    Args:
+        arrays: for each column, the path of an array (`~` is expanded); or, as a `str`, a URL of `gs://`, `s3://`,
+            `http://` or `https://`, which TensorStore reads with its own credentials. Arrays of a group have the path
+            of the group, followed by their names: `"era5.zarr/t2m"`.
+        cache_bytes: the memory, in bytes, for decoded chunks per process.
+
+    Attributes:
+        unit_sizes: the number of records of each chunk of the column with the most bytes: int64, shape (n,).
+        window_units: the number of chunks that a shuffle should keep together, so that they fit into half of
+            `cache_bytes`; None if any order is equally fast.
+
+    Raises:
+        ImportError: TensorStore is not installed: `pip install 'millstream[zarr]'`.
+        FileNotFoundError: there is no array at a path.
+        DataSourceError: the metadata of an array is damaged, or it cannot be read.
+        TypeError: arrays that are not a mapping of names to paths.
+        ValueError: there are no columns, an array has no axis, or columns differ in the numbers of rows.
+
+    Reading raises DataSourceError, with the array and the record, for a chunk that cannot be read or decoded, and for
+    an array whose metadata have changed since the source was constructed. Chunks that are overwritten meanwhile are
+    not noticed.
+
+    Examples:
+        >>> source = millstream.ZarrDataSource({"image": "digits.zarr/image", "label": "digits.zarr/label"})
+        >>> len(source), source[7]["image"].shape, source[7]["label"]
+        (10, (8, 8), np.int32(7))
+    """
+
+    _picture_kind = "source"
+
+    def __init__(self, arrays: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
+        self._urls = paths_of_columns(arrays, "arrays", "train.zarr/x")
+        self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
+        self._metadata: dict[str, str] = {}
+        self._arrays: OpenedHere[dict[str, Any]] = OpenedHere("TensorStore")
+        opened = self._arrays.get(self._open)
+        lengths = {name: array.shape[0] for name, array in opened.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name!r} has {length:,}" for name, length in lengths.items())
+            raise ValueError(f"Columns must have one row per record, but {listed}.")
+        self._num_records: int = next(iter(lengths.values()))
+        row_bytes = {
+            name: array.dtype.numpy_dtype.itemsize * array.size // max(1, array.shape[0])
+            for name, array in opened.items()
+        }
+        chunk = opened[max(row_bytes, key=row_bytes.__getitem__)].chunk_layout.read_chunk.shape[0] or 1
+        starts = np.arange(0, self._num_records, chunk, dtype=np.int64)
+        self.unit_sizes: NDArray[np.int64] = np.minimum(chunk, self._num_records - starts)
+        is_cached = self._num_records * sum(row_bytes.values()) <= self._cache_bytes
+        unit_bytes = max(1, chunk * sum(row_bytes.values()))
+        self.window_units = None if is_cached or chunk == 1 else max(1, self._cache_bytes // (2 * unit_bytes))
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
+        """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
+        keys = checked_record_keys(record_keys, self._num_records)
+        columns = read_naming_failures(self._read, keys)
+        return records_of_arrays(columns, len(keys))
+
+    def __repr__(self) -> str:
+        first, *others = self._urls.values()
+        arrays = f"{1 + len(others)} array{'s'[: len(others)]}"
+        return f"ZarrDataSource({self._num_records:,} records in {arrays}, first {first!r})"
+
+    def fingerprint(self) -> str:
+        """Returns the number of records, and a digest of the columns' names and of the arrays' metadata."""
+        digest = digest_of(list(self._metadata.items()), 8)
+        return f"Zarr records={self._num_records} columns={len(self._urls)} digest={digest}"
+
+    def _open(self) -> dict[str, Any]:
+        """Returns the open arrays.
+
+        Raises:
+            DataSourceError: an array cannot be opened, or has changed.
+        """
+        tensorstore = _tensorstore()
+        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": self._cache_bytes}})
+        arrays = {name: _open(tensorstore, url, context) for name, url in self._urls.items()}
+        for name, array in arrays.items():
+            described = _describe(array)
+            if self._metadata.setdefault(name, described) != described:
+                raise DataSourceError(
+                    f"{self._urls[name]!r} has changed since the source was constructed. Construct it again."
+                )
+        return arrays
+
+    def _read(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Returns the rows of all columns, requested together.
+
+        Raises:
+            LibraryReadError: a row cannot be read.
+        """
+        begun = {name: array[keys].read() for name, array in self._arrays.get(self._open).items()}
+        columns: dict[str, NDArray[Any]] = {}
+        for name, request in begun.items():
+            try:
+                # Several columns of one row: TensorStore returns arrays in any memory order.
+                columns[name] = np.ascontiguousarray(request.result())
+            except (ValueError, OSError, RuntimeError) as error:
+                raise LibraryReadError(f"{self._urls[name]!r} (record key {keys[0]}): {_reason(error)}") from error
+        return columns
+
+
+def _open(tensorstore: Any, url: str, context: Any) -> Any:
+    """Returns an open array, with the order of axes of Zarr.
+
+    Raises:
+        FileNotFoundError: there is no array.
+        DataSourceError: its metadata cannot be read.
+        ValueError: it has no axis, or values without a dtype of NumPy.
+    """
+    store: Any = url.rstrip("/") + "/" if is_url(url) else {"driver": "file", "path": url.rstrip("/") + "/"}
+    try:
+        array = tensorstore.open(
+            {"driver": "auto", "kvstore": store}, read=True, recheck_cached_data=False, context=context
+        ).result()
+    except (ValueError, OSError, RuntimeError) as error:
+        if "Failed to detect format" in str(error):
+            raise FileNotFoundError(2, "No Zarr or N5 array", url) from error
+        raise DataSourceError(f"Cannot open the array {url!r}: {_reason(error)}") from error
+    if not array.ndim:
+        raise ValueError(f"The array {url!r} must have one row per record, got an array without axes.")
+    if array.dtype.numpy_dtype.hasobject:
+        raise ValueError(f"The array {url!r} must have numbers, got values of {array.dtype.name}.")
+    return array.T if array.spec().to_json()["driver"] == "n5" else array
+
+
+def _describe(array: Any) -> str:
+    """Returns the metadata of an array, without its position."""
+    import json  # noqa: PLC0415  (lazy: only arrays that are opened need it)
+
+    spec = array.spec().to_json()
+    return json.dumps([spec["driver"], spec.get("metadata"), array.dtype.name, array.shape], sort_keys=True)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the text of TensorStore's error, without the specification of the array that ends it."""
+    return f"{str(error).partition(' [')[0]}. Restore the array."
+
+
+def _tensorstore() -> Any:
+    try:
+        import tensorstore  # noqa: PLC0415  (lazy: it takes long to import)
+    except ImportError as error:
+        raise ImportError("Cannot read Zarr arrays without TensorStore: pip install 'millstream[zarr]'.") from error
+    return tensorstore

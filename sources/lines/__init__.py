@@ -1,0 +1,1 @@
+"""Sources of text files with a record per line."""

@@ -1,0 +1,193 @@
+"""The rows of CSV files."""
+
+import contextlib
+import csv
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.errors import DataSourceError
+from millstream.signals import SignalSafeLock
+from millstream.sources.column_names import check_file_columns, checked_columns
+from millstream.sources.digests import digest_of
+from millstream.sources.files.scan import Scan, refuse_compressed
+from millstream.sources.files.span_files import SpanFormat, SpanRequest
+from millstream.sources.files.spans import SpanRecords
+from millstream.sources.lines.text_lines import decode_texts, record_starts
+from millstream.sources.storage.byte_files import open_stored
+from millstream.sources.storage.file_cache import FileCache
+
+_BYTE_ORDER_MARK = "\ufeff"
+
+_RAISING_LIMIT = SignalSafeLock(threading.Lock())
+"""Held while the limit of `csv` on the length of fields is increased."""
+
+
+@final
+class CsvDataSource(SpanRecords[dict[str, str]]):
+    """The rows of CSV files, as dicts of `str` by the names in the first row, in any order.
+
+    The files are those of RFC 4180, in UTF-8. A field in quotes may have delimiters, newlines, and doubled quotes.
+    Lines end with a newline, with or without a carriage return before it. The first row of each file has the names of
+    its columns. Blank lines are skipped.
+
+    Each file is scanned once for the offsets of its rows, 8 bytes each. They are cached in `$MILLSTREAM_CACHE`
+    (default: `~/.cache/millstream`), or stored beside the file by `millstream index`. A changed file is scanned again.
+
+    Args:
+        paths: one path or a sequence of paths, in the order of the records. A path is a file (`~` is expanded), a
+            pattern such as `data/part-*.csv` (its matches are sorted), a file with a range of its rows, such as
+            `file.csv[100:200]`, or, as a `str`, a URL of `gs://`, `s3://`, `http://` or `https://`.
+        columns: the names of the wanted columns, in the order of the dicts; None for all columns, in the order of the
+            first file.
+        delimiter: the character between fields, such as a tab.
+        cache: a `FileCache` for local copies of whole remote files; None to read only the records.
+
+    Raises:
+        FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
+        DataSourceError: a file is compressed, has no row of names, or ends within a quoted field.
+        TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
+        ValueError: a file lacks a wanted column or has it twice, or, if all are wanted, has other columns than the
+            first file; a range that ends before it starts; no records.
+
+    Reading raises DataSourceError, with the file and the row, for a row with more or fewer fields
+    than there are names, or wrong quotes, and for a file that was truncated, removed or changed since the source was
+    constructed. At most 512 files stay open.
+
+    Examples:
+        >>> source = millstream.CsvDataSource("people.csv")
+        >>> len(source), source[1]
+        (2, {'name': 'Alan', 'age': '41'})
+    """
+
+    kind: ClassVar[str] = "CSV"
+
+    def __init__(
+        self, paths: Any, *, columns: Sequence[str] | None = None, delimiter: str = ",", cache: FileCache | None = None
+    ) -> None:
+        wanted = checked_columns(columns)
+        if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n':
+            raise ValueError(f"delimiter must be one character, and not a quote or line end, got {delimiter!r}.")
+        self._delimiter = delimiter
+        self._headers: dict[str, tuple[str, ...]] = {}
+        super().__init__(paths, _CsvFormat(delimiter), cache)
+        self._columns = self._headers[self._paths[0]] if wanted is None else wanted
+        for path in self._paths:
+            check_file_columns(path, self._headers[path], self._columns, is_all=wanted is None)
+
+    def fingerprint(self) -> str:
+        """Returns the number of files and records, columns, delimiter, and a digest of names, sizes, counts, ranges."""
+        names = digest_of(self._columns, 4)
+        return f"{super().fingerprint()} columns={len(self._columns)}:{names} delimiter={self._delimiter!r}"
+
+    def _count(self, path: str) -> int:
+        self._headers[path] = self._read_header(path, int(self._offsets_between(path, 0, 1)[0]))
+        return super()._count(path)
+
+    def _format_of(self, path: str) -> SpanFormat[dict[str, str]]:
+        return _CsvFormat(self._delimiter, self._headers[path], self._columns)
+
+    def _read_header(self, path: str, stop: int) -> tuple[str, ...]:
+        """Returns the names in the row that ends at an offset."""
+        with (
+            self._location_of(path) as location,
+            contextlib.closing(open_stored(location, self._identities[path])) as file,
+        ):
+            content = file.read(0, stop)
+        try:
+            text = content.decode().removeprefix(_BYTE_ORDER_MARK).strip("\r\n")
+            (row,) = _rows([text], self._delimiter)
+        except (ValueError, csv.Error) as error:
+            raise DataSourceError(
+                f"{path!r} must begin with a row of column names in UTF-8: {error}. Add the row, or pass another "
+                "delimiter."
+            ) from error
+        return tuple(row)
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _CsvFormat(SpanFormat[dict[str, str]]):
+    """A span is a row with the blank lines after it. The row of names is before the first one."""
+
+    index_kind: ClassVar[str] = "csv"
+
+    delimiter: str
+    header: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
+        refuse_compressed(scan)
+        quotes_before = 0
+
+        def newlines(block: NDArray[np.uint8]) -> NDArray[np.int64]:
+            nonlocal quotes_before
+            quotes, ends = np.flatnonzero(block == ord('"')), np.flatnonzero(block == ord("\n"))
+            # In a well-formed file each quote opens or closes: after an even number of them, a newline ends a row.
+            outside = ((np.searchsorted(quotes, ends) + quotes_before) & 1) == 0
+            quotes_before += len(quotes)
+            found: NDArray[np.int64] = ends[outside]
+            return found
+
+        count = 0
+        for starts in record_starts(scan, b"\r", newlines):
+            yield starts[1:] if count == 0 else starts  # The first offset is that of the row of names.
+            count += len(starts)
+        if count < 2 or quotes_before & 1:
+            problem = (
+                "has an unterminated quoted field" if quotes_before & 1 else "is empty: expected a row of column names"
+            )
+            raise DataSourceError(f"{scan.path!r} {problem}. Restore the file, or pass another delimiter.")
+
+    def decode(self, spans: list[bytes], request: SpanRequest) -> list[dict[str, str]]:
+        texts = decode_texts(spans, "utf-8", request)
+        try:
+            rows = _rows(texts, self.delimiter)
+        except csv.Error:
+            rows = []
+        if len(rows) != len(texts) or set(map(len, rows)) - {len(self.header)}:
+            rows = [self._fields(text, row, request) for row, text in enumerate(texts)]
+        if self.columns == self.header:
+            return [dict(zip(self.columns, row, strict=True)) for row in rows]
+        chosen = [self.header.index(name) for name in self.columns]
+        return [{name: row[column] for name, column in zip(self.columns, chosen, strict=True)} for row in rows]
+
+    def _fields(self, text: str, row: int, request: SpanRequest) -> list[str]:
+        """Returns the fields of one row, or raises its error."""
+        try:
+            (fields,) = _rows([text], self.delimiter)
+        except (csv.Error, ValueError) as error:
+            raise request.error(
+                row,
+                f"it is not a row of CSV: {error}. Fields that hold quotes or line ends must be in quotes, and quotes "
+                "within them doubled.",
+            ) from error
+        if len(fields) != len(self.header):
+            raise request.error(
+                row, f"it has {len(fields)} fields, but the first row of the file names {len(self.header)} columns."
+            )
+        return fields
+
+
+def _rows(texts: list[str], delimiter: str) -> list[list[str]]:
+    """Returns the rows of texts; a field may have any length.
+
+    Raises:
+        csv.Error: a row is not well-formed.
+    """
+    try:
+        return list(csv.reader(texts, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        if "field limit" not in str(error):
+            raise
+    # The process has one limit. Other threads that parse meanwhile see the increased one, which does no harm.
+    with _RAISING_LIMIT:
+        limit = csv.field_size_limit(max(map(len, texts)) + 1)
+        try:
+            return list(csv.reader(texts, delimiter=delimiter, strict=True))
+        finally:
+            csv.field_size_limit(limit)

@@ -1,0 +1,172 @@
+"""Prepared datasets of TensorFlow Datasets, read without TensorFlow and without its library."""
+
+import json
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import numpy as np
+
+from millstream.closing import Closing
+from millstream.descriptions import Pictured
+from millstream.errors import DataSourceError
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
+from millstream.sources.column_records import records_of_arrays
+from millstream.sources.memory import rows_of
+from millstream.sources.records.array_record import ArrayRecordDataSource
+from millstream.sources.records.tfds_features import leaves_of
+from millstream.sources.records.tfds_splits import instructions_of, splits_of
+from millstream.sources.records.tfrecord import TFRecordDataSource
+from millstream.sources.storage.paths import absolute_path
+from millstream.tf_example.columns import decode_columns
+
+_SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
+"""The source class of each file format."""
+
+
+@final
+class TfdsDataSource(Pictured, Closing, ReadsBatches):
+    """Random access to a dataset that TensorFlow Datasets has prepared, as dicts. TensorFlow is not needed.
+
+    It reads the dataset's ArrayRecord or TFRecord files, and decodes all Examples of a batch together. The return value
+    of `tfds.data_source(...)` is also a source, which decodes one Example at a time and supports all features.
+
+    A record has the structure of the dataset's features:
+
+    - `Tensor`, `Scalar`, `ClassLabel` and `BBoxFeature`: NumPy scalars, or arrays of their shape and dtype;
+    - `Text`, and tensors of strings: bytes, or arrays of them;
+    - `Image`: the bytes of the PNG or JPEG file. Decode them in an operation, so that workers do it;
+    - `Sequence`: arrays with one more dimension; for a dict, a dict of such arrays;
+    - `FeaturesDict` and `Translation`: dicts.
+
+    Other features (`Audio`, `Video`, `Dataset`, `Optional`, sequences within sequences, tensors with two unknown
+    sizes) are an error. If Batch is the first operation and all shapes agree, columns become arrays directly.
+
+    Args:
+        dataset: the folder of a prepared dataset, which contains `dataset_info.json` (`~` is expanded), or a builder of
+            `tensorflow_datasets`.
+        split: the name of a split, with an optional slice, or several of these joined by `+`: "train", "train[:80%]",
+            "train[100:200]+test", "all".
+
+    Raises:
+        FileNotFoundError, PermissionError, …: the folder, or a file of the split, is missing or cannot be read.
+        DataSourceError: the dataset's description or a file is damaged, or the file format is not supported.
+        ValueError: the split does not exist or has fewer records, or a feature is not supported.
+        TypeError: the dataset is neither a path nor a builder, or the split is not a str.
+
+    Reading raises DataSourceError, with the file and the record, if a record is damaged, or if a file was truncated,
+    removed or written to after the source was constructed.
+
+    Examples:
+        >>> source = millstream.TfdsDataSource("tensorflow_datasets/digits/1.0.0", "train[:50%]")
+        >>> len(source), source[1]
+        (5, {'label': np.int64(1)})
+    """
+
+    _picture_kind = "source"
+
+    def __init__(self, dataset: Any, split: str) -> None:
+        if not isinstance(split, str):
+            raise TypeError(f"split must be a str, such as 'train' or 'train[:80%]', got {type(split).__name__}.")
+        folder = _folder_of(dataset)
+        info = _description(folder, "dataset_info.json")
+        file_format = info.get("fileFormat") or "tfrecord"
+        if file_format not in _SOURCES:
+            raise DataSourceError(
+                f"The files of a dataset must be of the format {' or '.join(_SOURCES)}, but {folder!r} has "
+                f"{file_format}. Prepare it again: builder.download_and_prepare(file_format='array_record')."
+            )
+        self._split = split
+        self._leaves = leaves_of(_description(folder, "features.json"))
+        self._stored = {leaf.name: leaf.stored for leaf in self._leaves}
+        self._source = _SOURCES[file_format](instructions_of(split, splits_of(info, folder, file_format)))
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
+        """Returns the records of the keys, in their order; keys may repeat."""
+        keys = checked_record_keys(record_keys, len(self))
+        examples = list(self._source.__getitems__(keys))
+        if not examples:
+            return []
+        try:
+            columns = self._columns(examples)
+        except ValueError:
+            # One record at a time, to name the damaged one.
+            for key, example in zip(keys.tolist(), examples, strict=True):
+                self._check(key, example)
+            raise
+        if all(isinstance(column, np.ndarray) for column in columns):
+            return records_of_arrays(self._tree(columns), len(keys))
+        # The rows of a feature whose shapes differ are objects.
+        leaves = [np.fromiter(column, object, len(keys)) if isinstance(column, list) else column for column in columns]
+        rows: list[Any] = rows_of(self._tree(leaves), len(keys))
+        return rows
+
+    def __repr__(self) -> str:
+        return f"TfdsDataSource({self._split!r}, {self._source!r})"
+
+    def close(self) -> None:
+        """Closes all files. Reading then raises ValueError. May be called again."""
+        self._source.close()
+
+    def fingerprint(self) -> str:
+        """Returns the fingerprint of the files' source with a checksum of the features."""
+        checksum = zlib.crc32(repr(self._leaves).encode("utf-8", "surrogatepass"))
+        return f"TFDS {self._source.fingerprint()} features={len(self._leaves)}:{checksum:08x}"
+
+    def _columns(self, examples: list[bytes]) -> list[Any]:
+        stored = decode_columns(self._stored, examples)
+        return [leaf.column(stored[leaf.name]) for leaf in self._leaves]
+
+    def _tree(self, columns: Sequence[Any]) -> dict[str, Any]:
+        """Returns the columns in the structure of the features."""
+        tree: dict[str, Any] = {}
+        for leaf, column in zip(self._leaves, columns, strict=True):
+            inner = tree
+            for name in leaf.path[:-1]:
+                inner = inner.setdefault(name, {})
+            inner[leaf.path[-1]] = column
+        return tree
+
+    def _check(self, key: int, example: bytes) -> None:
+        """Raises an error that names the record unless it can be decoded."""
+        try:
+            self._columns([example])
+        except ValueError as error:
+            path, position = self._source.locate(key)
+            raise DataSourceError(
+                f"Cannot read record {position} of {path!r} (record key {key}): {error} Restore the file."
+            ) from error
+
+
+def _folder_of(dataset: Any) -> str:
+    """Returns the folder of a dataset, absolute."""
+    folder = dataset if isinstance(dataset, str | os.PathLike) else getattr(dataset, "data_dir", None)
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(
+            "dataset must be the folder of a prepared dataset, or a builder of tensorflow_datasets, got "
+            f"{type(dataset).__name__}."
+        )
+    return absolute_path(os.fsdecode(folder))
+
+
+def _description(folder: str, name: str) -> dict[str, Any]:
+    """Returns one of the JSON files that describe a dataset."""
+    path = os.path.join(folder, name)  # noqa: PTH118
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            content = json.loads(file.read())
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            error.errno,
+            "Not a prepared dataset of TensorFlow Datasets (give the folder of a version, such as mnist/3.0.1)",
+            path,
+        ) from None
+    except ValueError as error:
+        raise DataSourceError(f"{path!r} is damaged: {error}. Restore the file.") from error
+    if not isinstance(content, dict):
+        raise DataSourceError(f"{path!r} is damaged: it must hold an object. Restore the file.")
+    return content

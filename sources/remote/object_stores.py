@@ -1,0 +1,290 @@
+"""Concurrent range reads from remote object stores, through obstore.
+
+obstore reads Google Cloud Storage, S3, Azure and HTTP. It repeats failed requests, follows redirects, and returns the
+size and the version of an object with each response. Its blocking calls run in threads: its coroutines take 2.5 times
+the CPU time, and its merging of near ranges does not report the version.
+
+Guarantees:
+    - Every wait has a limit.
+    - No error shows the signature of a URL, nor the user and password in it.
+"""
+
+import errno
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, final
+
+from millstream.errors import DataSourceError
+from millstream.sources.remote import hugging_face_hub, object_clients
+from millstream.sources.remote.object_clients import exceptions, first_line, obstore, path_of, store_of
+from millstream.sources.remote.request_threads import RequestThreads
+from millstream.sources.remote.urls import Url
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+MAX_CONCURRENT_REQUESTS = 128
+"""Limit of the requests of this process that are in flight, and of the threads that make them."""
+
+STALL_SECONDS = 60.0
+"""Limit of a wait for another process that copies an object, in addition to the time for its bytes."""
+
+SLOWEST_BYTES_PER_SECOND = 1 << 20
+
+FIRST_BYTES = 4 << 20
+"""Bytes of the first request for an object of unknown size. If it is larger, a second request reads the remainder."""
+
+_SLICE_SECONDS = 0.5
+"""Waits are divided: Python handles a signal that comes just before a wait begins only when that wait has ended."""
+
+_MAX_BROKEN_RESPONSES = 2
+"""Number of responses that may break off before a request fails. obstore resumes each of them several times."""
+
+T = TypeVar("T")
+
+
+@final
+class BeyondEndError(OSError):
+    """A range ends after the end of its object."""
+
+
+@final
+class RangeRequests:
+    """Ranges of one object, all requested together.
+
+    Args:
+        url: the URL of the object.
+        ranges: the start and the end of each range, in bytes; no range is empty.
+        in_threads: False to read them in this thread, one after another, before the constructor returns.
+    """
+
+    def __init__(self, url: str, ranges: Sequence[tuple[int, int]], *, in_threads: bool = True) -> None:
+        self._url = url
+        self._ranges = ranges
+        parsed = Url.of(url)
+        store, path = store_of(url, parsed), path_of(url, parsed)
+        submit = _threads().submit if in_threads else _threads().run
+        self._futures: list[Future[tuple[bytes, Any]]] = [
+            submit(_fetch, store, path, start, stop) for start, stop in ranges
+        ]
+
+    def result(self, number: int) -> tuple[bytes, bytes]:
+        """Returns the bytes of a range, and the version of the object that they belong to; empty if it has none.
+
+        Raises:
+            BeyondEndError: the object ends before the range does.
+            FileNotFoundError, PermissionError: the object does not exist, or may not be read.
+            DataSourceError: the store fails, or does not respond.
+        """
+        start, stop = self._ranges[number]
+        try:
+            content, meta = _wait_for(self._futures[number], self._url, stop - start)
+        except exceptions().GenericError as error:
+            # Stores report a range beyond the end by different errors. The current size tells.
+            if _is_shorter(self._url, stop):
+                raise BeyondEndError from None
+            raise _error_for(self._url, error) from None
+        if len(content) < stop - start:
+            raise BeyondEndError
+        return content, _version_of(meta)
+
+    def cancel(self) -> None:
+        """Cancels the requests that have not been sent."""
+        for future in self._futures:
+            future.cancel()
+
+
+@final
+class WholeObjects:
+    """The contents of objects of any size, all requested together."""
+
+    def __init__(self, urls: Sequence[str]) -> None:
+        self._urls = urls
+        parsed = [(url, Url.of(url)) for url in urls]
+        objects = [(store_of(*name), path_of(*name)) for name in parsed]
+        self._futures: list[Future[tuple[bytes, Any]]] = [
+            _threads().submit(_fetch, store, path, 0, FIRST_BYTES) for store, path in objects
+        ]
+
+    def result(self, number: int) -> bytes:
+        """Returns the content of an object.
+
+        Raises:
+            OSError: as for `RangeRequests.result`.
+        """
+        url = self._urls[number]
+        try:
+            beginning, meta = _wait_for(self._futures[number], url, FIRST_BYTES)
+        except exceptions().GenericError as error:
+            # An empty object has no first bytes.
+            if _head(url)[0] == 0:
+                return b""
+            raise _error_for(url, error) from None
+        size: int = meta["size"]
+        if size <= len(beginning):
+            return beginning
+        remainder, version = RangeRequests(url, [(len(beginning), size)]).result(0)
+        if version != _version_of(meta):
+            raise DataSourceError(f"{url!r} changed while it was read. Read it again.")
+        return beginning + remainder
+
+    def cancel(self) -> None:
+        """Cancels the requests that have not been sent."""
+        for future in self._futures:
+            future.cancel()
+
+
+def state_of(url: str) -> tuple[int, bytes]:
+    """Returns the size of an object in bytes, and its version, which is empty if the store has none, with one request.
+
+    The request is for the first byte, because servers of signed URLs may allow no other method. If it fails, as for an
+    empty object, a second request is for the headers.
+
+    Raises:
+        OSError: as for `RangeRequests.result`.
+    """
+    parsed = Url.of(url)
+    try:
+        _, meta = _request(url, _fetch, store_of(url, parsed), path_of(url, parsed), 0, 1)
+    except (exceptions().GenericError, exceptions().NotSupportedError) as error:
+        try:
+            size, version = _head(url)
+        except OSError:
+            raise _error_for(url, error) from None
+        if size and isinstance(error, exceptions().NotSupportedError):
+            raise DataSourceError(
+                f"Cannot read {url!r} at random: its server sends only whole files. Download it, or move it to a "
+                "server that supports ranges."
+            ) from None
+        return size, version
+    return meta["size"], _version_of(meta)
+
+
+def list_keys(prefix: Url) -> list[str]:
+    """Returns the keys of all objects of a bucket or dataset that begin with that of `prefix`, which may be empty.
+
+    Raises:
+        OSError: the store cannot list them.
+    """
+    url = f"{prefix.scheme}://{prefix.root}/{prefix.key}"
+    # Stores list whole folders, so the last part of the prefix is compared here.
+    folder = prefix.key.rpartition("/")[0]
+    try:
+        if prefix.scheme == "hf":
+            keys = _request(url, hugging_face_hub.list_files, prefix.root, folder)
+        else:
+            keys = _request(url, _list, store_of(url, prefix), folder)
+    except exceptions().BaseError as error:
+        raise _error_for(url, error) from None
+    return [key for key in keys if key.startswith(prefix.key)]
+
+
+def _fetch(store: Any, path: str, start: int, stop: int) -> tuple[bytes, Any]:
+    """Returns the bytes of a range, and the metadata of the object."""
+    for remaining in reversed(range(_MAX_BROKEN_RESPONSES)):
+        response = obstore().get(store, path, options={"range": (start, stop)})
+        try:
+            return bytes(response.bytes()), response.meta
+        except exceptions().GenericError:
+            if not remaining:
+                raise
+    raise AssertionError("No request was made.")
+
+
+def _list(store: Any, folder: str) -> list[str]:
+    return [meta["path"] for page in obstore().list(store, prefix=folder or None) for meta in page]
+
+
+def _head(url: str) -> tuple[int, bytes]:
+    """Returns the size and the version of an object from its headers, with a single attempt.
+
+    Raises:
+        OSError: as for `RangeRequests.result`.
+    """
+    parsed = Url.of(url)
+    try:
+        meta = _request(url, obstore().head, store_of(url, parsed, attempts=1), path_of(url, parsed))
+    except exceptions().BaseError as error:
+        raise _error_for(url, error) from None
+    return meta["size"], _version_of(meta)
+
+
+def _is_shorter(url: str, stop: int) -> bool:
+    try:
+        return _head(url)[0] < stop
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return False
+
+
+def _version_of(meta: Any) -> bytes:
+    """Returns the version of an object: a generation, or a strong ETag."""
+    if meta["version"]:
+        return str(meta["version"]).encode()
+    etag = meta["e_tag"]
+    return etag.encode() if etag and not etag.startswith("W/") else b""
+
+
+def _request(url: str, request: Callable[..., T], *arguments: Any) -> T:
+    future: Future[T] = _threads().submit(request, *arguments)
+    return _wait_for(future, url, 0)
+
+
+def _wait_for(future: "Future[T]", url: str, num_bytes: int) -> T:
+    """Returns the result of a request. Errors of obstore that are not about existence or permission are raised as is.
+
+    Raises:
+        FileNotFoundError, PermissionError: the object does not exist, or may not be read.
+        DataSourceError: there was no response in time.
+    """
+    # obstore's own limits end every request earlier, unless something is broken in this process.
+    seconds = 2 * object_clients.REQUEST_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
+    try:
+        return _result_within(future, seconds)
+    except TimeoutError:
+        future.cancel()
+        raise DataSourceError(
+            f"Timed out reading {url!r}: no response within {seconds:.0f} seconds. Check the network and the store, "
+            "then try again."
+        ) from None
+    except (FileNotFoundError, exceptions().PermissionDeniedError, exceptions().UnauthenticatedError) as error:
+        # `from None`, because the error of obstore shows the query.
+        raise _error_for(url, error) from None
+
+
+def _result_within(future: "Future[T]", seconds: float) -> T:
+    """Returns the result of a future. Raises TimeoutError if there is none in time."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return future.result(max(0.0, min(left, _SLICE_SECONDS)))
+        except TimeoutError:
+            if future.done():
+                # It ended just after the slice, or failed with a TimeoutError of its own.
+                return future.result()
+            if left <= 0:
+                raise
+
+
+def _error_for(url: str, error: Exception) -> OSError:
+    """Returns the error of Python or of this library for an error of obstore."""
+    if isinstance(error, FileNotFoundError):
+        return FileNotFoundError(errno.ENOENT, "The store has no such object", url)
+    message = first_line(error)
+    if isinstance(error, exceptions().PermissionDeniedError | exceptions().UnauthenticatedError):
+        return PermissionError(
+            errno.EACCES,
+            f"The store refuses access ({message}). Check the credentials of this process: for gs://, `gcloud auth "
+            "application-default login` or $GOOGLE_APPLICATION_CREDENTIALS; for s3://, $AWS_PROFILE or "
+            "$AWS_ACCESS_KEY_ID and $AWS_SECRET_ACCESS_KEY",
+            url,
+        )
+    return DataSourceError(f"Cannot read {url!r}: {message}.")
+
+
+@functools.cache
+def _threads() -> RequestThreads:
+    return RequestThreads(MAX_CONCURRENT_REQUESTS)
