@@ -20,12 +20,6 @@ HEADER_BYTES = 64
 BLOCK = 4096
 """Offsets per checksum. Verifying a block takes 10 µs, so a shuffled read whose every block is new stays fast."""
 
-_UNIT_BYTES = 64 << 10
-
-_FREE_UNITS = [_UNIT_BYTES] * 1024
-"""Memory that is left in this process for the offsets of index files, 64 MB at first. The offsets of other files are
-read each time. Operations on a list are atomic, so no finalizer meets a lock."""
-
 
 class DamagedIndexError(Exception):
     """An index file does not match its checksums."""
@@ -63,9 +57,6 @@ class HeldOffsets:
 class StoredOffsets:
     """An index in a file, read by `pread`. A block is verified when it is first used.
 
-    If the process has memory for it, the blocks are held from then on. A second read for each record takes a third of
-    the time of a short one.
-
     Args:
         descriptor: the open file, whose ownership this object takes.
         count: the number of offsets.
@@ -75,10 +66,7 @@ class StoredOffsets:
         self._descriptor = descriptor
         self._count = count
         self._is_checked = bytearray(num_blocks(count))
-        units = _take_units(8 * count)
-        # It takes no memory until it is used.
-        self._held = np.empty(count, np.int64) if units else None
-        self._finalizer = weakref.finalize(self, _release, descriptor, units)
+        self._finalizer = weakref.finalize(self, os.close, descriptor)
         self._finalizer.atexit = False
 
     @property
@@ -93,8 +81,6 @@ class StoredOffsets:
         for block in np.union1d(rows // BLOCK, (rows + 1) // BLOCK).tolist():
             if not self._is_checked[block]:
                 self._read_block(block)
-        if self._held is not None:
-            return self._held[rows], self._held[rows + 1]
         positions = (rows * 8 + HEADER_BYTES).tolist()
         pairs = np.frombuffer(b"".join([self._read(position, 16) for position in positions]), "<i8").reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
@@ -121,8 +107,6 @@ class StoredOffsets:
         stored = self._read(HEADER_BYTES + 8 * self._count + 4 * block, 4)
         if zlib.crc32(content) != int.from_bytes(stored, "little"):
             raise DamagedIndexError(f"the checksum of its block {block} is wrong")
-        if self._held is not None:
-            self._held[BLOCK * block :][: len(content) // 8] = np.frombuffer(content, "<i8")
         self._is_checked[block] = 1
         return content
 
@@ -134,22 +118,6 @@ class StoredOffsets:
         if len(content) != length:
             raise DamagedIndexError("it was truncated")
         return content
-
-
-def _take_units(num_bytes: int) -> list[int]:
-    """Returns units of memory for some bytes; none beyond the limit of the process."""
-    units: list[int] = []
-    try:
-        units.extend(_FREE_UNITS.pop() for _ in range(-(-num_bytes // _UNIT_BYTES)))
-    except IndexError:
-        _FREE_UNITS.extend(units)
-        return []
-    return units
-
-
-def _release(descriptor: int, units: list[int]) -> None:
-    _FREE_UNITS.extend(units)
-    os.close(descriptor)
 
 
 def num_blocks(count: int) -> int:

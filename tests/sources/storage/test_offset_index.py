@@ -350,11 +350,8 @@ def test_a_stored_index_gives_the_offsets_that_were_stored(chunks: list[list[int
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         set_block(patch)
         patch.setattr(offset_index, "_FIRST_BYTES", 64)
-        units = [0] * random.choice([0, 1, 3])
-        patch.setattr(offsets_module, "_FREE_UNITS", units)
-        patch.setattr(offsets_module, "_UNIT_BYTES", 2048)
         patch.setenv("MILLSTREAM_CACHE", folder)
-        before, data = len(units), Path(folder) / "data"
+        data = Path(folder) / "data"
         data.touch()
         stored, place, failures = store_offsets(key_of(data), lambda: np.split(expected, cuts))
         assert (place, failures) == (key_of(data).cached, [])
@@ -372,33 +369,6 @@ def test_a_stored_index_gives_the_offsets_that_were_stored(chunks: list[list[int
             assert offsets.num_records == len(expected) - 1
         stored.close()
         found.close()
-        assert len(units) == before
-
-
-@pytest.mark.parametrize("has_memory", [True, False])
-def test_a_block_is_read_once_where_there_is_memory_for_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch, *, has_memory: bool
-) -> None:
-    """Later records of a block cost no read of the index; without memory, one each."""
-    set_block(monkeypatch)
-    monkeypatch.setattr(offset_index, "_FIRST_BYTES", 64)
-    monkeypatch.setattr(offsets_module, "_FREE_UNITS", [0] * has_memory)
-    index_in_cache(path)
-    found = find_offsets(key_of(path))
-    assert isinstance(found, StoredOffsets)
-    starts, _ = found.spans(np.arange(4))
-    reads: list[int] = []
-    pread = os.pread
-
-    def counted(descriptor: int, length: int, position: int) -> bytes:
-        reads.append(position)
-        return pread(descriptor, length, position)
-
-    monkeypatch.setattr(os, "pread", counted)
-    again, _ = found.spans(np.arange(4))
-    assert again.tolist() == starts.tolist()
-    assert len(reads) == (0 if has_memory else 4)
-    found.close()
 
 
 def test_a_changed_offset_is_found_when_its_block_is_first_used(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
