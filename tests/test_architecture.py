@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 CORE = "millstream"
 PARTS = {"dataset", "loader", "samplers", "sources", "tools", "transforms"}
 FORMATS = {"base", "column_names", "column_records", "digests", "files", "library_reads", "memory", "remote", "storage"}
-"""What the sources of file formats may import."""
+"""The parts of sources/ that the sources of file formats may import."""
 ROOMS: dict[str, dict[str, set[str]]] = {
     "loader": {
         "checkpoints": set(),

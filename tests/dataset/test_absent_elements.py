@@ -69,7 +69,7 @@ def a_mixture() -> millstream.IterDataset[Any]:
 def test_batches_are_counted_before_and_after_an_absent_element(
     make: Callable[[], millstream.IterDataset[Any]], is_placed: bool
 ) -> None:
-    """What the consumer got counts once, on a device too, although another plan takes over."""
+    """Each delivered element counts once, on a device too, although another plan takes over."""
     iterator: Any = iter(make())
     with millstream.device_put(iterator) if is_placed else iterator as batches_here:
         beginning = batches_here.get_state()
