@@ -51,7 +51,9 @@ class RayExecutor(WorkersExecutor[Actor]):
         self._has_warned = False
 
     def _dispatch_lost(self) -> bool:
-        while (actor := self._free_worker()) is not None and (lost := self._assignments.next_lost()) is not None:
+        while self._assignments.has_lost and (actor := self._free_worker()) is not None:
+            if (lost := self._assignments.next_lost()) is None:
+                break
             number, call = lost
             if self._assignments.is_suspect(number):
                 # The others finish first, until this actor has no other call.

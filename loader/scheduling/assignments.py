@@ -69,6 +69,11 @@ class Assignments:
         """Queues a call that no worker has room for."""
         self._lost.append(_Assigned(call))
 
+    @property
+    def has_lost(self) -> bool:
+        """True if calls wait that have to run again."""
+        return bool(self._lost)
+
     def next_lost(self) -> tuple[int, Call] | None:
         """Returns a call that has to run again, with a new number, or None if there is none."""
         while self._lost:

@@ -144,8 +144,12 @@ class Substreams:
             max_calls: the maximum number of calls of the first substream. The others together stay as far ahead of it.
         """
         backlog = substream.schedule.backlog
-        if backlog and sum(other.bytes_ahead for other in self._substreams.values()) > self._max_bytes:
-            return False
+        # The bytes are added up last, because that takes longest.
+        return self._may_begin(substream, backlog, max_calls) and (
+            backlog == 0 or sum(other.bytes_ahead for other in self._substreams.values()) <= self._max_bytes
+        )
+
+    def _may_begin(self, substream: Substream, backlog: int, max_calls: int) -> bool:
         if substream is self._own:
             # Drawing elements that are not made yet would let the consumer wait for more than it has asked for.
             return not substream.is_drawing and backlog < max_calls and (backlog == 0 or self._can_be_drawn)

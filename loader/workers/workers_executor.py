@@ -253,8 +253,9 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def _dispatch_lost(self) -> bool:
         """Sends lost calls again. Returns False if new calls have to wait."""
-        while (worker := self._free_worker()) is not None and (lost := self._assignments.next_lost()) is not None:
-            self._submit(worker, *lost)
+        while self._assignments.has_lost and (worker := self._free_worker()) is not None:
+            if (lost := self._assignments.next_lost()) is not None:
+                self._submit(worker, *lost)
         return True
 
     @property
@@ -264,9 +265,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def _free_worker(self) -> WorkerT | None:
         """Returns the worker with the fewest calls, or None if all have enough."""
-        takers = (worker for worker in self._pool.workers if worker.accepts_calls)
-        worker = min(takers, key=lambda worker: len(worker.calls), default=None)
-        return worker if worker is not None and len(worker.calls) < self._max_calls else None
+        free, fewest = None, self._max_calls
+        for worker in self._pool.workers:
+            if len(worker.calls) < fewest and worker.accepts_calls:
+                free, fewest = worker, len(worker.calls)
+        return free
 
     def _message_of(self, number: int, call: Call) -> tuple[int, int, int] | bytes | None:
         """Returns the message of a call, or None if it cannot be pickled. The call is then completed with an error."""
