@@ -1,13 +1,12 @@
 """An iterator for any number of shards: the same global batches, the same state on all, any resume."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from millstream import CheckpointError, MapDataset, MultiprocessingOptions, ReadOptions, ShardOptions
+from millstream import CheckpointError, MapDataset, MultiprocessingOptions, ShardOptions
 from millstream.experimental import ElasticIterator
 
 GLOBAL = 12
@@ -59,15 +58,6 @@ def test_any_number_of_shards_resumes(before: int, after: int, workers: int) -> 
             iterator.close()
 
 
-def test_it_is_its_own_iterator() -> None:
-    """`iter(elastic)` is an ElasticIterator, and closed it says so."""
-    with ElasticIterator(dataset(), GLOBAL, ShardOptions(0, 1), read_options=ReadOptions(0, 0)) as iterator:
-        assert iter(iterator) is iterator
-        next(iterator)
-    with pytest.raises(ValueError, match="Trying to advance a closed iterator"):
-        next(iterator)
-
-
 @pytest.mark.parametrize(
     "state",
     [
@@ -89,24 +79,6 @@ def test_another_state_is_refused(state: Any) -> None:
         with pytest.raises(CheckpointError):
             iterator.set_state(state)
         assert iterator.get_state() == own
-
-
-def test_changed_code_is_a_warning_and_strict_refuses_it(caplog: pytest.LogCaptureFixture) -> None:
-    """Changed code is a warning on restoring, and an error with strict=True, as for a DataLoader."""
-
-    def elastic(function: Callable[[int], int]) -> ElasticIterator:
-        function.__qualname__ = "change"
-        return ElasticIterator(MapDataset.range(40).map(function), 4, ShardOptions(0, 1))
-
-    with elastic(lambda number: number + 1) as saved, elastic(lambda number: number + 2) as here:
-        next(saved)
-        state = saved.get_state()
-        with pytest.raises(CheckpointError, match=r"node1.operation.map\(\)"):
-            here.set_state(state, strict=True)
-        assert next(here).tolist() == [2, 3, 4, 5]
-        here.set_state(state)
-        assert next(here).tolist() == [6, 7, 8, 9]
-    assert "node1.operation.map()" in caplog.text
 
 
 def test_absent_elements_are_refused() -> None:

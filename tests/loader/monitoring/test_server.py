@@ -246,3 +246,34 @@ def test_bad_questions_end_nothing(runtime: Path, asks: bytes) -> None:
 
         assert (b"error" in answer) == (asks == b"nonsense\n")
         assert query(os.getpid(), "snapshot")["pid"] == os.getpid()
+
+
+def test_top_sees_the_wait_for_the_device() -> None:
+    """`top` reports the wait inside `next` of device_put, and the trainer's step."""
+    go_on = threading.Event()
+
+    def hold(value: int) -> int:
+        assert value < 8 or go_on.wait(WAIT_SECONDS)
+        return value
+
+    with (
+        millstream.load(range(40), num_epochs=1, transformations=[hold], batch_size=4) as held,
+        millstream.device_put(iter(held), buffer_size=1) as batches,
+    ):
+        held.serve_top()
+
+        def iterator_status() -> dict[str, Any]:
+            ((status,),) = (pipeline["iterators"] for pipeline in query(os.getpid(), "snapshot")["pipelines"])
+            return dict(status)
+
+        assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        between = iterator_status()
+        third = threading.Thread(target=next, args=(batches,))
+        third.start()
+        while (status := iterator_status())["waits_for"] is None:
+            assert third.is_alive()
+        go_on.set()
+        third.join()
+
+    assert (between["waits_for"], between["step"]) == (None, 2)
+    assert status["step"] == 2
