@@ -2,8 +2,6 @@
 
 import gc
 import itertools
-import os
-import signal
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +13,9 @@ import pytest
 from millstream import DatasetIterator, IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset
 from millstream.errors import WorkerDiedError
+from millstream.experimental import assert_equal_output_after_checkpoint
 from millstream.loader.scheduling import feed
+from support.faults.user_faults import At, be_killed
 from support.processes.process_tree import processes_below
 
 
@@ -92,24 +92,9 @@ def test_an_error_of_an_operation_names_the_element(how: str) -> None:
             assert "position 4" in "".join(caught.value.__notes__)
 
 
-class KillOnce:
-    """Ends its process at an element, once."""
-
-    def __init__(self, element: int, file: Path, *, always: bool = False) -> None:
-        self.element = element
-        self.file = file
-        self.always = always
-
-    def __call__(self, element: int) -> int:
-        if element == self.element and (self.always or not self.file.exists()):
-            self.file.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return element
-
-
 def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
     """Elements that a dead worker had received are sent again to another worker, and the results are the same."""
-    dataset = Numbers(500).map(KillOnce(123, tmp_path / "killed")).filter(lambda n: n % 3).batch(7).mp_prefetch(2)
+    dataset = Numbers(500).map(At(123, be_killed, tmp_path / "killed")).filter(lambda n: n % 3).batch(7).mp_prefetch(2)
     with iter(dataset) as iterator:
         elements = [number for batch in iterator for number in batch.tolist()]
 
@@ -117,9 +102,9 @@ def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
     assert elements == [number for number in range(500) if number % 3]
 
 
-def test_an_element_that_kills_its_workers_is_named(tmp_path: Path) -> None:
+def test_an_element_that_kills_its_workers_is_named() -> None:
     """An element at which workers die again and again is an error at its turn, and those before it are delivered."""
-    dataset = Numbers(60).map(KillOnce(31, tmp_path / "killed", always=True)).mp_prefetch(1)
+    dataset = Numbers(60).map(At(31, be_killed)).mp_prefetch(1)
     with iter(dataset) as iterator:
         assert list(itertools.islice(iterator, 31)) == list(range(31))
         with pytest.raises(WorkerDiedError, match="position"):
@@ -150,13 +135,7 @@ def test_a_state_holds_a_little_more_than_the_position(monkeypatch: pytest.Monke
     """If the stream's states are saved rarely, elements are drawn again, and exactly those delivered are skipped."""
     monkeypatch.setattr(feed, "KEPT_ELEMENTS", 16)
     dataset = Numbers(100).map(lambda number: number).filter(lambda number: number % 4 != 1).batch(5)
-    expected = [batch.tolist() for batch in dataset]
-    with iter(dataset) as iterator:
-        for step in range(len(expected)):
-            with iter(dataset) as other:
-                other.set_state(iterator.get_state())
-                assert [batch.tolist() for batch in other] == expected[step:]
-            next(iterator)
+    assert_equal_output_after_checkpoint(dataset)
 
 
 def test_the_stream_is_read_once_and_not_ahead() -> None:

@@ -68,12 +68,14 @@ def test_workers_change_nothing(stream: Stream, workers: int, is_last: bool, dat
     if is_last:
         spread = alone.mp_prefetch(workers)
     step = data.draw(st.integers(0, len(stream.values)))
-    with iter(spread) as iterator:
-        assert list(itertools.islice(iterator, step)) == stream.values[:step]
-        state = through_json(iterator.get_state())
-        assert list(iterator) == stream.values[step:]
-    for dataset in (alone, spread):
-        with iter(dataset) as resumed:
+    iterator = iter(spread)
+    assert list(itertools.islice(iterator, step)) == stream.values[:step]
+    state = through_json(iterator.get_state())
+    assert list(iterator) == stream.values[step:]
+    # Its workers stay for the next iterator.
+    del iterator
+    with iter(alone) as here, iter(spread) as there:
+        for resumed in (here, there):
             resumed.set_state(state)
             state = through_json(resumed.get_state())
             assert list(resumed) == stream.values[step:]

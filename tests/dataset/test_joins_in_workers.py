@@ -4,7 +4,6 @@ import functools
 import gc
 import itertools
 import os
-import signal
 import subprocess
 import sys
 import weakref
@@ -24,6 +23,7 @@ from millstream.dataset import (
 )
 from millstream.loader.processes import loaded_pipelines
 from support.faults.interrupted import interrupt_at
+from support.faults.user_faults import At, be_killed
 from support.processes.process_tree import worker_pids
 from support.stores.waiting_storage import Storage
 
@@ -96,26 +96,20 @@ def in_workers(join: str, operation: str) -> IterDataset[Any]:
 
 @pytest.mark.parametrize("operation", ["none", "remote", "local"])
 @pytest.mark.parametrize("join", JOINS)
-def test_workers_run_what_is_below_a_join(join: str, operation: str) -> None:
-    """The elements are those without workers, and the functions of all streams run in the same two processes."""
-    alone = JOINS[join]()
-    expected = numbers(list(alone if operation == "none" else alone.batch(3, batch_fn=list)))
-    with iter(in_workers(join, operation)) as iterator:
-        elements = list(iterator)
-        workers = worker_pids()
-    assert numbers(elements) == expected
-    assert len(workers) == 2
-    assert {process for element in elements for _, process in leaves(element)} <= workers
-
-
-@pytest.mark.parametrize("operation", ["none", "remote", "local"])
-@pytest.mark.parametrize("join", JOINS)
 def test_a_join_in_workers_resumes_anywhere(join: str, operation: str) -> None:
-    """States are equal with and without workers, and each resumes with the other; also in workers that are warm."""
+    """Elements and states are those without workers, and each resumes with the other, in workers that are warm.
+
+    The functions of all streams run in the same two processes.
+    """
     alone, spread = JOINS[join](), in_workers(join, operation)
     if operation != "none":
         alone = alone.batch(3, batch_fn=list)
     expected = numbers(list(alone))
+    elements = list(spread)
+    workers = worker_pids()
+    assert numbers(elements) == expected
+    assert len(workers) == 2
+    assert {process for element in elements for _, process in leaves(element)} <= workers
     for step in (0, 1, len(expected) // 2, len(expected)):
         with iter(alone) as here:
             list(itertools.islice(here, step))
@@ -123,15 +117,16 @@ def test_a_join_in_workers_resumes_anywhere(join: str, operation: str) -> None:
         there = iter(spread)
         assert numbers(list(itertools.islice(there, step))) == expected[:step]
         assert there.get_state() == state
+        del there
         other = iter(spread)
         next(other)
         other.set_state(state)
         assert numbers(list(other)) == expected[step:]
         other.set_state(state)
         assert numbers(list(itertools.islice(other, 2))) == expected[step : step + 2]
-        del there, other
-    with iter(spread) as last:
-        last.close()
+        assert worker_pids() == workers
+        del other
+    iter(spread).close()
 
 
 @pytest.mark.parametrize("operation", ["none", "remote"])
@@ -227,35 +222,15 @@ def test_a_state_that_is_taken_while_a_join_recovers_is_refused() -> None:
     assert list(iterator) == [(number, number) for number in range(3, 6)]
 
 
-class KillOnce:
-    """Ends its process at a number, once.
-
-    Args:
-        number: the number.
-        file: exists afterwards.
-    """
-
-    def __init__(self, number: int, file: Path) -> None:
-        self._number = number
-        self._file = file
-
-    def __call__(self, element: tuple[int, int]) -> tuple[int, int]:
-        """Returns the element, unless it is this one."""
-        if element[0] == self._number and not self._file.exists():
-            self._file.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return element
-
-
 @pytest.mark.parametrize("killer", [0, 4, 8])
 def test_a_replaced_worker_gets_the_streams_that_were_opened_late(tmp_path: Path, killer: int) -> None:
     """Wherever a worker dies, another one continues with all streams."""
-    kill = KillOnce(100 * killer + 2, tmp_path / "killed")
-    datasets = MapDataset.range(9).map(lambda number: stream(number, 5).map(kill))
-    with iter(InterleaveIterDataset(datasets, cycle_length=3).mp_prefetch(2)) as spread:
-        found = numbers(list(spread))
-    assert kill._file.exists()
-    assert found == numbers(list(InterleaveIterDataset(datasets, cycle_length=3)))
+    kill = At(5 * killer + 2, be_killed, tmp_path / "killed")
+    datasets = MapDataset.range(9).map(lambda number: MapDataset.range(5 * number, 5 * number + 5).map(kill))
+    joined = InterleaveIterDataset(datasets, cycle_length=3)
+    found = list(joined.mp_prefetch(2))
+    assert (tmp_path / "killed").exists()
+    assert found == list(joined)
 
 
 class Marked:

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import pickle
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from millstream import FirstFitPack, IterDataset, MapDataset
 from millstream.dataset import InterleaveIterDataset, LimitIterDataset, RepeatIterDataset
 from millstream.errors import WorkerDiedError
+from support.faults.user_faults import At, be_killed
 from support.processes.process_tree import processes_below, worker_pids
 from support.streams import comparable
 
@@ -33,10 +33,14 @@ def saved(iterator: Any) -> Any:
     return json.loads(json.dumps(iterator.get_state()))
 
 
-def numbers(first: int, count: int = 60) -> IterDataset[Any]:
-    """Returns the numbers of which some are dropped, each with the process that has dropped them."""
-    chain = MapDataset.range(first, first + count).seed(first).shuffle().to_iter_dataset()
-    return chain.filter(is_kept).map(lambda number: (number, os.getpid()))
+def kept(first: int) -> IterDataset[int]:
+    """Returns sixty numbers of which some are dropped."""
+    return MapDataset.range(first, first + 60).seed(first).shuffle().to_iter_dataset().filter(is_kept)
+
+
+def numbers(first: int) -> IterDataset[Any]:
+    """Returns the same, each with the process that has dropped others."""
+    return kept(first).map(lambda number: (number, os.getpid()))
 
 
 def test_many_streams_have_one_set_of_workers() -> None:
@@ -72,49 +76,24 @@ def test_a_mixture_of_others_resumes() -> None:
     assert len(found[0]) > 20
 
 
-class KillOnce:
-    """Ends its process at a number, once, or whenever it comes.
-
-    Args:
-        number: which one.
-        file: is there once it has.
-        always: whether it does so again.
-    """
-
-    def __init__(self, number: int, file: Path, *, always: bool = False) -> None:
-        self.number = number
-        self.file = file
-        self.always = always
-
-    def __call__(self, element: tuple[int, int]) -> tuple[int, int]:
-        if element[0] == self.number and (self.always or not self.file.exists()):
-            self.file.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return element
-
-
 @pytest.mark.parametrize("is_below", [True, False])
 def test_a_worker_that_dies_loses_nothing(tmp_path: Path, is_below: bool) -> None:
     """Wherever a worker dies, others redo its work for all streams, and the elements are the same."""
-    kill = KillOnce(1025, tmp_path / "killed")
-    middle = numbers(1000).map(kill) if is_below else numbers(1000)
-    mixture = IterDataset.mix([numbers(0), middle, numbers(2000)])
+    kill = At(1025, be_killed, tmp_path / "killed")
+    middle = kept(1000).map(kill) if is_below else kept(1000)
+    mixture = IterDataset.mix([kept(0), middle, kept(2000)])
     dataset = mixture if is_below else mixture.map(kill)
-    with iter(dataset.filter(lambda element: element[0] % 5 > 0).mp_prefetch(2)) as spread:
-        found = [number for number, _ in spread]
-    assert kill.file.exists()
-    with iter(IterDataset.mix([numbers(0), numbers(1000), numbers(2000)])) as alone:
-        assert found == [number for number, _ in alone if number % 5 > 0]
+    found = list(dataset.filter(lambda number: number % 5 > 0).mp_prefetch(2))
+    assert (tmp_path / "killed").exists()
+    assert found == [number for number in IterDataset.mix([kept(0), kept(1000), kept(2000)]) if number % 5 > 0]
 
 
-def test_an_element_that_kills_its_workers_is_named(tmp_path: Path) -> None:
+def test_an_element_that_kills_its_workers_is_named() -> None:
     """It is an error at its turn, and what comes before it of all streams is delivered."""
-    kill = KillOnce(1025, tmp_path / "killed", always=True)
-    mixture = IterDataset.mix([numbers(0), numbers(1000).map(kill)])
-    with iter(IterDataset.mix([numbers(0), numbers(1000)])) as alone:
-        expected = list(itertools.takewhile(lambda number: number != 1025, (number for number, _ in alone)))
+    mixture = IterDataset.mix([kept(0), kept(1000).map(At(1025, be_killed))])
+    expected = list(itertools.takewhile(lambda number: number != 1025, IterDataset.mix([kept(0), kept(1000)])))
     with iter(mixture.mp_prefetch(2)) as spread:
-        assert [number for number, _ in itertools.islice(spread, len(expected))] == expected
+        assert list(itertools.islice(spread, len(expected))) == expected
         with pytest.raises(WorkerDiedError, match=r"2 worker processes died .* from the record"):
             next(spread)
 

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
@@ -106,6 +106,7 @@ def number_of(element: Any) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=25)
 @given(st.integers(1, 30), st.integers(0, 30), st.integers(0, 30))
 def test_a_stream_resumes_at_every_element(kind: str, length: int, step: int, ahead: int) -> None:
     """A state fits another iterator, and this one, wherever it has gone meanwhile; iterators share nothing."""

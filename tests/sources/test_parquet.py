@@ -23,6 +23,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import ParquetDataSource
 from millstream.sources.formats import format_of_file
 from millstream.sources.tables import parquet_file
+from millstream.sources.tables.arrow_tables import normalised, plain_types
 from millstream.transforms.batching.stack import stack
 from support.files.record_files import every_record
 from support.streams import comparable
@@ -505,12 +506,12 @@ def test_a_parquet_file_is_known_by_its_first_bytes(path: Path) -> None:
             assert isinstance(source, ParquetDataSource)
 
 
-def test_a_dictionary_whose_texts_exceed_two_gibibytes_is_read(tmp_path: Path) -> None:
-    """A few texts, each of them many times: decoded, a row group of them has more bytes than 32 bits count."""
-    count = 2_200
-    texts = pa.array([letter * 1_000_000 for letter in "ab"])
-    column = pa.DictionaryArray.from_arrays(pa.array((np.arange(count) % 2).astype(np.int8)), texts)
-    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", row_group_size=count)
-    with ParquetDataSource(tmp_path / "a.parquet") as source:
-        record = source[count - 1]
-    assert (len(record["text"]), record["text"][:2]) == (1_000_000, "bb")
+@pytest.mark.parametrize("values", [["a", "b"], [b"a", b"b"]], ids=["text", "bytes"])
+def test_the_values_of_a_dictionary_may_exceed_two_gibibytes(values: list[Any]) -> None:
+    """A dictionary is decoded with offsets of 64 bits, because its values may come many times in a row group."""
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1], pa.int8()), pa.array(values))
+    chunk = pa.record_batch({"x": column})
+    types = plain_types(chunk.schema, ["x"])
+    assert types == [pa.large_string() if values == ["a", "b"] else pa.large_binary()]
+    decoded = normalised(chunk, ["x"], types).column("x")
+    assert (decoded.type, decoded.to_pylist()) == (types[0], [values[0], values[1], values[1]])
