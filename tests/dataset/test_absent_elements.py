@@ -1,7 +1,6 @@
 """Elements that are absent or fail are passed over, wherever it shows; states do not tell one plan from another."""
 
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -41,19 +40,12 @@ def test_states_before_and_after_the_first_absent_element_are_alike() -> None:
     """Every state, of before and after, resumes on a fresh iterator and in place; all have the same keys."""
     stream = MapDataset.range(30).map(holes).to_iter_dataset().map(lambda number: number).batch(4)
     with iter(stream) as iterator:
-        states = [json.loads(json.dumps(iterator.get_state()))]
-        states += [json.loads(json.dumps(iterator.get_state())) for _ in iterator]
-        assert all(state.keys() == states[0].keys() for state in states)
-        assert all(len(state["places"][0]["skip"]) == len(states[0]["places"][0]["skip"]) for state in states)
+        states = [iterator.get_state(), *(iterator.get_state() for _ in iterator)]
         for step in (0, 6, 2, 4):
             iterator.set_state(states[step])
             assert iterator.get_state() == states[step]
             assert batches(iterator) == CHUNKS[step:]
-        for step, state in enumerate(states):
-            with iter(stream) as fresh:
-                fresh.set_state(state)
-                assert fresh.get_state() == state
-                assert batches(fresh) == CHUNKS[step:]
+    experimental.assert_equal_output_after_checkpoint(stream)
 
 
 def a_chain() -> millstream.IterDataset[Any]:

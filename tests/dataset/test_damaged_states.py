@@ -108,6 +108,7 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "cache": lambda: iter(CacheIterDataset(numbers())),
     "interleave": lambda: iter(InterleaveIterDataset([numbers(), numbers(1000), numbers(2000)], cycle_length=2)),
     "window shuffle": lambda: iter(WindowShuffleIterDataset(mixed(), window_size=4, seed=1)),
+    "iterable": lambda: iter(IterDataset.source(list(range(100))).map(abs)),
     "counted stream": lambda: iter(Counted().map(float)),
     "own iterator below a chain": lambda: iter(Own(numbers()).map(float)),
     "own iterators below a join": lambda: iter(ZipIterDataset([Own(numbers()), Counted()])),
@@ -289,22 +290,3 @@ def test_the_state_of_a_mixture_of_64_asks_only_the_chains_that_moved(is_followe
         iterator.set_state(state)
         assert iterator.get_state() == state
         assert [repr(next(iterator)) for _ in range(3)] == following
-
-
-def test_changed_code_of_a_chain_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """A function of the same name with another body may make the same elements: the log says so."""
-    versions: list[Any] = []
-    for body in ("number * 2", "number + number"):
-        names: dict[str, Any] = {"__name__": "trainer"}
-        exec(f"def twice(number):\n    return {body}\n", names)
-        versions.append(names["twice"])
-    then, now = (
-        ZipIterDataset([MapDataset.range(9).to_iter_dataset().map(version).filter(bool)] * 2) for version in versions
-    )
-    with iter(then) as iterator:
-        next(iterator)
-        state = iterator.get_state()
-    with iter(now) as iterator:
-        iterator.set_state(state)
-        assert next(iterator) == (4, 4)
-    assert "a dataset below others resumes, although its code" in caplog.text

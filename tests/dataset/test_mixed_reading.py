@@ -17,6 +17,7 @@ from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_reading import MixtureIterator
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.stream_mixing import MixedIterDataset
+from millstream.experimental import assert_equal_output_after_checkpoint
 from millstream.loader.threads.options import MultiprocessingOptions
 
 
@@ -135,28 +136,18 @@ def odd_ones_out(number: int) -> int | None:
 
 
 ABSENT: dict[str, IterDataset[Any]] = {
-    "absent": MapDataset.range(90).map(odd_ones_out).to_iter_dataset(),
-    "absent in batches": MapDataset.range(90).map(odd_ones_out).to_iter_dataset().batch(2),
-    "an element": MapDataset.range(90).to_iter_dataset().map(odd_ones_out).map(lambda number: [number]),
+    "absent": MapDataset.range(40).map(odd_ones_out).to_iter_dataset(),
+    "absent in batches": MapDataset.range(40).map(odd_ones_out).to_iter_dataset().batch(2),
+    "an element": MapDataset.range(40).to_iter_dataset().map(odd_ones_out).map(lambda number: [number]),
 }
 
 
 @pytest.mark.parametrize("kind", ABSENT)
 def test_an_absent_element_hands_over_to_the_stream(kind: str) -> None:
     """If a map returns None, elements are drawn from the stream from that position on, also after a resume."""
-    mixture = IterDataset.mix({"holes": ABSENT[kind], "dense": MapDataset.range(1000, 1090).to_iter_dataset()})
-    expected = listed(map(np.asarray, mixture))
-    with iter(mixture.map(np.asarray)) as iterator:
-        states, found = [iterator.get_state()], []
-        for element in iterator:
-            found.append(element.tolist())
-            states.append(json.loads(json.dumps(iterator.get_state())))
-        assert found == expected
-    assert iterator.get_state() == states[-1]
-    for step, state in list(enumerate(states))[::9]:
-        with iter(mixture.map(np.asarray)) as fresh:
-            fresh.set_state(state)
-            assert listed(fresh) == expected[step:]
+    mixture = IterDataset.mix({"holes": ABSENT[kind], "dense": MapDataset.range(1000, 1040).to_iter_dataset()})
+    assert listed(mixture.map(np.asarray)) == listed(map(np.asarray, mixture))
+    assert_equal_output_after_checkpoint(mixture.map(np.asarray))
 
 
 def test_what_is_not_straight_is_drawn() -> None:

@@ -138,6 +138,7 @@ CHAINS = {
     "limit, map": Chain(read, [lambda data: LimitIterDataset(data, 20), as_float]),
     "limit": Chain(read, [lambda data: LimitIterDataset(data, 20)]),
     "map, repeat, batch": Chain(read, [as_float, lambda data: RepeatIterDataset(data, num_epochs=2), triples]),
+    "stream": Chain(Numbers, []),
     "stream, map, batch": Chain(Numbers, [as_float, pairs]),
 }
 

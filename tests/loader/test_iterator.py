@@ -499,43 +499,6 @@ def test_nothing_is_kept_alive_by_what_was_used(fails: bool, reading: millstream
         gc.enable()
 
 
-REPAIRED = """
-def made(element):
-    {line}
-    return element + {number}
-"""
-
-
-def edited(line: str, number: int = 1) -> Callable[[int], int]:
-    """Returns a function as a user's edited file would define it."""
-    space: dict[str, Any] = {"__name__": "users_module"}
-    exec(REPAIRED.format(line=line, number=number), space)
-    made: Callable[[int], int] = space["made"]
-    return made
-
-
-def test_repaired_code_resumes_with_a_warning_that_names_it(
-    reading: millstream.ReadOptions, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Changed code alone keeps no job from resuming; the log names the operation; strict=True refuses it."""
-    saved = iter(loader_of(reading, edited("print(end='')"), Batch(3)))
-    for _ in range(2):
-        next(saved)
-    here = iter(loader_of(reading, edited("pass"), Batch(3)))
-    with pytest.raises(CheckpointError, match=r"operations\[0\]\.map\(\): the code has changed"):
-        here.set_state(saved.get_state(), strict=True)
-    assert (here.step, caplog.records) == (0, [])
-    here.set_state(saved.get_state())
-
-    assert [batch.tolist() for batch in here] == [batch.tolist() for batch in saved]
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("millstream", "WARNING")
-    assert "operations[0].map(): the code has changed" in record.getMessage()
-    same = iter(loader_of(reading, edited("pass"), Batch(3)))
-    same.set_state(here.get_state(), strict=True)
-    assert len(caplog.records) == 1
-
-
 class Remembers(Map):
     """An operation with a private cache."""
 

@@ -274,45 +274,6 @@ def taken(iterator: Iterator[Any], count: int) -> list[Any]:
     return [comparable(np.asarray(element) if isinstance(element, jax.Array) else element) for element in elements]
 
 
-JUNK: list[Any] = [None, True, -1, 7, 1 << 64, 1.5, "", "7", [], [1], {}, {"a": 1}, "x" * 5000]
-
-
-@EVERY_PIPELINE
-def test_junk_at_any_leaf_is_a_checkpoint_error_and_moves_nothing(name: str) -> None:
-    """A state with another value at any leaf is refused, and the iterator is as it was."""
-    build = PIPELINES[name]
-    with build(Spec()) as saved:
-        taken(saved, 3)
-        raw = saved.get_state()
-        rest = taken(saved, 2)
-    text = raw.decode() if isinstance(raw, bytes) else json.dumps(raw)
-    leaves = [path for path in paths(json.loads(text)) if "identity" not in path and "content" not in path]
-    with build(Spec()) as iterator, build(Spec()) as same:
-        taken(iterator, 1), taken(same, 1)
-        for number, path in enumerate(leaves):
-            state = json.loads(text)
-            inner = state
-            for key in path[:-1]:
-                inner = inner[key]
-            junk = JUNK[number % len(JUNK)]
-            if inner[path[-1]] == junk:
-                continue
-            inner[path[-1]] = junk
-            with pytest.raises(CheckpointError):
-                iterator.set_state(json.dumps(state).encode() if isinstance(raw, bytes) else state)
-        assert taken(iterator, 2) == taken(same, 2)
-        iterator.set_state(raw)
-        assert taken(iterator, 2) == rest
-
-
-def paths(value: Any) -> Iterator[tuple[Any, ...]]:
-    """Yields the path of each part of some JSON."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, part in items:
-        yield (key,)
-        yield from ((key, *path) for path in paths(part))
-
-
 STREAMS: list[tuple[str, Callable[[], IterDataset[Any]], Callable[[], IterDataset[Any]]]] = [
     (
         "other weights",
@@ -393,26 +354,3 @@ def test_files_of_equal_names_and_sizes_with_other_ends_are_a_warning(
     resumed(old, replaced, strict=True, allow={"source.first_and_last_bytes"})
     for source in (old, moved, replaced):
         source.close()
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda n: Spec().stream().mp_prefetch(n).batch(2),
-        lambda n: IterDataset.mix([Spec().stream(), Spec().stream()]).mp_prefetch(n).map(abs),
-        lambda n: OwnStream(Spec()).mp_prefetch(n),
-    ],
-    ids=["read", "mix", "own"],
-)
-def test_a_state_of_a_chain_does_not_depend_on_the_number_of_workers(build: Callable[[int], Any]) -> None:
-    """None and some resume each other, wherever `mp_prefetch` stands: to debug what was trained, use 0."""
-    with iter(build(0)) as inline, iter(build(1)) as spread:
-        expected = taken(inline, 9)
-        spread.set_state(inline.get_state())
-        following = taken(spread, 3)
-        state = spread.get_state()
-        assert following == taken(inline, 3)
-        assert len(expected) == 9
-        last = taken(spread, 2)
-        inline.set_state(state)
-        assert taken(inline, 2) == last
