@@ -52,8 +52,8 @@ ARRAY_LIMIT = 1 << 16
 _DEPTH_LIMIT, _LONG_TEXT, _READ_BYTES = 32, 4096, 1 << 24
 _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
 _CONSTANTS = (numbers.Number, str, bytes, tuple, frozenset, list, dict, set, range, np.ndarray, np.generic, enum.Enum)
-_TRANSIENT = ("_io", "_thread", "io", "random", "threading", "numpy.random")
-"""Modules whose objects are specific to a process, or change with every use."""
+_TRANSIENT = ("_io.", "_thread.", "io.", "random.", "threading.", "numpy.random.")
+"""The modules, and a dot, whose objects are specific to a process, or change with every use."""
 
 
 class Description:
@@ -62,11 +62,13 @@ class Description:
     Attributes:
         identity: texts that decide the stream, by path.
         content: digests of what may decide the stream, by path.
+        changes: identity that counts only from a position of the sampler on, as (position, path, text).
     """
 
     def __init__(self) -> None:
         self.identity: dict[str, str] = {}
         self.content: dict[str, str] = {}
+        self.changes: list[tuple[int, str, str]] = []
 
     def add(self, path: str, value: object, *, is_content: bool = False) -> None:
         """Adds a value. Never raises; of user code only `__getstate__`, `__reduce__` and `fingerprint` are called."""
@@ -107,19 +109,19 @@ class Description:
                 self.add(f"{path}.{name}", item, is_content=True)
 
     def _add(self, path: str, value: Any, is_content: bool) -> None:
-        if value is None or _is_transient(type(value)):
+        if value is None or f"{type(value).__module__}.".startswith(_TRANSIENT):
             return
-        function, writer = _unwrapped(value), _Writer()
-        text = writer.text(value)
         is_one_text = is_content or path.count(".") > _DEPTH_LIMIT
-        if isinstance(function, types.FunctionType):
+        if isinstance(function := _unwrapped(value), types.FunctionType):
             (self.content if is_content else self.identity)[path] = printable(written_name(function))
             if not is_foreign(function.__module__):
                 self._add_functions(path, [function])
         elif _declares_attributes(value) and not is_one_text and len(_attributes(value)) <= ENTRY_LIMIT:
             self.add_object(path, value, _head(value))
         else:
-            (self.content if is_content or not writer.is_plain else self.identity)[path] = _shortened(text, value)
+            writer = _Writer()
+            text = _shortened(writer.text(value), value)
+            (self.content if is_content or not writer.is_plain else self.identity)[path] = text
             self.add_code(path, type(value))
 
 
@@ -291,10 +293,6 @@ def _declares_attributes(value: object) -> bool:
     is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
     is_declared = is_own or is_record or isinstance(value, Transformation | types.SimpleNamespace | functools.partial)
     return is_declared and not callable(getattr(value, "fingerprint", None))
-
-
-def _is_transient(kind: type) -> bool:
-    return any(kind.__module__ == name or kind.__module__.startswith(f"{name}.") for name in _TRANSIENT)
 
 
 def _unwrapped(value: Any) -> Any:

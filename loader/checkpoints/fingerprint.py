@@ -6,11 +6,10 @@ two tiers, identity and content (see `description`). Each text has the path by w
 """
 
 import dataclasses
-import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 
@@ -33,10 +32,12 @@ OWN_TEXT_LIMIT = 1000
 MAX_MARKS = 64
 """The maximum number of content marks of a source."""
 MAX_CHANGES = 8
-"""The maximum number of texts that a state has for one part of the sampler's order; more are one CRC."""
+"""The maximum number of texts that a state has for changes of the sampler's order; more are one CRC."""
 
 _START = re.compile(r"sampler\.\w+_from_(\d+)")
 """The path of a text that counts from a position on."""
+Turns: TypeAlias = Sequence[int | None]
+"""For each component of a mixture the position from which on it counts, or None if it never counts; empty for 0s."""
 _KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor, Pack, Batch)
 
 
@@ -65,22 +66,6 @@ class Fingerprint:
         return Fingerprint({**self.identity, **passed}, self.content, self.python)
 
 
-class _Mixture(NamedTuple):
-    """The first turns of the parts of a mixture.
-
-    Attributes:
-        turns: for each part the position from which on it counts, or None if it never counts; empty if all count from
-            0 on.
-        changes: the texts of the parts that do not count from 0 on, for `Fingerprint.changes`.
-    """
-
-    turns: Sequence[int | None]
-    changes: list[tuple[int, str, str]]
-
-
-_NO_MIXTURE = _Mixture((), [])
-
-
 def fingerprint_of(
     source: Any, sampler: Sampler, operations: Sequence[Transformation], sizes: Mapping[int, str] | None = None
 ) -> Fingerprint:
@@ -97,12 +82,12 @@ def fingerprint_of(
     Raises:
         TypeError: a `fingerprint()` did not return a string.
     """
-    found, mixture = Description(), _Mixture(getattr(sampler, "first_turns", ()), [])
-    add_source(found, "source", source, mixture)
-    _add_sampler(found, "sampler", sampler, mixture)
+    found, turns = Description(), getattr(sampler, "first_turns", ())
+    add_source(found, "source", source, turns)
+    _add_sampler(found, "sampler", sampler, turns)
     for path in [*found.identity]:
         if start := _START.fullmatch(path):
-            mixture.changes.append((int(start[1]), path, found.identity.pop(path)))
+            found.changes.append((int(start[1]), path, found.identity.pop(path)))
     if sizes is None:
         sizes = {next((row for row, operation in enumerate(operations) if isinstance(operation, Batch)), -1): ""}
     for row, (path, operation) in enumerate(zip(paths_of(operations), operations, strict=True)):
@@ -111,14 +96,14 @@ def fingerprint_of(
             del found.identity[f"{path}.batch_size"]
             found.identity |= {f"{path}.batch_size": sizes[row]} if sizes[row] else {}
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Fingerprint(found.identity, found.content, python, tuple(sorted(mixture.changes)))
+    return Fingerprint(found.identity, found.content, python, tuple(sorted(found.changes)))
 
 
-def add_source(found: Description, path: str, source: Any, mixture: _Mixture = _NO_MIXTURE) -> None:
+def add_source(found: Description, path: str, source: Any, turns: Turns = ()) -> None:
     """Adds a source: by its `fingerprint()`, by SAMPLE_SIZE records of a list, or by its attributes as content."""
-    if (parts := _parts_of(source)) is not None:
+    if (components := _components_of(source)) is not None:
         found.identity[path] = written_name(type(source))
-        _add_parts(found, path, parts, add_source, mixture)
+        _add_components(found, path, components, add_source, turns)
     elif (own := own_fingerprint(source)) is not None:
         found.identity |= _own_texts(path, own)
         marks = source.content_marks() if hasattr(source, "content_marks") else {}
@@ -134,29 +119,29 @@ def add_source(found: Description, path: str, source: Any, mixture: _Mixture = _
         found.add_object(path, source, f"{len(source)} records of {written_name(type(source))}", is_content=True)
 
 
-def _add_sampler(found: Description, path: str, sampler: Sampler, mixture: _Mixture = _NO_MIXTURE) -> None:
+def _add_sampler(found: Description, path: str, sampler: Sampler, turns: Turns = ()) -> None:
     _add_declared(found, path, sampler, "")
-    if (parts := _parts_of(sampler)) is not None:
+    if (components := _components_of(sampler)) is not None:
+        rows = zip(components.values(), turns or [0] * len(components), strict=False)
         # The fingerprint of a combination has the others.
-        silent = [not hasattr(part, "fingerprint") for part in parts.values()]
-        mixture = mixture._replace(turns=list(itertools.compress(mixture.turns, silent)))
-        _add_parts(found, path, dict(itertools.compress(parts.items(), silent)), _add_sampler, mixture)
+        turns = [None if hasattr(component, "fingerprint") else turn for component, turn in rows]
+        _add_components(found, path, components, _add_sampler, turns)
 
 
-def _add_parts(
+def _add_components(
     found: Description,
     path: str,
-    parts: Mapping[Any, Any],
+    components: Mapping[Any, Any],
     add: Callable[[Description, str, Any], None],
-    mixture: _Mixture,
+    turns: Turns,
 ) -> None:
-    turns = mixture.turns if len(mixture.turns) == len(parts) else [0] * len(parts)
     counted = Description()
-    for (name, part), turn in zip(parts.items(), turns, strict=True):
+    turns = turns if len(turns) == len(components) else [0] * len(components)
+    for (name, component), turn in zip(components.items(), turns, strict=True):
         own = counted if turn == 0 else Description()
-        add(own, f"{path}[{name!r}]", part)
+        add(own, f"{path}[{name!r}]", component)
         if turn:
-            mixture.changes.extend((turn, text_path, text) for text_path, text in own.identity.items())
+            found.changes += [(turn, text_path, text) for text_path, text in own.identity.items()]
     found.identity |= _summarized(counted.identity, f"{path}.parts", ENTRY_LIMIT)
     found.content |= _summarized(counted.content, f"{path}.content", MAX_MARKS)
 
@@ -166,10 +151,10 @@ def _summarized(texts: dict[str, str], path: str, limit: int) -> dict[str, str]:
     return texts if len(texts) <= limit else {path: f"{len(texts)} {crc_of(map(' '.join, sorted(texts.items())))}"}
 
 
-def _parts_of(value: Any) -> Mapping[Any, Any] | None:
-    """Returns the parts of a combination of sources or samplers, by name; None for anything else."""
-    parts = getattr(value, "parts", None) if is_foreign(type(value).__module__) else None
-    return parts if isinstance(parts, Mapping) else None
+def _components_of(value: Any) -> Mapping[Any, Any] | None:
+    """Returns the sources or samplers that millstream's own class combines, by name; None for anything else."""
+    components = getattr(value, "parts", None) if is_foreign(type(value).__module__) else None
+    return components if isinstance(components, Mapping) else None
 
 
 def _add_declared(found: Description, path: str, value: Any, kind: str) -> None:
@@ -183,14 +168,12 @@ def _add_declared(found: Description, path: str, value: Any, kind: str) -> None:
 
 def _own_texts(path: str, text: str) -> dict[str, str]:
     """Returns the texts of a `fingerprint()`: each `name=` has a path of its own."""
-    first, *others = re.split(r" (?=[A-Za-z_]\w*=)", text)
-    named = dict(part.split("=", 1) for part in others)
-    shown = [first, *(part for part in others if not _START.fullmatch(f"{path}.{part.split('=')[0]}"))]
-    if len(" ".join(shown)) > OWN_TEXT_LIMIT:
+    first, *fields = re.split(r" (?=[A-Za-z_]\w*=)", text)
+    named = {f"{path}.{name}": value for name, _, value in (field.partition("=") for field in fields)}
+    shown = len(text) - sum(1 + len(field) for field, at in zip(fields, named, strict=False) if _START.fullmatch(at))
+    if shown > OWN_TEXT_LIMIT:
         return {path: f"{text[:OWN_TEXT_LIMIT]}... {crc_of([text])}"}
-    if len(named) < len(others):
-        return {path: text}
-    return {path: first} | {f"{path}.{name}": value for name, value in named.items()}
+    return {path: first, **named} if len(named) == len(fields) else {path: text}
 
 
 def _kind_of(operation: Transformation) -> str:
