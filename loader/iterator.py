@@ -37,7 +37,7 @@ from millstream.sharding import ShardOptions
 if TYPE_CHECKING:
     from millstream.loader.data_loader import DataLoader
     from millstream.loader.execution import Execution
-    from millstream.loader.scheduling.load import IteratorLook
+    from millstream.loader.scheduling.status import IteratorStatus
 
 
 class Lifecycle(enum.Enum):
@@ -257,9 +257,9 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         """The number of seconds after which a wait for one batch is an error."""
         return self._execution.stall_timeout
 
-    def look(self) -> "IteratorLook":
+    def status(self) -> "IteratorStatus":
         """Returns the current status of this iterator, for monitoring. Any thread may call it."""
-        from millstream.loader.scheduling.load import IteratorLook  # noqa: PLC0415  (lazy: only monitoring needs it)
+        from millstream.loader.scheduling.status import IteratorStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
 
         now, executor, consumer = time.perf_counter(), self._executor, self.consumer
         asked_at = (self if consumer is None else consumer).asked_at
@@ -267,8 +267,8 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         load = None
         # The executor changes meanwhile. A status that fails now succeeds the next time.
         with contextlib.suppress(RuntimeError, LookupError, OSError):
-            load = None if executor is None else executor.load()
-        return IteratorLook(
+            load = None if executor is None else executor.status()
+        return IteratorStatus(
             step=step,
             records=records_before(self._plan, self.position_in_plan()),
             epoch=epoch,
@@ -553,7 +553,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
         here = self.loader_state()._replace(stream=self._stream)
         found = compatibility.resumption(saved, here, allow, strict=strict)
-        position = tuple(Cursor(*saved_place) for saved_place in found.places)
+        position = tuple(Cursor(*cursor) for cursor in found.cursors)
         shard = self._plan.shards[0]
         self.go(position, min(position[0].block, shard.block_limit) if self._plan.one_to_one else saved.step)
         if found.changes:

@@ -3,7 +3,7 @@
 import dataclasses
 
 from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
-from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 from millstream.loader.pipeline.arguments import first_dynamic, joining_batch
 from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -46,15 +46,15 @@ def _fingerprint_of_parts(pipeline: Pipeline) -> Fingerprint:
 
 def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> LoaderState:
     """Returns the state of an iterator."""
-    places = tuple(place_at(cursor, plan) for cursor in position)
-    return LoaderState(step, places, stream.before(max(place.position for place in places)))
+    cursors = tuple(saved_cursor(cursor, plan) for cursor in position)
+    return LoaderState(step, cursors, stream.before(max(cursor.position for cursor in cursors)))
 
 
-def place_at(cursor: Cursor, plan: Plan) -> Place:
-    """Returns the place of a logical shard of a plan in a state."""
+def saved_cursor(cursor: Cursor, plan: Plan) -> SavedCursor:
+    """Returns the cursor of a logical shard of a plan as a state has it."""
     partition = plan.partition
     position, whole_blocks = cursor.block * partition.global_block, partition.whole_blocks
-    return Place(
+    return SavedCursor(
         # After a short or padded batch, the end of the order: the remainder of its block has no records.
         position=position if partition.length is None else min(position, partition.length),
         skip=cursor.skip,

@@ -16,7 +16,7 @@ from typing import Any
 
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption
-from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 from millstream.warn import log_warning
 
 _BRIEF = re.compile(r"(\d+) (\d+) (\d+(?:,\d+)*) ([01]) (\d+|-) ([0-9a-f]{8}) ([0-9a-f]{8})", re.ASCII)
@@ -36,15 +36,15 @@ def strictly(*, strict: bool) -> Iterator[bool]:
         _is_strict.reset(token)
 
 
-def place_at_end(place: Place, length: int | None) -> Place:
-    """Returns a place; after a short last batch that of a dense plan, in which nothing is left to skip.
+def cursor_at_end(cursor: SavedCursor, length: int | None) -> SavedCursor:
+    """Returns a cursor; after a short last batch that of a dense plan, in which nothing is left to skip.
 
     Args:
-        place: the place in a sparse plan.
+        cursor: the cursor in a sparse plan.
         length: the number of positions, each of which has an element; None if some may have none.
     """
-    is_at_end = place.is_final and place.position + place.skip[0] == length and not any(place.skip[1:])
-    return Place(length, (0,) * len(place.skip), is_final=True) if is_at_end and length is not None else place
+    is_at_end = cursor.is_final and cursor.position + cursor.skip[0] == length and not any(cursor.skip[1:])
+    return SavedCursor(length, (0,) * len(cursor.skip), is_final=True) if is_at_end and length is not None else cursor
 
 
 def ending_of(stream: Stream) -> str:
@@ -53,10 +53,10 @@ def ending_of(stream: Stream) -> str:
     return f"{length} {_hashes_of(stream)}"
 
 
-def brief_state(step: int, place: Place, ending: str) -> str:
+def brief_state(step: int, cursor: SavedCursor, ending: str) -> str:
     """Returns a state of one logical shard as text."""
-    skip = ",".join(map(str, place.skip))
-    return f"{step} {place.position} {skip} {place.is_final:d} {ending}"
+    skip = ",".join(map(str, cursor.skip))
+    return f"{step} {cursor.position} {skip} {cursor.is_final:d} {ending}"
 
 
 def restored(text: str, here: LoaderState) -> LoaderState:
@@ -77,7 +77,7 @@ def restored(text: str, here: LoaderState) -> LoaderState:
         )
     skip = tuple(map(int, skips.split(",")))
     stream = dataclasses.replace(here.stream, length=None if length == "-" else int(length))
-    saved = LoaderState(int(step), (Place(int(position), skip, is_final == "1"),), stream)
+    saved = LoaderState(int(step), (SavedCursor(int(position), skip, is_final == "1"),), stream)
     resumption(saved, here)
     if content != own_content and _is_strict.get():
         raise CheckpointError(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
-from millstream.dataset.iterators.brief_states import brief_state, ending_of, place_at_end, restored
+from millstream.dataset.iterators.brief_states import brief_state, cursor_at_end, ending_of, restored
 from millstream.dataset.iterators.dataset_iterator import CLOSED
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.iterators.shown_chain import ReadViews, ShownIterator, shown_names
@@ -29,7 +29,7 @@ from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.state_of_plan import place_at, stream_of
+from millstream.loader.state_of_plan import saved_cursor, stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
@@ -89,17 +89,19 @@ class EngineIterator(ShownIterator):
             execution = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
         elif reading.reads_ahead:
             execution = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
-        look = self._inner.look()
+        status = self._inner.status()
         names = shown_names(self._execution.pipeline)
         made = f": {', '.join(names)}" if names else ""
-        return f"<{type(self).__name__} at step {look.step}, {look.lifecycle}, {execution}{self._drawn_from()}{made}>"
+        return (
+            f"<{type(self).__name__} at step {status.step}, {status.lifecycle}, {execution}{self._drawn_from()}{made}>"
+        )
 
     def _repr_html_(self) -> str:
         from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
 
         return render_loader(self.insight.snapshot(), iterator=repr(self))
 
-    def place(self) -> tuple[Position, int]:
+    def position_and_step(self) -> tuple[Position, int]:
         """Returns the position of the plan, and the number of elements yielded."""
         return self._inner.position_in_plan(), self._inner.step
 
@@ -204,8 +206,8 @@ class ReadIterator(ReadViews, EngineIterator):
             return self.brief_state_after(step)
         if self._brief[0] != step:
             (cursor,) = self._inner.position_in_plan()
-            place = place_at_end(place_at(cursor, self._execution.plan), self._dense_length)
-            self._brief = step, brief_state(step, place, self._ending)
+            cursor = cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length)
+            self._brief = step, brief_state(step, cursor, self._ending)
         return self._brief[1]
 
     def set_brief_state(self, text: str) -> None:
@@ -274,15 +276,17 @@ class ReadIterator(ReadViews, EngineIterator):
     def _fits_dense(self, saved: LoaderState) -> bool:
         """Returns True if a position is between two blocks of the dense plan, with no missing element before it."""
         block = self._execution.plan.partition.global_block
-        (place,) = saved.places
-        is_between = place.position % block == 0 or place.position == saved.stream.length
-        return not any(place.skip) and is_between and saved.step == -(-place.position // block)
+        (cursor,) = saved.cursors
+        is_between = cursor.position % block == 0 or cursor.position == saved.stream.length
+        return not any(cursor.skip) and is_between and saved.step == -(-cursor.position // block)
 
     def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
         """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
-        (place,) = state.places
-        place = place._replace(skip=(0,) * num_stages) if self._is_dense else place_at_end(place, self._dense_length)
-        return state._replace(places=(place,), stream=stream)
+        (cursor,) = state.cursors
+        cursor = (
+            cursor._replace(skip=(0,) * num_stages) if self._is_dense else cursor_at_end(cursor, self._dense_length)
+        )
+        return state._replace(cursors=(cursor,), stream=stream)
 
     def _use_sparse(self, saved: LoaderState) -> None:
         """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""

@@ -90,7 +90,7 @@ class FedIterator(EngineIterator):
     def get_state(self) -> dict[str, Any]:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
         made = self._inner.loader_state()
-        first, noted = self._feed.kept_before(made.places[0].position // self.block)
+        first, noted = self._feed.kept_before(made.cursors[0].position // self.block)
         if self._saved[0] is not noted:
             self._saved = noted, canonical(noted())
         return _sealed(first, made, noted(), self._saved[1])
@@ -132,7 +132,7 @@ class FedIterator(EngineIterator):
                 raise
 
     def _check_block(self, block: int, saved: LoaderState) -> None:
-        if block > saved.places[0].position // self.block:
+        if block > saved.cursors[0].position // self.block:
             raise CheckpointError("The state cannot be read: its stream is ahead of it. Give an unchanged one.")
 
     def start_prefetch(self) -> None:

@@ -186,7 +186,7 @@ class MixtureIterator(EngineIterator):
         """Returns the position, as a state of the operations after the mixed stream."""
         if not self._is_random:
             return self._fed.get_state()
-        position, step = self.place()
+        position, step = self.position_and_step()
         if self._restored is not None and self._restored[:2] == (position, step):
             state: dict[str, Any] = json.loads(self._restored[2])
             return state
@@ -212,7 +212,8 @@ class MixtureIterator(EngineIterator):
         self._was_sought = False
         if not self._is_random:
             return
-        (cursor,), _ = place = self._fed.place()
+        position, step = self._fed.position_and_step()
+        (cursor,) = position
         begin, drawn = self._stream.step, self._stream.drawn
         # Elements may have been missing in the drawn stream, but not in one read with random access.
         if drawn is None or cursor.block != state["block"]:
@@ -227,8 +228,8 @@ class MixtureIterator(EngineIterator):
         if begin != self._first_of(cursor.block):
             self._draw()
             return
-        self.go(*place)
-        self._restored = *place, json.dumps(state)
+        self.go(position, step)
+        self._restored = position, step, json.dumps(state)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements, at no cost, if each position of the mixture has one.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.code_digests import CODE
-from millstream.loader.checkpoints.state import LoaderState, Place, Stream
+from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 from millstream.warn import log_warning
 
 ALLOWABLE = ("global_batch", "operations", "sampler", "source")
@@ -29,12 +29,12 @@ class Resumption(NamedTuple):
     """The position at which a loader resumes from a state.
 
     Attributes:
-        places: for each logical shard the first block that is not consumed, the consumed part of it as one number per
+        cursors: for each logical shard the first block that is not consumed, the consumed part of it as one number per
             stage, and True if the end of the order decided the last batch.
         changes: descriptions of the differences in content.
     """
 
-    places: tuple[tuple[int, tuple[int, ...], bool], ...]
+    cursors: tuple[tuple[int, tuple[int, ...], bool], ...]
     changes: tuple[str, ...]
 
 
@@ -59,7 +59,7 @@ def resumption(
             f"allow must be a collection of names out of {', '.join(ALLOWABLE)}, or of paths within them, such as "
             f'"operations[0].size", got {allow!r}.'
         )
-    reached = max(place.position for place in saved.places)
+    reached = max(cursor.position for cursor in saved.cursors)
     if saved.stream is not here.stream:  # Otherwise there is nothing to compare.
         saved = saved._replace(stream=saved.stream.before(reached))
         here = here._replace(stream=here.stream.before(reached))
@@ -69,12 +69,12 @@ def resumption(
     if refused:
         listed = "".join(f"\n  {difference.text}" for difference in refused)
         raise CheckpointError(f"The state belongs to another stream:{listed}\n{_advice(refused, allow)}")
-    places = []
-    for now, place in zip(here.places, _places_for(saved, here), strict=True):
-        skip = (0,) * len(now.skip) if saved.stream.one_to_one else place.skip
+    cursors = []
+    for now, cursor in zip(here.cursors, _cursors_for(saved, here), strict=True):
+        skip = (0,) * len(now.skip) if saved.stream.one_to_one else cursor.skip
         # Rounded up: a position that is not a multiple is the end of the order here.
-        places.append((-(-place.position // here.stream.global_batch), skip, place.is_final))
-    return Resumption(tuple(places), tuple(change.text for change in changes))
+        cursors.append((-(-cursor.position // here.stream.global_batch), skip, cursor.is_final))
+    return Resumption(tuple(cursors), tuple(change.text for change in changes))
 
 
 def warn_of_changes(changes: Collection[str]) -> None:
@@ -123,7 +123,7 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
             part = "operations" if then.one_to_one else None
             yield from _unequal(part, "one_to_one", then.one_to_one, now.one_to_one)
     if not then.one_to_one:
-        before, after = (len(state.places[0].skip) for state in (saved, here))
+        before, after = (len(state.cursors[0].skip) for state in (saved, here))
         yield from _unequal(None, "the numbers of a position", before, after)
     yield from _position_differences(saved, here)
 
@@ -155,12 +155,12 @@ def _own_shards(stream: Stream) -> range:
     return range(stream.shard_index * share, (stream.shard_index + 1) * share)
 
 
-def _places_for(saved: LoaderState, here: LoaderState) -> Sequence[Place]:
-    """Returns the saved places of the logical shards that run here; for states without differences."""
+def _cursors_for(saved: LoaderState, here: LoaderState) -> Sequence[SavedCursor]:
+    """Returns the saved cursors of the logical shards that run here; for states without differences."""
     if saved.stream.one_to_one:
-        return saved.places * len(here.places)
+        return saved.cursors * len(here.cursors)
     first = _own_shards(here.stream).start - _own_shards(saved.stream).start
-    return saved.places[first : first + len(here.places)]
+    return saved.cursors[first : first + len(here.cursors)]
 
 
 def _different_paths(then: Stream, now: Stream) -> list[str]:
@@ -176,18 +176,18 @@ def _different_paths(then: Stream, now: Stream) -> list[str]:
 def _position_differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]:
     """Yields the differences of a stream of another length, or with another global batch, at these positions."""
     length, size = here.stream.length, here.stream.global_batch
-    last = max(place.position for place in saved.places)
-    unaligned = next((place.position for place in saved.places if place.position % size), last)
+    last = max(cursor.position for cursor in saved.cursors)
+    unaligned = next((cursor.position for cursor in saved.cursors if cursor.position % size), last)
     step, rest = divmod(unaligned, size)
     if length is not None and last > length:
         yield _Difference(
             None,
             f"position: saved {last}, but here the sampler ends at {length}. Give it the number of epochs that it had",
         )
-    elif any(place.is_final for place in saved.places) and saved.stream.length != length:
+    elif any(cursor.is_final for cursor in saved.cursors) and saved.stream.length != length:
         # Of several logical shards, one may have ended long before the last batch.
         advice = "resume from a state that was saved before the first short batch"
-        if len(saved.places) == 1:
+        if len(saved.cursors) == 1:
             advice = f"call seek({saved.step - 1})"
         yield _Difference(
             None,

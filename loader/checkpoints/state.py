@@ -103,7 +103,7 @@ class Stream:
         return stream
 
 
-class Place(NamedTuple):
+class SavedCursor(NamedTuple):
     """The position of one logical shard, between two batches.
 
     Attributes:
@@ -120,21 +120,21 @@ class Place(NamedTuple):
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Returns the place with the fields that `encoded` wrote.
+        """Returns the cursor with the fields that `encoded` wrote.
 
         Raises:
-            TypeError, ValueError: the fields do not describe a place.
+            TypeError, ValueError: the fields do not describe a cursor.
         """
         _check_is(fields["skip"], list, "skip")
-        place = cls(**{**fields, "skip": tuple(fields["skip"])})
-        for number in (place.position, *place.skip):
+        cursor = cls(**{**fields, "skip": tuple(fields["skip"])})
+        for number in (cursor.position, *cursor.skip):
             _check_number(number, "a position")
-        _check_is(place.is_final, bool, "is_final")
-        return place
+        _check_is(cursor.is_final, bool, "is_final")
+        return cursor
 
     @property
     def encoded(self) -> str:
-        """The place as canonical JSON, formatted in a third of the time of an encoder."""
+        """The cursor as canonical JSON, formatted in a third of the time of an encoder."""
         is_final = "true" if self.is_final else "false"
         return f'{{"is_final":{is_final},"position":{self.position},"skip":[{",".join(map(str, self.skip))}]}}'
 
@@ -145,19 +145,19 @@ class LoaderState(NamedTuple):
 
     Attributes:
         step: the number of batches that this shard has delivered.
-        places: the positions of the logical shards that the shard runs, in their order; a single one in a 1:1 pipeline.
+        cursors: the positions of the logical shards that the shard runs, in their order; one in a 1:1 pipeline.
         stream: the stream.
     """
 
     step: int
-    places: tuple[Place, ...]
+    cursors: tuple[SavedCursor, ...]
     stream: Stream
 
     def encode(self) -> bytes:
         """Returns the state as canonical JSON, a few hundred bytes."""
         # Sorted by key. The stream is encoded once for all its states.
-        places = ",".join([place.encoded for place in self.places])
-        text = f'{{"format":"{FORMAT}","places":[{places}],"step":{self.step}'.encode() + self.stream.ending
+        cursors = ",".join([cursor.encoded for cursor in self.cursors])
+        text = f'{{"format":"{FORMAT}","places":[{cursors}],"step":{self.step}'.encode() + self.stream.ending
         return b'{"crc32":%d,%b' % (zlib.crc32(text), text[1:])
 
     @staticmethod
@@ -177,10 +177,10 @@ class LoaderState(NamedTuple):
             if here is None or stream is not here:
                 stream = Stream.from_fields(stream)
             _check_is(fields["places"], list, "places")
-            places = tuple(map(Place.from_fields, fields.pop("places")))
-            _check_places(places, stream)
+            cursors = tuple(map(SavedCursor.from_fields, fields.pop("places")))
+            _check_cursors(cursors, stream)
             _check_number(fields["step"], "step")
-            return LoaderState(**fields, places=places, stream=stream)
+            return LoaderState(**fields, cursors=cursors, stream=stream)
         except CheckpointError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -229,10 +229,10 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
     return fields | {"stream": here} if is_of_here else fields
 
 
-def _check_places(places: tuple[Place, ...], stream: Stream) -> None:
+def _check_cursors(cursors: tuple[SavedCursor, ...], stream: Stream) -> None:
     own = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
-    if len(places) != own or len({len(place.skip) for place in places}) > 1:
-        raise ValueError(f"it must have {own} places, got {len(places)}")
+    if len(cursors) != own or len({len(cursor.skip) for cursor in cursors}) > 1:
+        raise ValueError(f"it must have {own} places, got {len(cursors)}")
 
 
 def _check_is(value: object, kind: type, name: str) -> None:
@@ -281,12 +281,14 @@ def combined(states: Sequence[LoaderState]) -> LoaderState:
     ordered = [by_shard[index] for index in range(counts[0])]
     _check_together(ordered)
     first = ordered[0]
-    places = first.places if first.stream.one_to_one else tuple(place for state in ordered for place in state.places)
+    cursors = (
+        first.cursors if first.stream.one_to_one else tuple(cursor for state in ordered for cursor in state.cursors)
+    )
     # The furthest logical shard has passed the most changes of a mixture.
-    furthest = max(ordered, key=lambda state: max(place.position for place in state.places)).stream
+    furthest = max(ordered, key=lambda state: max(cursor.position for cursor in state.cursors)).stream
     # The logical shards of a 1:1 pipeline are its shards, and their number does not affect the following batches.
     alone = dataclasses.replace(furthest, shard_index=0, shard_count=1)
-    return LoaderState(first.step, places, first.stream if first.stream.one_to_one else alone)
+    return LoaderState(first.step, cursors, first.stream if first.stream.one_to_one else alone)
 
 
 def _check_together(ordered: Sequence[LoaderState]) -> None:
@@ -299,10 +301,10 @@ def _check_together(ordered: Sequence[LoaderState]) -> None:
                 "together."
             )
     is_one_to_one = first.stream.one_to_one
-    positions = [(state.step, state.places if is_one_to_one else None) for state in ordered]
+    positions = [(state.step, state.cursors if is_one_to_one else None) for state in ordered]
     if len(set(positions)) > 1:
         listed = ", ".join(
-            f"shard {index} at step {state.step}" + f", position {state.places[0].position}" * is_one_to_one
+            f"shard {index} at step {state.step}" + f", position {state.cursors[0].position}" * is_one_to_one
             for index, state in enumerate(ordered)
         )
         raise CheckpointError(

@@ -169,10 +169,10 @@ def _pipeline(number: int, execution: Execution, before: LoaderSnapshot) -> dict
 
 
 def _iterator(iterator: Any) -> dict[str, Any]:
-    look = dataclasses.asdict(iterator.look())
-    for worker in (look["load"] or {}).get("workers", ()):
+    status = dataclasses.asdict(iterator.status())
+    for worker in (status["load"] or {}).get("workers", ()):
         worker["process"] = _report(worker["pid"]) if worker["is_here"] and worker["pid"] is not None else None
-    return look
+    return status
 
 
 def _report(pid: int) -> Mapping[str, Any] | None:

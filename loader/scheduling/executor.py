@@ -9,7 +9,7 @@ from millstream.loader.scheduling.schedule import Schedule
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed
-    from millstream.loader.scheduling.load import Load
+    from millstream.loader.scheduling.status import ExecutorStatus
 
 
 class Executor(abc.ABC):
@@ -45,11 +45,11 @@ class Executor(abc.ABC):
         """True if it makes no progress any more. Its owner then begins another one at the same position."""
         return False
 
-    def load(self) -> "Load":
+    def status(self) -> "ExecutorStatus":
         """Returns a snapshot of the work in progress. Thread-safe: it may be slightly outdated."""
-        from millstream.loader.scheduling.load import Load  # noqa: PLC0415  (lazy: only monitoring needs it)
+        from millstream.loader.scheduling.status import ExecutorStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
 
-        return Load(self._schedule.backlog, self._schedule.ready)
+        return ExecutorStatus(self._schedule.backlog, self._schedule.ready)
 
     def stacks(self) -> dict[int, str]:
         """Returns the stacks of worker processes by process ID. The default is none. Thread-safe."""

@@ -26,7 +26,7 @@ from millstream.loader.threads.threaded_calls import ThreadedCalls
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed
-    from millstream.loader.scheduling.load import Load
+    from millstream.loader.scheduling.status import ExecutorStatus
 
 HAND_OVER_SECONDS = 0.001
 """Shorter calls run in the consumer's thread, because a transfer would cost at least a tenth of their time."""
@@ -85,9 +85,9 @@ class ThreadExecutor(Executor):
         # The number of blocks completed since the previous outputs.
         self._num_completed = 0
 
-    def load(self) -> "Load":
+    def status(self) -> "ExecutorStatus":
         """Returns a snapshot of the work in progress."""
-        made = super().load()
+        made = super().status()
         threads = self._threads
         return dataclasses.replace(
             made,

@@ -39,7 +39,7 @@ from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed
-    from millstream.loader.scheduling.load import Load
+    from millstream.loader.scheduling.status import ExecutorStatus
 
 STALL_WARNING_SECONDS = 30.0
 """A worker that makes no progress on a call for this long is reported in the log."""
@@ -125,21 +125,21 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             self._receive(0.0)
             self._dispatch()
 
-    def load(self) -> "Load":
+    def status(self) -> "ExecutorStatus":
         """Returns a snapshot of the work in progress, for each worker.
 
         Results are received when the consumer asks for outputs. Before that, a finished call can be recognised only by
         the call that its worker began next.
         """
-        from millstream.loader.scheduling.load import WorkerLoad  # noqa: PLC0415  (lazy: only reports need it)
+        from millstream.loader.scheduling.status import WorkerStatus  # noqa: PLC0415  (lazy: only reports need it)
 
-        workers, finished, made = [], 0, super().load()
+        workers, finished, made = [], 0, super().status()
         for worker in list(self._pool.workers):
             calls, begun = worker.calls.copy(), self._current_call(worker)
             finished += calls.index(begun) if begun in calls else 0
             call = self._assignments.call(begun) if begun is not None and begun in calls else None
             text = None if call is None else self.substreams.blocks_text(call)
-            workers.append(WorkerLoad(worker.number, worker.pid, self._are_local, len(calls), text, worker.waited))
+            workers.append(WorkerStatus(worker.number, worker.pid, self._are_local, len(calls), text, worker.waited))
         return dataclasses.replace(made, ready=made.ready + finished, workers=tuple(workers))
 
     def start(self) -> None:

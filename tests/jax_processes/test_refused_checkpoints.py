@@ -37,8 +37,8 @@ def move(states: Path) -> None:
     """Moves one process's state a batch further than the others."""
     file = states / "process_2-of-3.json"
     state = LoaderState.decode(file.read_bytes())
-    further = state.places[0]._replace(position=state.places[0].position + GLOBAL_BATCH)
-    moved = state._replace(step=state.step + 1, places=(further,))
+    further = state.cursors[0]._replace(position=state.cursors[0].position + GLOBAL_BATCH)
+    moved = state._replace(step=state.step + 1, cursors=(further,))
     file.write_bytes(moved.encode())
 
 

@@ -158,11 +158,11 @@ def test_a_state_of_the_earlier_release_is_refused_only_where_it_may_be_wrong(
     with iter(endless(operations)) as iterator:
         next(iterator)
         state = LoaderState.decode(iterator.get_state())
-        (place,) = state.places
-        assert len(place.skip) == numbers
+        (cursor,) = state.cursors
+        assert len(cursor.skip) == numbers
         if isinstance(after[0], (Map, WindowShuffle)):
             return
-        earlier = state._replace(places=(place._replace(skip=(*place.skip[:2], place.skip[3])),))
+        earlier = state._replace(cursors=(cursor._replace(skip=(*cursor.skip[:2], cursor.skip[3])),))
         with pytest.raises(CheckpointError, match="the numbers of a position: saved 3, here 4"):
             iterator.set_state(earlier.encode())
 

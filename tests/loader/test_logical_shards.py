@@ -175,7 +175,7 @@ def test_the_logical_shards_stay_together_however_different_they_are() -> None:
         for step in range(50):
             batch = next(iterator)
             assert batch.tolist() == [4 * step, 4 * step + 1, 40 * step + 2, 4 * step + 3]
-        positions = [place.position for place in LoaderState.decode(iterator.get_state()).places]
+        positions = [cursor.position for cursor in LoaderState.decode(iterator.get_state()).cursors]
     assert positions == [200, 200, 49 * 40 + 4, 200]
     ahead = [max(number for number in read if number % 4 == shard) for shard in (0, 1, 3)]
     assert all(number < 200 + 4 * 256 for number in ahead)
@@ -187,9 +187,8 @@ def test_where_it_is_and_what_it_is_can_be_asked() -> None:
         for _ in range(100):
             next(iterator)
         assert iterator.step == 100
-        assert (
-            iterator.epoch == min(place.position for place in LoaderState.decode(iterator.get_state()).places) // 1000
-        )
+        cursors = LoaderState.decode(iterator.get_state()).cursors
+        assert iterator.epoch == min(cursor.position for cursor in cursors) // 1000
         assert repr(iterator).endswith("shard 0 of 1>")
         for ask in (lambda: len(loader), lambda: len(iterator), lambda: loader.record_keys(0)):
             with pytest.raises(TypeError, match=r"operations\[0\]"):

@@ -8,7 +8,7 @@ import pytest
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import ALLOWABLE, Resumption, resumption
 from millstream.loader.checkpoints.fingerprint import Fingerprint
-from millstream.loader.checkpoints.state import LoaderState, Place, Stream, combined
+from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream, combined
 
 FINGERPRINT = Fingerprint(identity={}, content={"operations[0].map()": "code #1a2b3c4d"}, python="3.11")
 STREAM = Stream(
@@ -21,9 +21,9 @@ STREAM = Stream(
     length=None,
     fingerprint=FINGERPRINT,
 )
-STATE = LoaderState(step=5, places=(Place(160, (0,), is_final=False),), stream=STREAM)
-POSITION = STATE.places[0].position
-FILTERED = LoaderState(5, (Place(160, (3, 0), is_final=False),), dataclasses.replace(STREAM, one_to_one=False))
+STATE = LoaderState(step=5, cursors=(SavedCursor(160, (0,), is_final=False),), stream=STREAM)
+POSITION = STATE.cursors[0].position
+FILTERED = LoaderState(5, (SavedCursor(160, (3, 0), is_final=False),), dataclasses.replace(STREAM, one_to_one=False))
 IDENTITY = {
     "operations[0]": "Map Crop",
     "operations[0]._sizes": "[1, 2]",
@@ -35,7 +35,7 @@ IDENTITY = {
 
 
 def at(state: LoaderState, **changes: Any) -> LoaderState:
-    return state._replace(places=(state.places[0]._replace(**changes),))
+    return state._replace(cursors=(state.cursors[0]._replace(**changes),))
 
 
 def with_stream(state: LoaderState, **changes: Any) -> LoaderState:
@@ -83,7 +83,7 @@ def test_a_difference_in_identity_is_named_and_can_be_allowed(
     for saved, other in ((SAVED, here), (here, SAVED)):
         message = mismatch(saved, other, *(set(ALLOWABLE) - {part}))
         assert part in message.splitlines()[-1]
-        assert resumption(saved, other, {part}).places[0][0] == 5
+        assert resumption(saved, other, {part}).cursors[0][0] == 5
     lines = mismatch(SAVED, here).splitlines()
     assert [line.strip() for line in lines[1 : 1 + len(texts)]] == texts
 
@@ -103,7 +103,7 @@ def test_every_difference_is_named_at_once() -> None:
         assert text in message
     assert "source:" not in message
     assert 'allow={"global_batch", "operations[0]", "sampler.seed", "source"}' in message
-    assert resumption(SAVED, here, ALLOWABLE).places[0][0] == 10
+    assert resumption(SAVED, here, ALLOWABLE).cursors[0][0] == 10
 
 
 def test_only_several_shards_have_a_remainder_to_drop() -> None:
@@ -124,7 +124,7 @@ def test_another_global_batch_needs_leave_and_a_position_that_it_divides() -> No
         assert f"global_batch: saved 32, here {size}" in message
         if POSITION % size == 0:
             assert 'allow={"global_batch"}' in message
-            assert resumption(STATE, here, ["global_batch"]).places[0][0] == POSITION // size
+            assert resumption(STATE, here, ["global_batch"]).cursors[0][0] == POSITION // size
         else:
             assert "allow={}" not in message
             below = POSITION // size
@@ -152,7 +152,7 @@ def test_a_filtered_pipeline_resumes_only_from_its_logical_shards(changes: dict[
 SAVED_BY_TWO = [
     LoaderState(
         5,
-        tuple(Place(32 * number, (number, 0), is_final=number == 3) for number in numbers),
+        tuple(SavedCursor(32 * number, (number, 0), is_final=number == 3) for number in numbers),
         dataclasses.replace(FILTERED.stream, shard_index=index, logical_shards=4),
     )
     for index, numbers in enumerate([(0, 1), (2, 3)])
@@ -165,12 +165,12 @@ def test_a_shard_resumes_from_the_places_of_its_logical_shards(count: int) -> No
     """Combined states are that of a single shard, of which every number of shards takes its own part."""
     whole = combined(SAVED_BY_TWO[::-1])
     assert whole.stream == dataclasses.replace(SAVED_BY_TWO[0].stream, shard_count=1)
-    places = [place for state in SAVED_BY_TWO for place in state.places]
+    cursors = [cursor for state in SAVED_BY_TWO for cursor in state.cursors]
     for index in range(count):
-        own = places[index * 4 // count : (index + 1) * 4 // count]
-        here = LoaderState(0, tuple(place._replace(position=0) for place in own), whole.stream)
+        own = cursors[index * 4 // count : (index + 1) * 4 // count]
+        here = LoaderState(0, tuple(cursor._replace(position=0) for cursor in own), whole.stream)
         here = with_stream(here, shard_index=index, shard_count=count)
-        expected = tuple((place.position // 32, place.skip, place.is_final) for place in own)
+        expected = tuple((cursor.position // 32, cursor.skip, cursor.is_final) for cursor in own)
         assert resumption(whole, here) == Resumption(expected, ())
 
 
@@ -214,13 +214,13 @@ ENDED = with_stream(at(STATE, position=170, is_final=True), length=170)
 
 def test_the_end_of_one_order_is_no_position_of_a_longer_one() -> None:
     """After a short last batch a state fits the same length only; its error, and one beyond the end, say what to do."""
-    assert resumption(ENDED, ENDED).places[0][0] == 6
+    assert resumption(ENDED, ENDED).cursors[0][0] == 6
     for length in (340, None):
         message = mismatch(ENDED, with_stream(STATE, length=length))
         assert "end of 170 positions" in message
         assert "call seek(4)" in message
     assert "here the sampler ends at 100" in mismatch(STATE, with_stream(STATE, length=100))
-    assert resumption(STATE, with_stream(STATE, length=160)).places[0][0] == 5
+    assert resumption(STATE, with_stream(STATE, length=160)).cursors[0][0] == 5
     filtered = at(FILTERED, is_final=True)
     assert "seek(4)" in mismatch(filtered, with_stream(filtered, length=320))
 
@@ -248,7 +248,7 @@ def test_a_path_accepts_what_is_below_it_and_nothing_else() -> None:
     """`operations[1]` is neither `operations[10]` nor a part of it, and a parent accepts its parts."""
     here = with_identity({"operations[0]._sizes": "[1, 3]"})
     for allow in ("operations[0]._sizes", "operations[0]", "operations"):
-        assert resumption(SAVED, here, {allow}).places[0][0] == 5
+        assert resumption(SAVED, here, {allow}).cursors[0][0] == 5
     for other in ("operations[0]._size", "operations[0]._sizes[0]", "operations[1]", "source"):
         assert "operations[0]._sizes: saved [1, 2], here [1, 3]" in mismatch(SAVED, here, other)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.fingerprint import Fingerprint
-from millstream.loader.checkpoints.state import VERSION, LoaderState, Place, Stream
+from millstream.loader.checkpoints.state import VERSION, LoaderState, SavedCursor, Stream
 
 FINGERPRINT = Fingerprint(
     identity={"sampler": "IndexSampler", "sampler.seed": "7", "source": "100 records of list #47fe23d2"},
@@ -30,10 +30,10 @@ STREAM = Stream(
     length=None,
     fingerprint=FINGERPRINT,
 )
-STATE = LoaderState(step=5, places=(Place(160, (0,), is_final=False),), stream=STREAM)
+STATE = LoaderState(step=5, cursors=(SavedCursor(160, (0,), is_final=False),), stream=STREAM)
 FILTERED = LoaderState(
     step=5,
-    places=(Place(160, (3, 0), is_final=True), Place(165, (0, 0), is_final=False)),
+    cursors=(SavedCursor(160, (3, 0), is_final=True), SavedCursor(165, (0, 0), is_final=False)),
     stream=dataclasses.replace(STREAM, one_to_one=False, length=165, logical_shards=4),
 )
 
@@ -46,8 +46,8 @@ def states(draw: st.DrawFn) -> LoaderState:
     """Draws a state."""
     shards, own, width = draw(st.integers(1, 9)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
     one_to_one = draw(st.booleans())
-    place = st.builds(
-        Place, numbers, st.lists(numbers, min_size=width, max_size=width).map(tuple), is_final=st.booleans()
+    cursor = st.builds(
+        SavedCursor, numbers, st.lists(numbers, min_size=width, max_size=width).map(tuple), is_final=st.booleans()
     )
     count = 1 if one_to_one else own
     stream = Stream(
@@ -60,7 +60,7 @@ def states(draw: st.DrawFn) -> LoaderState:
         length=draw(st.none() | numbers),
         fingerprint=Fingerprint(draw(texts), draw(texts), "3.11"),
     )
-    return LoaderState(draw(numbers), tuple(draw(st.lists(place, min_size=count, max_size=count))), stream)
+    return LoaderState(draw(numbers), tuple(draw(st.lists(cursor, min_size=count, max_size=count))), stream)
 
 
 def sealed(fields: dict[str, Any]) -> bytes:
@@ -127,11 +127,11 @@ def test_every_damaged_byte_is_refused(state: LoaderState) -> None:
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
         refusal(damaged, state.stream)
-    for place in range(len(raw)):
-        refusal(raw[:place], state.stream)
-        refusal(raw[place + 1 :], state.stream)
-        refusal(raw[:place] + raw[place + 1 :], state.stream)
-        refusal(raw[:place] + b"\0" + raw[place:], state.stream)
+    for offset in range(len(raw)):
+        refusal(raw[:offset], state.stream)
+        refusal(raw[offset + 1 :], state.stream)
+        refusal(raw[:offset] + raw[offset + 1 :], state.stream)
+        refusal(raw[:offset] + b"\0" + raw[offset:], state.stream)
 
 
 @settings(deadline=None, max_examples=100)

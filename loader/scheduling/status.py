@@ -4,7 +4,7 @@ import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
-class WorkerLoad:
+class WorkerStatus:
     """A snapshot of a worker.
 
     Attributes:
@@ -25,7 +25,7 @@ class WorkerLoad:
 
 
 @dataclasses.dataclass(frozen=True)
-class Load:
+class ExecutorStatus:
     """A snapshot of an executor.
 
     Attributes:
@@ -40,11 +40,11 @@ class Load:
     ready: int
     max_threads: int = 0
     busy_threads: int = 0
-    workers: tuple[WorkerLoad, ...] = ()
+    workers: tuple[WorkerStatus, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class IteratorLook:
+class IteratorStatus:
     """A snapshot of an iterator.
 
     Attributes:
@@ -63,4 +63,4 @@ class IteratorLook:
     lifecycle: str
     waits_for: float | None
     at_hand: int
-    load: Load | None
+    load: ExecutorStatus | None
