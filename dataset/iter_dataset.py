@@ -143,8 +143,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         Examples:
             >>> numbers = millstream.MapDataset.range(6).to_iter_dataset()
             >>> letters = millstream.MapDataset.source(["a", "b"]).to_iter_dataset()
-            >>> parts = {"numbers": numbers, "letters": letters}
-            >>> list(millstream.IterDataset.mix(parts, {"numbers": 0.75, "letters": 0.25}))
+            >>> datasets = {"numbers": numbers, "letters": letters}
+            >>> list(millstream.IterDataset.mix(datasets, {"numbers": 0.75, "letters": 0.25}))
             [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
         from millstream.dataset.stream_mixing import MixedIterDataset  # noqa: PLC0415  (which needs this class)

@@ -17,7 +17,7 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.randomness import as_seed, derive_seed
-from millstream.samplers.mixtures.mixture_checks import named_parts
+from millstream.samplers.mixtures.mixture_checks import named_components
 from millstream.samplers.mixtures.weights import checked_weights
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
@@ -174,17 +174,17 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
         Examples:
             >>> numbers, letters = millstream.MapDataset.range(6), millstream.MapDataset.source(["a", "b"])
-            >>> parts = {"numbers": numbers, "letters": letters}
-            >>> list(millstream.MapDataset.mix(parts, {"numbers": 0.75, "letters": 0.25}))
+            >>> datasets = {"numbers": numbers, "letters": letters}
+            >>> list(millstream.MapDataset.mix(datasets, {"numbers": 0.75, "letters": 0.25}))
             [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
-        names, parts = named_parts(datasets, "datasets")
-        nodes = _nodes(parts, "datasets")
+        names, components = named_components(datasets, "datasets")
+        nodes = _nodes(components, "datasets")
         for name, node in zip(names, nodes, strict=True):
             if not node.length:
                 raise ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
         whole = checked_weights([1] * len(names) if weights is None else weights, names)
-        return dataset_of(Mixed(nodes, whole, names), *parts)
+        return dataset_of(Mixed(nodes, whole, names), *components)
 
     @staticmethod
     def select_from_datasets(datasets: "Sequence[MapDataset[Out]]", selection_map: Any) -> "MapDataset[Out]":

@@ -14,7 +14,7 @@ from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers.mixtures.mixture_checks import named_parts
+from millstream.samplers.mixtures.mixture_checks import named_components
 from millstream.samplers.mixtures.weights import checked_weights
 from millstream.transforms import Transformation
 
@@ -34,9 +34,10 @@ class MixedIterDataset(Combined):
         datasets: "Sequence[Any] | Mapping[str, Any]",
         weights: "Sequence[Any] | Mapping[str, Any] | None" = None,
     ) -> None:
-        self.names, parts = named_parts(datasets, "datasets")
-        super().__init__([as_stream(part, f"datasets[{name!r}]") for name, part in zip(self.names, parts, strict=True)])
-        self.weights = checked_weights([1] * len(parts) if weights is None else weights, self.names)
+        self.names, components = named_components(datasets, "datasets")
+        named = zip(self.names, components, strict=True)
+        super().__init__([as_stream(component, f"datasets[{name!r}]") for name, component in named])
+        self.weights = checked_weights([1] * len(components) if weights is None else weights, self.names)
         self.is_named = isinstance(datasets, Mapping)
 
     def _drawn(self, shared: Shared) -> MixedIterator:
@@ -48,8 +49,8 @@ class MixedIterDataset(Combined):
         if running.tolerance is not None or not operations:
             return None
         nodes = [straight_node(parent) for parent in self.parents]
-        parts = tuple(node for node in nodes if node is not None)
-        if len(parts) < len(nodes):
+        lowered = tuple(node for node in nodes if node is not None)
+        if len(lowered) < len(nodes):
             return None
         threads = Shared().threads if running.threads is None else running.threads
         runs_here = not running.workers.num_workers and running.shared_workers is None
@@ -58,7 +59,7 @@ class MixedIterDataset(Combined):
         return MixtureIterator(
             FedIterator(stream, operations, running),
             stream,
-            Mixed(parts, self.weights, self.names),
+            Mixed(lowered, self.weights, self.names),
             operations,
             dataclasses.replace(running, reading=reading or joint_reading(self.parents)),
             parts_have_workers=parts_have_workers,

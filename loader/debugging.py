@@ -121,12 +121,12 @@ class DebugChecks:
         if not len(result.values):
             return
         value = result.values[0]
-        if label in self._leaving and (parts := unpicklable_leaves(value)):
+        if label in self._leaving and (culprits := unpicklable_leaves(value)):
             self._warn(
                 label,
                 "pickling",
                 f"The result of {_subject(label)} cannot be pickled, so a worker process cannot send it: "
-                f"{'; '.join(parts)}. Make it an array, a number or a string.",
+                f"{'; '.join(culprits)}. Make it an array, a number or a string.",
             )
         if label == self._delivering and len(result.origins) and self._is_of_source(value, result.origins):
             self._warn(

@@ -99,8 +99,8 @@ def load(
     else:
         source = sources.ConcatenatedDataSource(_checked_components(source))
         orders = {
-            name: _order(part, shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
-            for number, (name, part) in enumerate(source.parts.items())
+            name: _order(component, shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
+            for number, (name, component) in enumerate(source.parts.items())
         }
         sampler = samplers.MixtureSampler(orders, weights, stop=stop)
     batch = [] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn)]

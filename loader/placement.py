@@ -147,12 +147,12 @@ def _leaves(batch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
     for keys, leaf in jax.tree_util.tree_leaves_with_path(batch):
         here = path + jax.tree_util.keystr(keys)
-        parts = tree.parts(leaf)
-        if parts is None:
+        children = tree.children(leaf)
+        if children is None:
             yield here, leaf
         else:
-            for step, part in zip(tree.paths(leaf), parts, strict=True):
-                yield from _leaves(part, here + step)
+            for step, child in zip(tree.paths(leaf), children, strict=True):
+                yield from _leaves(child, here + step)
 
 
 def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
@@ -160,8 +160,10 @@ def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
     import jax  # noqa: PLC0415  (lazy, as above)
 
     def replaced(leaf: Any) -> Any:
-        parts = tree.parts(leaf)
-        return next(leaves) if parts is None else tree.rebuilt(leaf, [_with_leaves(part, leaves) for part in parts])
+        children = tree.children(leaf)
+        if children is None:
+            return next(leaves)
+        return tree.rebuilt(leaf, [_with_leaves(child, leaves) for child in children])
 
     return jax.tree.map(replaced, batch)
 

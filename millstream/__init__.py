@@ -211,9 +211,9 @@ if not TYPE_CHECKING:
     _late_name, __dir__ = lazy_imports.hooks(
         __name__,
         {
-            name: part.__name__
-            for part in (loader, samplers, sources, transforms)
-            for name in part.__all__
+            name: module.__name__
+            for module in (loader, samplers, sources, transforms)
+            for name in module.__all__
             if name in __all__
         }
         | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset"), "millstream.dataset")

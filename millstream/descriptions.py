@@ -121,6 +121,6 @@ class Pictured:
     def _repr_html_(self) -> str:
         from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
-        bars = [html_fragments.proportions(parts, caption) for caption, parts in self._picture_bars()]
+        bars = [html_fragments.proportions(shares, caption) for caption, shares in self._picture_bars()]
         title = described(self, with_defaults=False)
         return html_fragments.figure(html_fragments.card(self._picture_kind, title, *bars))

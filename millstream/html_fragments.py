@@ -46,15 +46,15 @@ def escaped(value: object) -> str:
     return html.escape(str(value))
 
 
-def figure(*parts: str, style: str = "") -> str:
-    """Returns a rendering of the given parts, with its style sheet."""
-    return f'<div class="millstream"><style>{STYLE}{style}</style>{"".join(parts)}</div>'
+def figure(*fragments: str, style: str = "") -> str:
+    """Returns a rendering of the given fragments, with its style sheet."""
+    return f'<div class="millstream"><style>{STYLE}{style}</style>{"".join(fragments)}</div>'
 
 
-def card(kind: str, title: str, *parts: str, mark: str = "") -> str:
-    """Returns a box with a kind, a title, and parts in HTML below them."""
+def card(kind: str, title: str, *fragments: str, mark: str = "") -> str:
+    """Returns a box with a kind, a title, and fragments of HTML below them."""
     head = f'<div class="ms-head"><span class="ms-kind">{escaped(kind)}</span><code>{escaped(title)}</code></div>'
-    return f'<div class="ms-card {mark}">{head}{"".join(parts)}</div>'
+    return f'<div class="ms-card {mark}">{head}{"".join(fragments)}</div>'
 
 
 def soft(text: str) -> str:
@@ -67,18 +67,18 @@ def leaf_lines(leaves: Iterable[str]) -> str:
     return "".join(f'<div class="ms-leaf">{escaped(leaf)}</div>' for leaf in leaves)
 
 
-def proportions(parts: Sequence[tuple[str, float]], caption: str = "") -> str:
+def proportions(shares: Sequence[tuple[str, float]], caption: str = "") -> str:
     """Returns a bar that is divided in proportion, with a caption above it and the names of the parts below."""
-    whole = sum(size for _, size in parts) or 1.0
+    whole = sum(size for _, size in shares) or 1.0
     segments, names = [], []
-    for number, (name, size) in enumerate(parts):
+    for number, (name, size) in enumerate(shares):
         # Consecutive hues at this angle differ clearly, however many there are.
         colour = f"hsl({number * 137.5 % 360:.0f} 60% var(--ms-light))"
         share = f"{size / whole:.1%}"
         segments.append(f'<span title="{escaped(name)} {share}" style="width:{share};background:{colour}"></span>')
         if number < PARTS_SHOWN:
             names.append(f'<span class="ms-key" style="background:{colour}"></span>{escaped(name)} {share}')
-    more = f" … {len(parts) - PARTS_SHOWN} more" if len(parts) > PARTS_SHOWN else ""
+    more = f" … {len(shares) - PARTS_SHOWN} more" if len(shares) > PARTS_SHOWN else ""
     bar = f'<div class="ms-mix">{"".join(segments)}</div>'
     return f'{soft(caption)}{bar}<div class="ms-soft">{"".join(names)}{more}</div>'
 

@@ -83,16 +83,16 @@ class Segments(NamedTuple):
         return cls(offsets, elements, bounds[:-1] + shifts, bounds[1:] + shifts)
 
     @classmethod
-    def concatenate(cls, parts: Sequence["Segments"]) -> "Segments":
-        """Returns the outputs of all parts, in order.
+    def concatenate(cls, groups: Sequence["Segments"]) -> "Segments":
+        """Returns the outputs of all groups, in order.
 
         Args:
-            parts: the parts, with starts and stops; none for no output.
+            groups: the groups, with starts and stops; none for no output.
         """
         nothing = np.empty(0, dtype=np.int64)
-        bases = np.cumsum([0, *(len(part.elements) for part in parts)])
-        offsets = [part.offsets[:-1] + base for part, base in zip(parts, bases, strict=False)]
-        columns = zip((nothing,) * 3, *((part.elements, part.starts, part.stops) for part in parts), strict=True)
+        bases = np.cumsum([0, *(len(group.elements) for group in groups)])
+        offsets = [group.offsets[:-1] + base for group, base in zip(groups, bases, strict=False)]
+        columns = zip((nothing,) * 3, *((group.elements, group.starts, group.stops) for group in groups), strict=True)
         return cls(np.concatenate([*offsets, bases[-1:]]), *map(np.concatenate, columns))
 
     @classmethod
@@ -106,7 +106,7 @@ class Segments(NamedTuple):
         if len(found) == 1 and isinstance(found[0][0], slice):
             return found[0][1]
         numbers = np.concatenate([np.empty(0, dtype=np.int64), *(rows for rows, _ in found)])
-        return cls.concatenate([part for _, part in found]).permuted(np.argsort(numbers))
+        return cls.concatenate([group for _, group in found]).permuted(np.argsort(numbers))
 
     def of_output(self, output: int) -> "Segments":
         """Returns the segments of one output.

@@ -223,33 +223,33 @@ class RowGroup:
         names = axes if isinstance(axes, tuple) else (axes,)
         num_parts = math.prod(sharding.mesh.shape[name] for name in names)
         rows = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(names))
-        parts: dict[int, set[int]] = {}
+        needed: dict[int, set[int]] = {}
         slices: Mapping[Any, Any] = rows.devices_indices_map((num_parts,))
-        for device, (part,) in slices.items():
-            parts.setdefault(device.process_index, set()).update(range(*part.indices(num_parts)))
-        return cls.among(parts, jax.process_index(), num_parts)
+        for device, (rows_of_device,) in slices.items():
+            needed.setdefault(device.process_index, set()).update(range(*rows_of_device.indices(num_parts)))
+        return cls.among(needed, jax.process_index(), num_parts)
 
     @classmethod
-    def among(cls, parts: Mapping[int, set[int]], process: int, num_parts: int) -> Self:
+    def among(cls, needed: Mapping[int, set[int]], process: int, num_parts: int) -> Self:
         """Finds the rows of a process among those of all.
 
         Args:
-            parts: the parts of the rows that each process needs, numbers from 0.
+            needed: the parts of the rows that each process needs, numbers from 0.
             process: the number of the process.
             num_parts: the number of parts.
 
         Raises:
             ValueError: the process needs no rows, or the rows of two processes overlap only in part.
         """
-        if process not in parts:
+        if process not in needed:
             raise ValueError(
                 f"sharding must include a device of this process, number {process}, but its mesh has devices of other "
                 "processes only. Use a mesh of jax.devices()."
             )
-        own = parts[process]
-        runs = sorted({tuple(sorted(numbers)) for numbers in parts.values()})
+        own = needed[process]
+        runs = sorted({tuple(sorted(numbers)) for numbers in needed.values()})
         if runs != [tuple(range(start, start + len(own))) for start in range(0, num_parts, len(own))]:
-            listed = "; ".join(f"process {number}: {sorted(numbers)}" for number, numbers in sorted(parts.items()))
+            listed = "; ".join(f"process {number}: {sorted(numbers)}" for number, numbers in sorted(needed.items()))
             raise ValueError(
                 "sharding must give each process one run of rows, all of the same length, and two processes either the "
                 f"same rows or none in common. The {num_parts} parts of the rows are on these processes: {listed}. "

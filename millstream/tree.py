@@ -28,7 +28,7 @@ _MAPPINGS = (dict, Mapping)
 """A dict first, because a check against the abstract class takes ten times as long."""
 
 
-def parts(value: Any) -> Sequence[Any] | None:
+def children(value: Any) -> Sequence[Any] | None:
     """Returns the children of a structure, in its order; None for a leaf.
 
     Raises:
@@ -47,7 +47,7 @@ def parts(value: Any) -> Sequence[Any] | None:
 
 
 def paths(structure: Any) -> Iterator[str]:
-    """Yields the path of each of `parts(structure)`, as written in Python: `['image']`, `[3]`, `.label`."""
+    """Yields the path of each of `children(structure)`, as written in Python: `['image']`, `[3]`, `.label`."""
     if isinstance(structure, _MAPPINGS):
         return (f"[{key!r}]" for key in structure)
     names = _field_names(structure)
@@ -56,9 +56,9 @@ def paths(structure: Any) -> Iterator[str]:
     return (f".{name}" for name in names)
 
 
-def rebuilt(structure: Any, new_parts: Iterable[Any]) -> Any:
-    """Returns a copy of the structure with other children, in the order of `parts(structure)`."""
-    return all_rebuilt(structure, [new_parts])[0]
+def rebuilt(structure: Any, new_children: Iterable[Any]) -> Any:
+    """Returns a copy of the structure with other children, in the order of `children(structure)`."""
+    return all_rebuilt(structure, [new_children])[0]
 
 
 def all_rebuilt(structure: Any, rows: Iterable[Iterable[Any]]) -> list[Any]:
@@ -74,18 +74,18 @@ def all_rebuilt(structure: Any, rows: Iterable[Iterable[Any]]) -> list[Any]:
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Returns a copy of the structure with the results of `function` for its leaves, in their order."""
-    found = parts(value)
-    return function(value) if found is None else rebuilt(value, [map_leaves(function, part) for part in found])
+    found = children(value)
+    return function(value) if found is None else rebuilt(value, [map_leaves(function, child) for child in found])
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the path and the value of each leaf; paths begin with `path`."""
-    found = parts(value)
+    found = children(value)
     if found is None:
         yield path, value
         return
-    for step, part in zip(paths(value), found, strict=True):
-        yield from leaves(part, path + step)
+    for step, child in zip(paths(value), found, strict=True):
+        yield from leaves(child, path + step)
 
 
 def _field_names(value: Any) -> Sequence[str] | None:
@@ -97,8 +97,8 @@ def _field_names(value: Any) -> Sequence[str] | None:
     return [field.name for field in dataclasses.fields(type(value))]
 
 
-def _rebuilt_dataclass(kind: type, names: Iterable[str], parts: Iterable[Any]) -> Any:
+def _rebuilt_dataclass(kind: type, names: Iterable[str], children: Iterable[Any]) -> Any:
     built: Any = object.__new__(kind)
-    for name, part in zip(names, parts, strict=True):
-        object.__setattr__(built, name, part)
+    for name, child in zip(names, children, strict=True):
+        object.__setattr__(built, name, child)
     return built

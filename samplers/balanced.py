@@ -103,8 +103,8 @@ class BalancedSampler(Order):
         own = getattr(self.order, "fingerprint", None)
         of = own() if callable(own) else type(self.order).__name__
         crc = zlib.crc32(self._costs.astype("<i8", copy=False).data)
-        words = f"costs={len(self._costs)}#{crc:08x} global_batch_size={self.global_batch_size} parts={self.parts}"
-        return f"BalancedSampler {words} of {of}"
+        fields = f"costs={len(self._costs)}#{crc:08x} global_batch_size={self.global_batch_size} parts={self.parts}"
+        return f"BalancedSampler {fields} of {of}"
 
     @property
     def seed(self) -> int | None:
@@ -152,18 +152,18 @@ class BalancedSampler(Order):
             IndexError: the position is negative or beyond the end.
         """
         position = operator.index(position)
-        (place,) = self._places(positions_between(position, position + 1, self.length)).tolist()
-        metadata = self.order[place]
+        (position_in_order,) = self._positions_in_order(positions_between(position, position + 1, self.length)).tolist()
+        metadata = self.order[position_in_order]
         rng = metadata.rng
         if self.seed is not None:
             rng = generator(self.seed, position // (self.num_records or POSITION_LIMIT), position, operation=0)
         return RecordMetadata(position, metadata.record_key, rng)
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return checked_keys_at(self.order, self._places(positions))
+        return checked_keys_at(self.order, self._positions_in_order(positions))
 
     def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.asarray(positions, dtype=np.int64)  # `_places` checks them.
+        return np.asarray(positions, dtype=np.int64)  # `_positions_in_order` checks them.
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         """Returns the occurrences of keys before a position, in any order."""
@@ -174,7 +174,7 @@ class BalancedSampler(Order):
         size = self.global_batch_size
         end = -(-stop // size) * size
         found = self.order.occurrences(keys, end if self.length is None else min(end, self.length))
-        positions = self._places(found.positions, inverse=True)
+        positions = self._positions_in_order(found.positions, inverse=True)
         is_before = positions < stop
         return Occurrences(found.rows[is_before], positions[is_before])
 
@@ -194,7 +194,7 @@ class BalancedSampler(Order):
         Args:
             positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
         """
-        return self._rows.segments_at(self._places(positions))
+        return self._rows.segments_at(self._positions_in_order(positions))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the number of tokens of documents, shape (m,); the order must have rows.
@@ -238,15 +238,15 @@ class BalancedSampler(Order):
         Args:
             positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
         """
-        return self._mixture.locate(self._places(positions))
+        return self._mixture.locate(self._positions_in_order(positions))
 
     def located(self, positions: NDArray[np.int64]) -> Located:
         """Returns the component, the index and the record key of any positions."""
-        return self._mixture.located(self._places(positions))
+        return self._mixture.located(self._positions_in_order(positions))
 
     def located_segments(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
         """Returns the component, the index and the documents of the rows at any positions."""
-        return self._mixture.located_segments(self._places(positions))
+        return self._mixture.located_segments(self._positions_in_order(positions))
 
     @property
     def _rows(self) -> PackedSampler:
@@ -256,7 +256,7 @@ class BalancedSampler(Order):
     def _mixture(self) -> MixedPackedSampler:
         return cast("MixedPackedSampler", self.order)
 
-    def _places(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
+    def _positions_in_order(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
         """Returns the positions in the order at which the records of positions are, or the inverse; shape (m,)."""
         positions = np.asarray(positions, dtype=np.int64)
         if not len(positions):
@@ -266,7 +266,7 @@ class BalancedSampler(Order):
         complete = POSITION_LIMIT // size if self.length is None else self.length // size
         batches = positions // size
         numbers, rows = np.unique(batches, return_inverse=True)
-        offsets, places = positions - batches * size, positions.copy()
+        offsets, found = positions - batches * size, positions.copy()
         count = int(np.searchsorted(numbers, complete))
         step = max(1, _POSITIONS_PER_CALL // size)
         for start in range(0, count, step):
@@ -274,9 +274,9 @@ class BalancedSampler(Order):
             arranged = self._arranged(numbers[start:stop])
             arranged = np.argsort(arranged, axis=1) if inverse else arranged
             own = np.flatnonzero((rows >= start) & (rows < stop))
-            places[own] = arranged[rows[own] - start, offsets[own]] + batches[own] * size
-        places.flags.writeable = False
-        return places
+            found[own] = arranged[rows[own] - start, offsets[own]] + batches[own] * size
+        found.flags.writeable = False
+        return found
 
     def _arranged(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns an offset in the order for each row of complete global batches, shape (batches, rows)."""
@@ -306,21 +306,21 @@ def _as_integer_costs(costs: Any) -> NDArray[np.int64]:
     return scaled
 
 
-def _dealt(costs: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
-    """Returns rows in an order in which contiguous parts of equal count cost alike, nested."""
-    size = len(costs) // parts
+def _dealt(costs: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Returns rows in an order in which `count` contiguous parts of the same size cost alike, nested."""
+    size = len(costs) // count
     rows = np.argsort(-costs, kind="stable")
     # The dearest row that is left goes to the cheapest part that has room.
-    open_parts: list[tuple[int, int]] = [(0, part) for part in range(parts)]
-    totals, members = [0] * parts, [list[int]() for _ in range(parts)]
+    open_parts: list[tuple[int, int]] = [(0, number) for number in range(count)]
+    totals, members = [0] * count, [list[int]() for _ in range(count)]
     for row, cost in zip(rows.tolist(), costs[rows].tolist(), strict=True):
-        total, part = open_parts[0]
-        totals[part] = total + cost
-        members[part].append(row)
-        if len(members[part]) == size:
+        total, number = open_parts[0]
+        totals[number] = total + cost
+        members[number].append(row)
+        if len(members[number]) == size:
             heapq.heappop(open_parts)
         else:
-            heapq.heapreplace(open_parts, (totals[part], part))
+            heapq.heapreplace(open_parts, (totals[number], number))
     groups = list(zip(totals, members, strict=True))
     while len(groups) > 1 and len(groups) % 2 == 0:
         ordered = sorted(groups, key=operator.itemgetter(0), reverse=True)

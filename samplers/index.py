@@ -105,13 +105,13 @@ class IndexSampler(EpochSampler):
         and its other attributes come after. One whose order depends on something without a plain `repr` overrides this.
         """
         kind = IndexSampler if type(self) is SequentialSampler else type(self)
-        words = [kind.__qualname__, *(f"{name}={getattr(self, name)}" for name in ("num_records", "shuffle", "seed"))]
+        fields = [kind.__qualname__, *(f"{name}={getattr(self, name)}" for name in ("num_records", "shuffle", "seed"))]
         if self.keys is not None:
             crc = zlib.crc32(np.ascontiguousarray(self.keys, dtype="<i8").data)
-            words.append(f"keys={len(self.keys)}#{crc:08x}")
+            fields.append(f"keys={len(self.keys)}#{crc:08x}")
         known = {field.name for field in dataclasses.fields(IndexSampler)} | {"largest_key"}
-        words += [f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name not in known]
-        return " ".join(words)
+        fields += [f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name not in known]
+        return " ".join(fields)
 
     def __getitem__(self, position: int) -> RecordMetadata:
         """Returns the record key at a position, and a fresh generator (None without a seed).

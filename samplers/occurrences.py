@@ -36,12 +36,12 @@ class Occurrences(NamedTuple):
         return found
 
     @classmethod
-    def concatenate(cls, parts: "list[Occurrences]") -> "Occurrences":
-        """Returns the occurrences of several parts."""
+    def concatenate(cls, all_found: "list[Occurrences]") -> "Occurrences":
+        """Returns several occurrences as one."""
         nothing = np.empty(0, dtype=np.int64)
         return (
-            cls(*(np.concatenate([nothing, *columns]) for columns in zip(*parts, strict=True)))
-            if parts
+            cls(*(np.concatenate([nothing, *columns]) for columns in zip(*all_found, strict=True)))
+            if all_found
             else cls(nothing, nothing)
         )
 

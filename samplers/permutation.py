@@ -74,7 +74,7 @@ class _Cipher(NamedTuple):
         """Returns the cipher of some of the values."""
         if self.keys.shape[2] == 1:
             return self
-        return _Cipher._make(part if isinstance(part, int) else part[..., rows] for part in self)
+        return _Cipher._make(half if isinstance(half, int) else half[..., rows] for half in self)
 
 
 def permute(
@@ -273,7 +273,7 @@ def _shapes_of(sizes: Wide) -> tuple[Wide, Wide, NDArray[np.int64]]:
 def _bit_lengths(words: Wide) -> Wide:
     # By 32 bits at a time, which floating-point numbers hold exactly.
     high, low = (
-        np.frexp(part.astype(np.float64))[1] for part in (words >> np.uint64(32), words & np.uint64(2**32 - 1))
+        np.frexp(half.astype(np.float64))[1] for half in (words >> np.uint64(32), words & np.uint64(2**32 - 1))
     )
     return np.where(high > 0, high + 32, low).astype(np.uint64)
 

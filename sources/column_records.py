@@ -191,9 +191,9 @@ def _are_alike(one: Any, other: Any) -> bool:
     """Returns True if two batches have the same structure of arrays that differ in nothing but their lengths."""
     if type(one) is not type(other):
         return False
-    members = tree.parts(one)
+    members = tree.children(one)
     if members is None:
         is_array = isinstance(one, np.ndarray) and not one.dtype.hasobject
         return is_array and one.dtype == other.dtype and one.shape[1:] == other.shape[1:]
     same_names = list(tree.paths(one)) == list(tree.paths(other))
-    return same_names and all(itertools.starmap(_are_alike, zip(members, tree.parts(other) or (), strict=True)))
+    return same_names and all(itertools.starmap(_are_alike, zip(members, tree.children(other) or (), strict=True)))

@@ -111,22 +111,23 @@ class ConcatenatedDataSource(Pictured, Closing):
         return f"ConcatenatedDataSource({self._num_records:,} records in {len(self.parts)} sources: {named})"
 
     def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
-        return [("", [(str(name), len(part)) for name, part in self.parts.items()])]
+        return [("", [(str(name), len(source)) for name, source in self.parts.items()])]
 
     def __getstate__(self) -> dict[str, Any]:
         derived = {"_columns", "_held", "_holds_all", "_readers"}
         state = {name: value for name, value in vars(self).items() if name not in derived}
         # Workers share the records of a list in memory. If all sources are lists, they share one, as each may be small.
         if self._holds_all:
-            return state | {"parts": {name: type(part) for name, part in self.parts.items()}, "_held": self._all_held()}
-        held = {name: HeldRecords(part) for name, part in self.parts.items() if type(part) in {list, tuple}}
+            kinds = {name: type(source) for name, source in self.parts.items()}
+            return state | {"parts": kinds, "_held": self._all_held()}
+        held = {name: HeldRecords(source) for name, source in self.parts.items() if type(source) in {list, tuple}}
         return state | {"parts": self.parts | held}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         held = state.get("_held")
         if held is None:
-            records = {name: part.records for name, part in self.parts.items() if type(part) is HeldRecords}
+            records = {name: source.records for name, source in self.parts.items() if type(source) is HeldRecords}
             self.parts |= records
         else:
             slices = map(slice, self._starts.tolist(), (self._starts + self.lengths).tolist())

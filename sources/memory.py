@@ -301,7 +301,7 @@ def _common_length(columns: list[tuple[str, NDArray[Any]]]) -> int:
 
 def rows_of(columns: Any, count: int) -> list[Any]:
     """Returns the rows of the columns as records, each of the columns' structure."""
-    members = tree.parts(columns)
+    members = tree.children(columns)
     if members is None:
         return list(columns)
     # An empty structure among the columns is empty in each record.

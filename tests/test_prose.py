@@ -35,6 +35,13 @@ PHRASES = [
 """Phrases that occur in no text. `at once` is either *immediately* or *together*."""
 IDENTIFIERS = r"^_?(MOST|LEAST|FEW|most|least)_"
 """Bounds are called `MAX_X` and `MIN_X`."""
+ALL_PURPOSE = r"_*(place|places|look|words|part|parts|piece|pieces|picture|many)_*"
+"""Identifiers that name nothing: a position, a path, a segment, a description has a name of its own."""
+OWN_TERMS = {
+    "parts": {"samplers/balanced.py", "samplers/mixtures/mixture.py", "sources/concatenated.py"},
+    "words": {"millstream/philox_state.py", "millstream/randomness.py", "samplers/permutation.py"},
+}
+"""The modules in which such a name is the term of the field, 64-bit words, or a public attribute."""
 
 
 class Text(NamedTuple):
@@ -79,6 +86,18 @@ def prose_violations(source: str) -> list[str]:
     return [f"line {line}: {words}" for line, words in sorted(found)]
 
 
+def all_purpose_names(source: str) -> set[tuple[int, str]]:
+    """Returns the lines at which a module defines an all-purpose name, and the names."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
+                found.add((node.lineno, name))
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                found.add((node.lineno, name))
+    return {(line, name) for line, name in found if re.fullmatch(ALL_PURPOSE, name, re.IGNORECASE)}
+
+
 MODULES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -86,6 +105,19 @@ def test_the_words_of_a_module_are_plain() -> None:
     """No text of a module begins with a question word or has a phrase that makes a reader stop."""
     found = {str(path): prose_violations(path.read_text()) for path in MODULES}
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
+
+
+def test_names_say_what_they_name() -> None:
+    """No module defines an all-purpose name, unless it is the field's own term there."""
+    allowed = {(path, name) for name, paths in OWN_TERMS.items() for path in paths}
+    found = {
+        (path.relative_to(ROOT).as_posix(), name.lower())
+        for path in MODULES
+        for _, name in all_purpose_names(path.read_text())
+    }
+    assert found == allowed
+    for definition in ("def look(): ...", "class _Part: ...", "def f(words): ...", "place = 1", "self._pieces = []"):
+        assert all_purpose_names(definition)
 
 
 @pytest.mark.parametrize(

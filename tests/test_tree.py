@@ -109,7 +109,7 @@ def test_a_leaf_is_where_its_path_says(value: Any) -> None:
     found = list(tree.leaves(value))
     for path, leaf in found:
         assert eval(f"value{path}", {"value": value}) is leaf
-        assert tree.parts(leaf) is None
+        assert tree.children(leaf) is None
     assert len({path for path, _ in found}) == len(found)
 
 
@@ -139,14 +139,14 @@ def test_what_is_a_number_is_a_leaf() -> None:
     class Metres(float):
         unit: str = "m"
 
-    assert tree.parts(Metres(2.0)) is None
+    assert tree.children(Metres(2.0)) is None
 
 
 def test_a_field_that_is_not_set_is_an_error() -> None:
     """A field that is not set is an error: there is no part to give."""
     half = object.__new__(Frozen)
     with pytest.raises(AttributeError):
-        tree.parts(half)
+        tree.children(half)
 
 
 @BOTH

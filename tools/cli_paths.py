@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from millstream.sources.formats import FORMATS, FileFormat, format_of_file
-from millstream.sources.storage.paths import FilePart, resolve_paths
+from millstream.sources.storage.paths import FileRange, resolve_paths
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -36,20 +36,20 @@ def find_files(
     chosen = next((kind for kind in FORMATS if kind.name == format_name), None)
     found: FilesByFormat = {}
 
-    def add(part: FilePart) -> None:
-        path = part.path
+    def add(file: FileRange) -> None:
+        path = file.path
         kind = chosen or format_of_file(path)
         if kind.name == "megatron":
             path = path.removesuffix(".idx").removesuffix(".bin")
-        elif part.stop is not None:
-            path = f"{path}[{part.start}:{part.stop}]"
+        elif file.stop is not None:
+            path = f"{path}[{file.start}:{file.stop}]"
         _, of_kind = found.setdefault(kind.name, (kind, []))
         if path not in of_kind:
             of_kind.append(path)
 
     for path in paths:
-        for part in _attempt(_parts, path, on_error) or ():
-            _attempt(add, part, on_error)
+        for file in _attempt(_ranges, path, on_error) or ():
+            _attempt(add, file, on_error)
     return found
 
 
@@ -63,16 +63,16 @@ def _attempt(action: Callable[[T], Result], argument: T, on_error: Callable[[Exc
         return None
 
 
-def _parts(path: str) -> list[FilePart]:
+def _ranges(path: str) -> list[FileRange]:
     if not os.path.exists(path) and os.path.exists(f"{path}.idx"):  # noqa: PTH110
         path = f"{path}.bin"
-    parts = resolve_paths(path, "data")
-    for part in parts:
-        if os.path.isdir(part.path):  # noqa: PTH112
+    ranges = resolve_paths(path, "data")
+    for file in ranges:
+        if os.path.isdir(file.path):  # noqa: PTH112
             raise IsADirectoryError(
-                f"{part.path!r} is a directory. Pass its files, such as {os.path.join(part.path, '*')!r}."  # noqa: PTH118
+                f"{file.path!r} is a directory. Pass its files, such as {os.path.join(file.path, '*')!r}."  # noqa: PTH118
             )
-    return parts
+    return ranges
 
 
 def load_callable(name: str, argument: str) -> Callable[..., Any]:

@@ -216,7 +216,7 @@ def _find_lengths(key: IndexKey, count: int) -> NDArray[np.int64] | None:
 def _has_complete_fingerprint(source: Any, files: dict[str, FileIdentity]) -> bool:
     """Returns True if any change of a source changes its fingerprint. Adds the source's files to `files`."""
     if isinstance(source, ConcatenatedDataSource):
-        return all(_has_complete_fingerprint(part, files) for part in source.parts.values())
+        return all(_has_complete_fingerprint(component, files) for component in source.parts.values())
     if isinstance(source, Files):
         files |= source.files
     return callable(getattr(source, "fingerprint", None)) and not isinstance(source, _IN_MEMORY)

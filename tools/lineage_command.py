@@ -67,5 +67,5 @@ def _lines(loader: DataLoader, keys: Sequence[int], steps: Sequence[int], stop: 
 
 def _origin_text(origin: Any) -> str:
     component = "" if origin.component is None else f" of {origin.component}"
-    place = f"number {origin.record}" + ("" if origin.file is None else f" in {origin.file!r}")
-    return f"{component}: {place}"
+    location = f"number {origin.record}" + ("" if origin.file is None else f" in {origin.file!r}")
+    return f"{component}: {location}"

@@ -44,7 +44,7 @@ Snapshot: TypeAlias = Mapping[str, Any]
 
 def plain(line: Line) -> str:
     """Returns a line without styles."""
-    return "".join(piece.text for piece in line).rstrip()
+    return "".join(segment.text for segment in line).rstrip()
 
 
 def lines_of(before: Snapshot, now: Snapshot, width: int | None = None) -> Iterator[Line]:

@@ -73,7 +73,7 @@ class ElasticIterator(EngineIterator):
         self._global_batch = local * shard_options.shard_count
         self._dataset = ds
         # Before any of the operations runs.
-        self._words, self._content = ds.fingerprint(), ds.content_marks()
+        self._identity, self._content = ds.fingerprint(), ds.content_marks()
         source, order, maps = lower(ds, node)
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
@@ -89,7 +89,7 @@ class ElasticIterator(EngineIterator):
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict for JSON, the same on all shards."""
         index = self._inner.step * self._global_batch
-        return sealed(_KIND, {"global_next_index": index, "dataset": self._words, "content": self._content})
+        return sealed(_KIND, {"global_next_index": index, "dataset": self._identity, "content": self._content})
 
     def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
         """Moves to the position recorded in a state of any shard, of any number of shards and workers.
@@ -105,10 +105,10 @@ class ElasticIterator(EngineIterator):
         self._check_open()
         checks = {"global_next_index": is_number, "dataset": is_anything, "content": is_dict}
         checked = unsealed(state, _KIND, checks)
-        if checked["dataset"] != self._words:
+        if checked["dataset"] != self._identity:
             raise CheckpointError(
-                f"The state belongs to another dataset: saved {checked['dataset']!r}, here {self._words!r}. Build it "
-                "as it was."
+                f"The state belongs to another dataset: saved {checked['dataset']!r}, here {self._identity!r}. Build "
+                "it as it was."
             )
         changes = differences(checked["content"], self._content)
         if strict and changes:

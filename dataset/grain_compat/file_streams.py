@@ -11,7 +11,7 @@ from millstream.dataset.nodes.index_nodes import InterleavedRows
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import DataSourceError
 from millstream.sources.records.tfrecord import TFRecordDataSource
-from millstream.sources.storage.paths import FileIdentity, FilePart
+from millstream.sources.storage.paths import FileIdentity, FileRange
 from millstream.sources.tables.arrow_tables import filesystems
 from millstream.sources.tables.parquet import ParquetDataSource
 from millstream.sources.tables.parquet_file import ParquetFile
@@ -66,8 +66,8 @@ class ParquetIterDataset(ReadIterDataset):
 
     def __init__(self, path: Any, **read_kwargs: Any) -> None:
         given = {name: value for name, value in read_kwargs.items() if value is not None}
-        place = "filesystem" if "filesystem" in given else "cache"
-        if unknown := sorted(given.keys() - {"cache_bytes", "columns", place}):
+        storage = "filesystem" if "filesystem" in given else "cache"
+        if unknown := sorted(given.keys() - {"cache_bytes", "columns", storage}):
             raise TypeError(
                 f"ParquetIterDataset takes columns, cache_bytes, and cache or filesystem, got {', '.join(unknown)}: "
                 "other settings of pyarrow are not needed."
@@ -122,11 +122,11 @@ class FilesystemParquetDataSource(ParquetDataSource):
         _arrow_filesystem(filesystem)
         super().__init__(paths, **options)
 
-    def _resolved(self, paths: Any) -> list[FilePart]:
+    def _resolved(self, paths: Any) -> list[FileRange]:
         given: Sequence[Any] = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
         if not given:
             raise ValueError("paths must name at least one file, got an empty sequence.")
-        return [FilePart(os.fspath(path)) for path in given]
+        return [FileRange(os.fspath(path)) for path in given]
 
     def _identify(self, path: str) -> FileIdentity:
         fs = filesystems()

@@ -66,10 +66,10 @@ def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: Supports
         [2, 4, 1, 3, 0]
     """
     most = as_integer(max_index, "max_index", minimum=0)
-    place = as_integer(index, "index", minimum=0)
+    offset = as_integer(index, "index", minimum=0)
     number = as_integer(rounds, "rounds")
-    if place > most or most >= 1 << 63:
-        raise ValueError(f"index must be at most max_index, and max_index below 2**63, got {place} and {most}.")
+    if offset > most or most >= 1 << 63:
+        raise ValueError(f"index must be at most max_index, and max_index below 2**63, got {offset} and {most}.")
     if number % 2 or not 4 <= number <= 1024:
         raise ValueError(f"rounds must be an even number from 4 to 1024, got {number}.")
-    return permute_one(place, most + 1, as_seed(seed), 0)
+    return permute_one(offset, most + 1, as_seed(seed), 0)

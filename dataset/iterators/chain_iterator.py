@@ -89,12 +89,10 @@ class EngineIterator(ShownIterator):
             execution = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
         elif reading.reads_ahead:
             execution = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
-        status = self._inner.status()
+        now = self._inner.status()
         names = shown_names(self._execution.pipeline)
         made = f": {', '.join(names)}" if names else ""
-        return (
-            f"<{type(self).__name__} at step {status.step}, {status.lifecycle}, {execution}{self._drawn_from()}{made}>"
-        )
+        return f"<{type(self).__name__} at step {now.step}, {now.lifecycle}, {execution}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
         from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
@@ -206,8 +204,8 @@ class ReadIterator(ReadViews, EngineIterator):
             return self.brief_state_after(step)
         if self._brief[0] != step:
             (cursor,) = self._inner.position_in_plan()
-            cursor = cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length)
-            self._brief = step, brief_state(step, cursor, self._ending)
+            saved = cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length)
+            self._brief = step, brief_state(step, saved, self._ending)
         return self._brief[1]
 
     def set_brief_state(self, text: str) -> None:
@@ -283,10 +281,9 @@ class ReadIterator(ReadViews, EngineIterator):
     def _with_skip(self, state: LoaderState, stream: Stream, num_stages: int) -> LoaderState:
         """Returns a state as one of another stream. Between blocks of the dense plan, nothing is skipped."""
         (cursor,) = state.cursors
-        cursor = (
-            cursor._replace(skip=(0,) * num_stages) if self._is_dense else cursor_at_end(cursor, self._dense_length)
-        )
-        return state._replace(cursors=(cursor,), stream=stream)
+        moved = cursor_at_end(cursor, self._dense_length)
+        moved = cursor._replace(skip=(0,) * num_stages) if self._is_dense else moved
+        return state._replace(cursors=(moved,), stream=stream)
 
     def _use_sparse(self, saved: LoaderState) -> None:
         """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""

@@ -55,7 +55,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._shared = shared
         self._names = names
         self._weights = weights
-        (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).parts
+        (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).phases
         self._ended = self._is_reading = False
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)

@@ -60,20 +60,20 @@ def straight_node(dataset: IterDataset[Any]) -> Node | None:
     return node if node.length else None
 
 
-def shared_maps(parts: tuple[Node, ...]) -> tuple[tuple[Node, ...], list[Transformation]]:
-    """Returns the parts without their common last maps, and these maps, which then run after the mixing.
+def shared_maps(parents: tuple[Node, ...]) -> tuple[tuple[Node, ...], list[Transformation]]:
+    """Returns the parents without their common last maps, and these maps, which then run after the mixing.
 
-    A batch is then read from all parts together, and each map's loop runs once instead of once per part.
+    A batch is then read from all parents together, and each map's loop runs once instead of once per parent.
     """
     maps: list[Transformation] = []
-    while all(type(part) is Mapped for part in parts):
-        nodes = [part for part in parts if isinstance(part, Mapped)]
+    while all(type(node) is Mapped for node in parents):
+        nodes = [node for node in parents if isinstance(node, Mapped)]
         first = nodes[0].operation
         if not all(_are_same(first, node.operation) for node in nodes):
             break
         maps.insert(0, first)
-        parts = tuple(node.parent for node in nodes)
-    return parts, maps
+        parents = tuple(node.parent for node in nodes)
+    return parents, maps
 
 
 def _are_same(first: Map[Any, Any], other: Map[Any, Any]) -> bool:
@@ -126,11 +126,11 @@ class _MixedFrom(Mixed):
     @functools.cached_property
     def length(self) -> int:
         """The first position, from `begin`, whose parent has no more elements."""
-        (part,) = self._schedule.parts
+        (phase,) = self._schedule.phases
         lacks = [
-            part.position_of(number, max(parent.length - lead, drawn))
+            phase.position_of(number, max(parent.length - lead, drawn))
             for number, (parent, lead, drawn) in enumerate(
-                zip(self.above, self.lead, part.drawn_at(self.begin), strict=True)
+                zip(self.above, self.lead, phase.drawn_at(self.begin), strict=True)
             )
             if parent.length != ENDLESS
         ]
@@ -170,8 +170,8 @@ class MixtureIterator(EngineIterator):
         super().__init__(fed)
         self._fed = fed
         self._stream = stream
-        parts, maps = shared_maps(mixed.above)
-        self._mixed = Mixed(parts, mixed.weights, mixed.names)
+        parents, maps = shared_maps(mixed.above)
+        self._mixed = Mixed(parents, mixed.weights, mixed.names)
         self._operations = (*checked_maps(maps), *operations)
         self._running, self._options = running, running.options
         self._parts_have_workers = parts_have_workers
@@ -180,7 +180,7 @@ class MixtureIterator(EngineIterator):
         self._was_sought = False
         # The last restored position and state: at that position, the state is returned unchanged.
         self._restored: tuple[Position, int, Any] | None = None
-        self._read(0, (0,) * len(parts))
+        self._read(0, (0,) * len(parents))
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position, as a state of the operations after the mixed stream."""

@@ -155,7 +155,7 @@ class Mixed(JoiningNode):
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
         """Returns the parent at each position, and the number of its earlier elements."""
-        return self._schedule.parts[0].locate(positions)
+        return self._schedule.phases[0].locate(positions)
 
     @property
     def text(self) -> str:

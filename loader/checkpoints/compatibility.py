@@ -120,8 +120,8 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
         else:
             yield from _shard_differences(then, now)
             # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice.
-            part = "operations" if then.one_to_one else None
-            yield from _unequal(part, "one_to_one", then.one_to_one, now.one_to_one)
+            allowed_by = "operations" if then.one_to_one else None
+            yield from _unequal(allowed_by, "one_to_one", then.one_to_one, now.one_to_one)
     if not then.one_to_one:
         before, after = (len(state.cursors[0].skip) for state in (saved, here))
         yield from _unequal(None, "the numbers of a position", before, after)

@@ -281,9 +281,8 @@ def combined(states: Sequence[LoaderState]) -> LoaderState:
     ordered = [by_shard[index] for index in range(counts[0])]
     _check_together(ordered)
     first = ordered[0]
-    cursors = (
-        first.cursors if first.stream.one_to_one else tuple(cursor for state in ordered for cursor in state.cursors)
-    )
+    all_cursors = tuple(cursor for state in ordered for cursor in state.cursors)
+    cursors = first.cursors if first.stream.one_to_one else all_cursors
     # The furthest logical shard has passed the most changes of a mixture.
     furthest = max(ordered, key=lambda state: max(cursor.position for cursor in state.cursors)).stream
     # The logical shards of a 1:1 pipeline are its shards, and their number does not affect the following batches.

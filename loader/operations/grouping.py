@@ -52,8 +52,8 @@ def prepared(operation: Preparing, run: Elements, where: str, *, splits: bool = 
         if cannot_wait(failure):
             raise
         each = (operation.prepare([value]) for value in values)
-        parts, error = collect(each, run.origins, where, len(values))
-        made, count = Prepared.concatenate([operation.prepare([]), *parts]), len(parts)
+        prepared, error = collect(each, run.origins, where, len(values))
+        made, count = Prepared.concatenate([operation.prepare([]), *prepared]), len(prepared)
     origins = run.origins.take(slice(count))
     if splits or made.counts is not None:
         counts = [1] * count if made.counts is None else made.counts

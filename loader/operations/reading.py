@@ -82,8 +82,8 @@ def _batched_reader(
         if run.error is not None:
             return run
         if _is_of_the_call(error):
-            place = f"{where}, {len(keys)} records in one call, the first at {describe_origin(origins, 0)}"
-            return Elements.failed(annotated(error, place))
+            location = f"{where}, {len(keys)} records in one call, the first at {describe_origin(origins, 0)}"
+            return Elements.failed(annotated(error, location))
         if not warned:
             warned.append(True)
             _warn_of_fallback(type(source).__name__, len(keys), error)

@@ -89,11 +89,11 @@ def compile_step(
         return _present_step(operation)
     component = components.index(operation.component) if isinstance(operation, OnlyFor) else None
     steps = []
-    for part in leaves(operation):
-        inner = where if part is operation else f"{where}, in it {described(part)}"
-        steps.append(_element_step(part, inner, producer, _numbered(streams, part, random_number), component))
-        random_number += isinstance(part, RandomMap)
-        producer = producer if isinstance(part, Filter) else inner
+    for leaf in leaves(operation):
+        inner = where if leaf is operation else f"{where}, in it {described(leaf)}"
+        steps.append(_element_step(leaf, inner, producer, _numbered(streams, leaf, random_number), component))
+        random_number += isinstance(leaf, RandomMap)
+        producer = producer if isinstance(leaf, Filter) else inner
     return steps[0] if len(steps) == 1 else functools.partial(run_steps, steps)
 
 

@@ -51,8 +51,8 @@ def with_substitutes(run: Elements, names: tuple[Any, ...], attempt: Attempt, ke
         error = first_errors[end]
         count = min(MAX_SUBSTITUTES, keys.count - 1)
         add_note(error, f"millstream: cannot replace the record: the next {count} keys also fail.")
-    values = [value for part in runs for value in part.values]
-    found = Origins.concatenate([part.origins for part in runs])
+    values = [value for run in runs for value in run.values]
+    found = Origins.concatenate([run.origins for run in runs])
     order = np.argsort(found.position, kind="stable")
     order = order[found.position[order] < end]
     result = Elements([values[row] for row in order.tolist()], found.take(order), error)

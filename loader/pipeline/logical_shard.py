@@ -99,7 +99,7 @@ def records_per_block(stages: Sequence[Sequence[Transformation]], share: Batch |
     if leading:
         return math.prod(batch.batch_size for batch in leading)
     # A record before a FlatMap may have more children than a batch has elements.
-    if len(stages) == 1 or any(isinstance(part, FlatMap) for operation in stages[0] for part in leaves(operation)):
+    if len(stages) == 1 or any(isinstance(leaf, FlatMap) for operation in stages[0] for leaf in leaves(operation)):
         return 1
     regrouping = share if share is not None and len(stages) == 2 else stages[1][0]
     return regrouping.batch_size if isinstance(regrouping, Batch) else 1

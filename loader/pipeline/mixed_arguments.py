@@ -60,7 +60,7 @@ def check_component_seeds(operations: Sequence[Transformation], sampler: MixedSa
     """Refuses random operations on elements of a component whose sampler has no randomness."""
     by_name = dict(zip(sampler.names, sampler.samplers, strict=True))
     for number, operation in enumerate(operations):
-        if not any(isinstance(part, RandomMap) for part in leaves(operation)):
+        if not any(isinstance(leaf, RandomMap) for leaf in leaves(operation)):
             continue
         names = [operation.component] if isinstance(operation, OnlyFor) else list(by_name)
         if lacking := [name for name in names if not has_randomness(by_name[name])]:

@@ -38,7 +38,7 @@ def _bytes_of(value: Any) -> int:
     if type(value) is dict:
         return sum(map(_bytes_of, value.values()))
     try:
-        children = tree.parts(value)
+        children = tree.children(value)
     except Exception:  # noqa: BLE001  (a class of the user may fail to list its fields)
         children = None
     if children is not None:

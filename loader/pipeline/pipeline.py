@@ -157,7 +157,7 @@ class Pipeline:
         return dataclasses.replace(batch, batch_size=batch.batch_size // len(self.logical_shards))
 
     @property
-    def parts(self) -> list[tuple[str, Any]]:
+    def objects(self) -> list[tuple[str, Any]]:
         """Source, sampler and operations, with their labels in texts for users."""
         operations = zip(self.labels, self.operations, strict=True)
         return [("data_source", self.source), ("sampler", self.sampler), *operations]

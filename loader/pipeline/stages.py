@@ -122,7 +122,7 @@ def compile_stages(
             steps.append(instrument(labels[number], step))
             producer = producer if isinstance(operation, Filter) else labels[number]
             number += 1
-            random_number += sum(isinstance(part, RandomMap) for part in leaves(operation))
+            random_number += sum(isinstance(leaf, RandomMap) for leaf in leaves(operation))
         if isinstance(next_one, GroupingOperation):
             # Elements are reduced to what it needs by the worker that makes them.
             steps.append(instrument(labels[number], prepare_step(next_one, pipeline.error_labels[number])))

@@ -48,8 +48,8 @@ def render_loader(snapshot: LoaderSnapshot, *, iterator: str = "", with_advice: 
 def loader_boxes(snapshot: LoaderSnapshot) -> str:
     """Returns boxes for source, order, stages by location, and trainer, without a style sheet."""
     source, order = (
-        card(kind, part.name, *(proportions(parts, caption) for caption, parts in part.bars), soft(text))
-        for kind, part, text in (
+        card(kind, described.name, *(proportions(shares, caption) for caption, shares in described.bars), soft(text))
+        for kind, described, text in (
             ("source", snapshot.source, ""),
             ("order", snapshot.order, components_text(snapshot.measured)),
         )
@@ -92,13 +92,13 @@ def _numbers(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
 
 def _trainer(snapshot: LoaderSnapshot) -> str:
     measured = snapshot.measured
-    parts = [soft(trainer_text(measured))]
+    fragments = [soft(trainer_text(measured))]
     if measured.seconds:
-        parts.append(
+        fragments.append(
             '<div class="ms-row"><span>waits</span>'
             f'{_bar(measured.wait_share)}<span class="ms-number">{share_text(measured.wait_share)}</span></div>'
         )
-    return card("trainer", "next(batches)", *parts)
+    return card("trainer", "next(batches)", *fragments)
 
 
 def _bar(share: float) -> str:

@@ -81,7 +81,7 @@ def mixture_texts(snapshot: LoaderSnapshot) -> Iterator[str]:
     The first is like `mixture web 75 %, books 25 %; from position 800: web 50 %, books 50 %`.
     """
     if snapshot.order.bars:
-        shares = [f"{f'{caption}: ' if caption else ''}{_shares_text(parts)}" for caption, parts in snapshot.order.bars]
+        shares = [f"{f'{caption}: ' if caption else ''}{_shares_text(sizes)}" for caption, sizes in snapshot.order.bars]
         yield f"mixture {'; '.join(shares)}"
     if text := components_text(snapshot.measured):
         yield text
@@ -102,9 +102,9 @@ def components_text(measured: Measurements) -> str:
     return f"so far {_listed(counts)}"
 
 
-def _shares_text(parts: Sequence[tuple[str, float]]) -> str:
-    total = sum(size for _, size in parts) or 1.0
-    return _listed([f"{name} {share_text(size / total)}" for name, size in parts])
+def _shares_text(sizes: Sequence[tuple[str, float]]) -> str:
+    total = sum(size for _, size in sizes) or 1.0
+    return _listed([f"{name} {share_text(size / total)}" for name, size in sizes])
 
 
 def _listed(texts: Sequence[str]) -> str:

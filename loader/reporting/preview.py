@@ -64,7 +64,7 @@ class Preview:
         return f"<Preview of {batches}: displayed by notebooks; elsewhere, use .save('preview.html')>"
 
     def _repr_html_(self) -> str:
-        return figure(*self._parts(), style=STYLE)
+        return figure(*self._sections(), style=STYLE)
 
     def save(self, path: str | Path) -> Path:
         """Writes a self-contained page, and returns its path.
@@ -76,7 +76,7 @@ class Preview:
         path.write_text(document("millstream: preview", self._repr_html_()), encoding="utf-8")
         return path
 
-    def _parts(self) -> Iterator[str]:
+    def _sections(self) -> Iterator[str]:
         for number, batch in enumerate(self.batches):
             leaves = dict(tree.leaves(batch))
             rows = rows_of(leaves, self._rows) if self._is_batched else [leaves]
@@ -156,18 +156,18 @@ def _tokens(tokens: NDArray[Any], segments: NDArray[Any] | None, decode: Decode 
     if segments is None or segments.shape != tokens.shape:
         return escaped(_text(tokens, decode))
     bounds = [0, *(np.flatnonzero(np.diff(segments)) + 1).tolist(), len(segments)]
-    parts = []
+    spans = []
     for start, stop in itertools.pairwise(bounds):
         segment = int(segments[start]) if stop > start else 0
         if not segment:
-            parts.append(f'<span class="ms-soft">{stop - start} padding tokens</span>' if stop > start else "")
+            spans.append(f'<span class="ms-soft">{stop - start} padding tokens</span>' if stop > start else "")
             continue
         colour = f"hsl({segment * 137.5 % 360:.0f} 60% var(--ms-light))"
-        parts.append(
+        spans.append(
             f'<span class="ms-segment" title="segment {segment}, {stop - start} tokens" style="background:{colour}">'
             f"{escaped(_text(tokens[start:stop], decode))}</span>"
         )
-    return "".join(parts)
+    return "".join(spans)
 
 
 def _text(tokens: NDArray[Any], decode: Decode | None) -> str:

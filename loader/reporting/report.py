@@ -83,7 +83,7 @@ def _page(
     *,
     is_recorded: bool,
 ) -> str:
-    parts = [
+    sections = [
         f"<h1>{escaped(snapshot.source.name)}</h1>",
         f"<p>{escaped(workers_text(snapshot))}; {escaped(trainer_text(snapshot.measured))}.</p>",
         f'<p class="ms-soft">{escaped(_origin_text())}</p>',
@@ -97,7 +97,7 @@ def _page(
         "<h2>Workers that died or stalled</h2>",
         _events_part(events, spans),
     ]
-    return document("millstream: report on a loader", figure(*parts, style=STYLE + TIMELINE_STYLE))
+    return document("millstream: report on a loader", figure(*sections, style=STYLE + TIMELINE_STYLE))
 
 
 def _origin_text() -> str:
@@ -176,7 +176,7 @@ def timeline(spans: Sequence[Span], events: Iterable[Event]) -> str:
 
 def _lane(number: int, name: str, spans: Sequence[Span], *, start: float, scale: float, colours: dict[str, str]) -> str:
     y = number * LANE
-    parts = [
+    sections = [
         f'<text x="0" y="{y + 14}">{escaped(name)}</text>',
         f'<rect class="ms-lane" x="{GUTTER}" y="{y + 2}" width="{WIDTH}" height="{LANE - 4}"></rect>',
     ]
@@ -185,14 +185,14 @@ def _lane(number: int, name: str, spans: Sequence[Span], *, start: float, scale:
         near = list(run)
         first = max(0.0, (near[0].start - start) * scale)
         last = max((max(span.stop for span in near) - start) * scale, first + 0.4)
-        look = f'class="{_OF_TRAINER[what]}"' if what in _OF_TRAINER else f'style="fill:{colours[what]}"'
-        parts.append(
-            f'<rect {look} x="{GUTTER + first:.1f}" y="{y + 3}" width="{last - first:.1f}" height="{LANE - 6}">'
+        style = f'class="{_OF_TRAINER[what]}"' if what in _OF_TRAINER else f'style="fill:{colours[what]}"'
+        sections.append(
+            f'<rect {style} x="{GUTTER + first:.1f}" y="{y + 3}" width="{last - first:.1f}" height="{LANE - 6}">'
             f"<title>{escaped(_title(near))}</title></rect>"
         )
         if what == STARTS and last - first >= LABEL:
-            parts.append(f'<text class="ms-label" x="{GUTTER + first + 4:.1f}" y="{y + 14}">start-up</text>')
-    return "".join(parts)
+            sections.append(f'<text class="ms-label" x="{GUTTER + first + 4:.1f}" y="{y + 14}">start-up</text>')
+    return "".join(sections)
 
 
 def _title(spans: Sequence[Span]) -> str:

@@ -63,7 +63,7 @@ if hasattr(typing, "TypeAliasType"):  # from Python 3.12 on
 
 def _reduce_cached_property(value: Any) -> Reduced:
     # Up to Python 3.11, it has a lock.
-    state = {name: part for name, part in vars(value).items() if name != "lock"}
+    state = {name: item for name, item in vars(value).items() if name != "lock"}
     return rebuild_cached_property, (type(value), value.func), state
 
 

@@ -243,7 +243,7 @@ def _children(value: Any, path: str) -> list[tuple[str, Any]]:
     """Returns the children of a structure with their paths, and nothing for a leaf."""
     if len(path) > MAX_PATH_LENGTH:
         return []
-    children = tree.parts(value)
+    children = tree.children(value)
     return [(path + step, child) for step, child in zip(tree.paths(value), children, strict=True)] if children else []
 
 

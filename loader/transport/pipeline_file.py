@@ -16,7 +16,7 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.pipeline_pickler import (
     dump_with_classes,
     stays_in,
-    unpicklable_part,
+    unpicklable_object,
     warn_of_private_memory,
 )
 from millstream.loader.transport.shared_records import share
@@ -67,7 +67,7 @@ def pickle_pipelines(
         if is_from_signal_handler(error):
             raise
         raise TypeError(
-            f"{argument}: {unpicklable_part(pipelines)} cannot be sent to worker processes: {error}\n"
+            f"{argument}: {unpicklable_object(pipelines)} cannot be sent to worker processes: {error}\n"
             "Create it when it is first used, for instance in a function with functools.cache. Or leave it out in "
             "__getstate__ and create it in __setstate__. Or use no workers."
         ) from error

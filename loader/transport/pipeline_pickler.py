@@ -77,11 +77,11 @@ _reported: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
 """The pipelines with a logged warning. They are not reported again when workers are started again."""
 
 
-def unpicklable_part(pipelines: Sequence[Pipeline]) -> str:
+def unpicklable_object(pipelines: Sequence[Pipeline]) -> str:
     """Returns a description of the first object that cannot be pickled: source, sampler or operation, and attribute."""
-    for name, part in _parts(pipelines):
-        if _num_bytes(part) is None:
-            culprits = ", ".join(member for member, value in _members(part) if _num_bytes(value) is None)
+    for name, owner in _objects(pipelines):
+        if _num_bytes(owner) is None:
+            culprits = ", ".join(member for member, value in _members(owner) if _num_bytes(value) is None)
             return f"{name} ({culprits})" if culprits else name
     return "the pipeline"
 
@@ -96,9 +96,9 @@ def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> Non
     if num_bytes < PRIVATE_BYTES or all(pipeline in _reported for pipeline in pipelines):
         return
     _reported.update(pipelines)
-    sizes = [(_num_bytes(share(part)) or 0, name, part) for name, part in _parts(pipelines)]
-    size, name, part = max(sizes, key=operator.itemgetter(0))
-    members = {member: _num_bytes(value) or 0 for member, value in _members(part)}
+    sizes = [(_num_bytes(share(owner)) or 0, name, owner) for name, owner in _objects(pipelines)]
+    size, name, owner = max(sizes, key=operator.itemgetter(0))
+    members = {member: _num_bytes(value) or 0 for member, value in _members(owner)}
     culprit = max(members, key=lambda member: members[member], default="")
     log_warning(
         f"each worker needs at least {size >> 20} MB of its own for {f'{name} ({culprit})' if culprit else name}, "
@@ -108,13 +108,13 @@ def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> Non
     )
 
 
-def _parts(pipelines: Sequence[Pipeline]) -> list[tuple[str, Any]]:
-    return [part for pipeline in pipelines for part in pipeline.parts]
+def _objects(pipelines: Sequence[Pipeline]) -> list[tuple[str, Any]]:
+    return [named for pipeline in pipelines for named in pipeline.objects]
 
 
-def _members(part: Any) -> Iterator[tuple[str, Any]]:
+def _members(owner: Any) -> Iterator[tuple[str, Any]]:
     """Yields the attributes of an object and the variables of functions among them, with descriptions."""
-    for name, value in getattr(part, "__dict__", {}).items():
+    for name, value in getattr(owner, "__dict__", {}).items():
         if not isinstance(value, FunctionType):
             yield f"attribute {name}", value
             continue

@@ -175,7 +175,7 @@ def fields_of(data: WireData, starts: Integers, stops: Integers) -> Fields:
         return Fields(*[np.zeros(0, np.int64)] * 5)
     if len(rounds) == 1:
         return Fields(*rounds[0])
-    arrays = [np.concatenate(parts) for parts in zip(*rounds, strict=True)]
+    arrays = [np.concatenate(arrays_of_rounds) for arrays_of_rounds in zip(*rounds, strict=True)]
     order = np.argsort(arrays[0], kind="stable")
     return Fields(*(array[order] for array in arrays))
 

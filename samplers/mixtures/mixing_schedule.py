@@ -1,11 +1,11 @@
-"""The parts of a mixture: from which position on which weights hold, and where the mixture ends.
+"""The phases of a mixture: from which position on which weights hold, and where the mixture ends.
 
-A *part* begins at some position and has one set of weights. Within it, the components come as `proportions` says; the
-elements of each component are numbered on from those of the parts before, so that none is left out and none comes
-twice. New parts begin where the user changes the weights, and where a component has no more and the others continue.
+A *phase* begins at some position and has one set of weights. Within it, the components come as `proportions` says; the
+elements of each component are numbered on from those of the phases before, so that none is left out and none comes
+twice. New phases begin where the user changes the weights, and where a component has no more and the others continue.
 
-A schedule can have thousands of parts. To add one costs what counting the elements of the part before it takes; no part
-keeps the order of its components.
+A schedule can have thousands of phases. To add one costs what counting the elements of the phase before it takes; no
+phase keeps the order of its components.
 """
 
 import bisect
@@ -25,7 +25,7 @@ FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED = "first_exhausted", "all_exhaust
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class Phase:
     """A run of positions with one set of weights.
 
     Attributes:
@@ -47,7 +47,7 @@ class Part:
         object.__setattr__(self, "_turns", tuple(self.weights[component] for component in having))
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the component at each position of this part, and the number of its element."""
+        """Returns the component at each position of this phase, and the number of its element."""
         components, indices = proportions(self._turns).locate(positions - self.start)
         if len(self.having) < len(self.weights):
             components = np.array(self.having, dtype=np.intp)[components]
@@ -56,7 +56,7 @@ class Part:
         return components, indices
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
-        """Returns the number of elements of each component before a position of this part, or before its end."""
+        """Returns the number of elements of each component before a position of this phase, or before its end."""
         drawn = list(self.drawn)
         for component, count in zip(self.having, proportions(self._turns).counts(position - self.start), strict=True):
             drawn[component] += count
@@ -89,21 +89,21 @@ class Part:
 
 
 class _Whole(NamedTuple):
-    """All parts of a schedule, where they start, and the number of positions (None for endlessly many)."""
+    """All phases of a schedule, where they start, and the number of positions (None for endlessly many)."""
 
-    parts: tuple[Part, ...]
+    phases: tuple[Phase, ...]
     starts: NDArray[np.int64]
     length: int | None
 
 
 class MixingSchedule:
-    """The parts of a mixture, in order.
+    """The phases of a mixture, in order.
 
     Args:
         changes: the positions from which on other weights hold, and the weights; ascending, the first at 0.
         lengths: the number of elements of each component; None for endlessly many.
         stop: the rule that decides about the end.
-        before: parts that come before the changes.
+        before: phases that come before the changes.
 
     Raises:
         ValueError: the mixture ends before a change.
@@ -114,10 +114,10 @@ class MixingSchedule:
         changes: Sequence[tuple[int, tuple[int, ...] | None]],
         lengths: Sequence[int | None],
         stop: str,
-        before: Sequence[Part] = (),
+        before: Sequence[Phase] = (),
     ) -> None:
         self._lengths, self._stop = tuple(lengths), stop
-        # The parts up to the last change of weights. `_whole` finds those that follow.
+        # The phases up to the last change of weights. `_whole` finds those that follow.
         self._begun = list(before)
         for position, weights in changes:
             self._change(position, weights)
@@ -136,9 +136,9 @@ class MixingSchedule:
         return MixingSchedule([(position, weights)], self._lengths, self._stop, before)
 
     @property
-    def parts(self) -> Sequence[Part]:
-        """The parts."""
-        return self._whole.parts
+    def phases(self) -> Sequence[Phase]:
+        """The phases."""
+        return self._whole.phases
 
     @property
     def length(self) -> int | None:
@@ -147,42 +147,42 @@ class MixingSchedule:
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Returns the component at each position, and the number of its element, from 0; both of shape (m,)."""
-        parts = self.parts
-        if len(parts) == 1 or not len(positions):
-            return parts[0].locate(positions)
+        phases = self.phases
+        if len(phases) == 1 or not len(positions):
+            return phases[0].locate(positions)
         numbers = np.searchsorted(self._whole.starts, positions, side="right") - 1
         first, last = int(numbers.min()), int(numbers.max())
         if first == last:
-            return parts[first].locate(positions)
+            return phases[first].locate(positions)
         components, indices = np.empty(len(positions), dtype=np.intp), np.empty(len(positions), dtype=np.int64)
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
-            components[rows], indices[rows] = parts[number].locate(positions[rows])
+            components[rows], indices[rows] = phases[number].locate(positions[rows])
         return components, indices
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each component before a position, which may be the end."""
-        number = bisect.bisect_left(self.parts, position, lo=1, key=_start) - 1
-        return self.parts[number].drawn_at(position)
+        number = bisect.bisect_left(self.phases, position, lo=1, key=_start) - 1
+        return self.phases[number].drawn_at(position)
 
     def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the positions of elements of a component, numbers of elements that it has; shape (m,)."""
-        drawn = np.array([part.drawn[component] for part in self.parts], dtype=np.int64)
+        drawn = np.array([phase.drawn[component] for phase in self.phases], dtype=np.int64)
         numbers = np.searchsorted(drawn, indices, side="right") - 1
         positions = np.empty(len(indices), dtype=np.int64)
         for number in np.unique(numbers).tolist():
             rows = np.flatnonzero(numbers == number)
-            positions[rows] = self.parts[number].positions_of(component, indices[rows])
+            positions[rows] = self.phases[number].positions_of(component, indices[rows])
         return positions
 
     @functools.cached_property
     def _whole(self) -> _Whole:
-        parts = self._begun.copy()
-        length = self._end(parts, None)
-        if not parts[-1].having:
-            # No component is left: the mixture ends where this part would begin.
-            parts.pop()
-        return _Whole(tuple(parts), np.array([part.start for part in parts], dtype=np.int64), length)
+        phases = self._begun.copy()
+        length = self._end(phases, None)
+        if not phases[-1].having:
+            # No component is left: the mixture ends where this phase would begin.
+            phases.pop()
+        return _Whole(tuple(phases), np.array([phase.start for phase in phases], dtype=np.int64), length)
 
     def _change(self, position: int, weights: tuple[int, ...] | None) -> None:
         drawn = (0,) * len(self._lengths)
@@ -195,64 +195,64 @@ class MixingSchedule:
                 )
             drawn = self._begun[-1].drawn_at(position) if weights else drawn
         if weights:
-            self._begin(self._begun, Part(position, weights, drawn))
+            self._begin(self._begun, Phase(position, weights, drawn))
 
-    def _begin(self, parts: list[Part], part: Part) -> None:
-        """Adds a part; components that drop out at their end have no turn in it if they are through."""
+    def _begin(self, phases: list[Phase], phase: Phase) -> None:
+        """Adds a phase; components that drop out at their end have no turn in it if they are through."""
         if self._stop == DROP_EXHAUSTED:
             left = [
                 weight if length is None or drawn < length else 0
-                for weight, drawn, length in zip(part.weights, part.drawn, self._lengths, strict=True)
+                for weight, drawn, length in zip(phase.weights, phase.drawn, self._lengths, strict=True)
             ]
-            part = dataclasses.replace(part, weights=reduced(left) if any(left) else tuple(left))
-        parts.append(part)
+            phase = dataclasses.replace(phase, weights=reduced(left) if any(left) else tuple(left))
+        phases.append(phase)
 
-    def _end(self, parts: list[Part], until: int | None) -> int | None:
-        """Returns the end of the mixture if it is before position `until`; adds the parts that begin before it.
+    def _end(self, phases: list[Phase], until: int | None) -> int | None:
+        """Returns the end of the mixture if it is before position `until`; adds the phases that begin before it.
 
         Args:
-            parts: the parts from the first one on. Those are added in which some component has dropped out.
+            phases: the phases from the first one on. Those are added in which some component has dropped out.
             until: a position, at which other weights begin; None for no limit.
         """
         if self._stop == FIRST_EXHAUSTED:
-            part = parts[-1]
-            lacks = [(component, max(length, part.drawn[component])) for component, length in self._ending(part)]
-            return part.first_before(until, lacks)
+            phase = phases[-1]
+            lacks = [(component, max(length, phase.drawn[component])) for component, length in self._ending(phase)]
+            return phase.first_before(until, lacks)
         if self._stop == ALL_EXHAUSTED:
-            return self._all_through(parts[-1], until)
-        while parts[-1].having:
-            part = parts[-1]
-            last = part.first_before(
+            return self._all_through(phases[-1], until)
+        while phases[-1].having:
+            phase = phases[-1]
+            last = phase.first_before(
                 None if until is None else until - 1,
-                [(component, length - 1) for component, length in self._ending(part)],
+                [(component, length - 1) for component, length in self._ending(phase)],
             )
             if last is None:
                 return None
             if last + 1 >= POSITION_LIMIT:
                 # No position from there on is ever located.
                 return last + 1
-            self._begin(parts, Part(last + 1, part.weights, part.drawn_at(last + 1)))
-        return parts[-1].start
+            self._begin(phases, Phase(last + 1, phase.weights, phase.drawn_at(last + 1)))
+        return phases[-1].start
 
-    def _ending(self, part: Part) -> list[tuple[int, int]]:
-        """Returns the components of a part that have an end, and their lengths."""
-        found = [(component, self._lengths[component]) for component in part.having]
+    def _ending(self, phase: Phase) -> list[tuple[int, int]]:
+        """Returns the components of a phase that have an end, and their lengths."""
+        found = [(component, self._lengths[component]) for component in phase.having]
         return [(component, length) for component, length in found if length is not None]
 
-    def _all_through(self, part: Part, until: int | None) -> int | None:
+    def _all_through(self, phase: Phase, until: int | None) -> int | None:
         """Returns the first position by which each component with a turn has come whole, if it is before `until`."""
-        through = part.start
-        ending = self._ending(part)
-        if len(ending) < len(part.having):
+        through = phase.start
+        ending = self._ending(phase)
+        if len(ending) < len(phase.having):
             return None
         for component, length in ending:
-            if part.drawn[component] < length:
-                last = part.first_before(None if until is None else until - 1, [(component, length - 1)])
+            if phase.drawn[component] < length:
+                last = phase.first_before(None if until is None else until - 1, [(component, length - 1)])
                 if last is None:
                     return None
                 through = max(through, last + 1)
         return through
 
 
-def _start(part: Part) -> int:
-    return part.start
+def _start(phase: Phase) -> int:
+    return phase.start

@@ -18,9 +18,9 @@ from millstream.samplers.mixtures.mixture_checks import (
     checked_component,
     checked_row_length,
     checked_source_lengths,
-    named_parts,
+    named_components,
 )
-from millstream.samplers.mixtures.mixture_fingerprint import first_turns, mixture_words
+from millstream.samplers.mixtures.mixture_fingerprint import first_turns, mixture_fingerprint
 from millstream.samplers.mixtures.mixture_lookup import ComponentOrders
 from millstream.samplers.mixtures.weights import checked_weights
 from millstream.samplers.occurrences import Occurrences
@@ -115,7 +115,7 @@ class MixtureSampler(Order):
         source_lengths: Sequence[int] | Mapping[str, int] | None = None,
         changes: Sequence[tuple[int, Weights]] | Sequence[Sequence[Any]] = (),
     ) -> None:
-        self.names, given = named_parts(samplers, "samplers")
+        self.names, given = named_components(samplers, "samplers")
         self.parts: dict[Any, Any] = dict(zip(self.names, given, strict=True))
         if stop not in (FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED):
             raise ValueError(
@@ -229,7 +229,7 @@ class MixtureSampler(Order):
         Raises:
             TypeError: the sampler of a component has no `of_epoch`.
         """
-        missing = [name for name, part in self.parts.items() if not callable(getattr(part, "of_epoch", None))]
+        missing = [name for name, sampler in self.parts.items() if not callable(getattr(sampler, "of_epoch", None))]
         if missing:
             raise TypeError(
                 f"Cannot divide a mixture into epochs: the sampler of component {missing[0]!r}, a "
@@ -251,8 +251,8 @@ class MixtureSampler(Order):
         """Returns an epoch, given the changes of weights from its beginning on."""
         epoch = object.__new__(type(self))
         vars(epoch).update(self.__getstate__())
-        epoch.parts = {name: part.of_epoch(number) for name, part in self.parts.items()}
-        epoch.samplers = tuple(checked_component(name, part) for name, part in epoch.parts.items())
+        epoch.parts = {name: sampler.of_epoch(number) for name, sampler in self.parts.items()}
+        epoch.samplers = tuple(checked_component(name, sampler) for name, sampler in epoch.parts.items())
         schedule = MixingSchedule(changes[:1], [sampler.length for sampler in epoch.samplers], self.stop)
         count = 1
         for position, weights in changes[1:]:
@@ -309,12 +309,12 @@ class MixtureSampler(Order):
         samplers have no `fingerprint()` are named by their class.
         """
         lengths = [going_on.length if self.stop == ALL_EXHAUSTED else None for going_on in self._going_on]
-        return mixture_words(self.parts, lengths, self.source_lengths, self._schedule.parts)
+        return mixture_fingerprint(self.parts, lengths, self.source_lengths, self._schedule.phases)
 
     @functools.cached_property
     def first_turns(self) -> tuple[int | None, ...]:
         """For each component the position from which on it has a weight above 0; None if it never has one."""
-        return first_turns(self._schedule.parts, len(self.names))
+        return first_turns(self._schedule.phases, len(self.names))
 
     def drawn_before(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each component before a position: 0 … length, and between global batches.

@@ -10,7 +10,7 @@ from millstream.samplers.protocols import is_packed
 from millstream.sharding import NoSharding
 
 
-def named_parts(given: Any, what: str) -> tuple[tuple[Any, ...], list[Any]]:
+def named_components(given: Any, what: str) -> tuple[tuple[Any, ...], list[Any]]:
     """Returns the names and the values of a mapping; of a sequence, its numbers are the names."""
     if isinstance(given, Mapping):
         names, values = list(given), list(given.values())
@@ -57,17 +57,17 @@ def checked_row_length(names: Sequence[Any], samplers: Sequence[VectorisedSample
 
 
 def checked_source_lengths(
-    parts: Mapping[Any, Any], given: Sequence[int] | Mapping[str, int] | None
+    components: Mapping[Any, Any], given: Sequence[int] | Mapping[str, int] | None
 ) -> tuple[int, ...]:
     """Returns the number of records of the source of each component."""
     if given is None:
-        return tuple(_own_source_length(name, sampler) for name, sampler in parts.items())
-    names, lengths = named_parts(given, "source_lengths")
-    if sorted(map(str, names)) != sorted(map(str, parts)):
-        raise ValueError(f"source_lengths must have one number for each of {list(parts)}, got {list(names)}.")
+        return tuple(_own_source_length(name, sampler) for name, sampler in components.items())
+    names, lengths = named_components(given, "source_lengths")
+    if sorted(map(str, names)) != sorted(map(str, components)):
+        raise ValueError(f"source_lengths must have one number for each of {list(components)}, got {list(names)}.")
     by_name = dict(zip(names, lengths, strict=True))
     checked = []
-    for name, sampler in parts.items():
+    for name, sampler in components.items():
         length = as_integer(by_name[name], f"The source length of component {name!r}", minimum=1)
         if is_packed(sampler) and sampler.num_source_records != length:
             raise ValueError(

@@ -5,19 +5,19 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.samplers.mixtures.mixing_schedule import Part
+from millstream.samplers.mixtures.mixing_schedule import Phase
 
 _SHOWN_COMPONENTS, _SHOWN_WEIGHTS = 280, 32
-"""The maximum number of characters for the components, and for the weights of a part; more are a checksum."""
+"""The maximum number of characters for the components, and for the weights of a phase; more are a checksum."""
 
 
-def first_turns(parts: Sequence[Part], count: int) -> tuple[int | None, ...]:
-    """Returns for each component the start of the first part in which it has a turn; None if it never has one."""
-    return tuple(next((part.start for part in parts if part.weights[number]), None) for number in range(count))
+def first_turns(phases: Sequence[Phase], count: int) -> tuple[int | None, ...]:
+    """Returns for each component the start of the first phase in which it has a turn; None if it never has one."""
+    return tuple(next((phase.start for phase in phases if phase.weights[number]), None) for number in range(count))
 
 
-def mixture_words(
-    samplers: Mapping[Any, Any], lengths: Sequence[int | None], source_lengths: Sequence[int], parts: Sequence[Part]
+def mixture_fingerprint(
+    samplers: Mapping[Any, Any], lengths: Sequence[int | None], source_lengths: Sequence[int], phases: Sequence[Phase]
 ) -> str:
     """Returns the fingerprint of a mixture. The name of a text that counts from a position on ends in `_from_` and it.
 
@@ -26,12 +26,12 @@ def mixture_words(
         lengths: for each component, the number of elements after which it begins again; None if its own fingerprint
             contains it.
         source_lengths: the number of records of each source.
-        parts: the weights, and the positions from which on they hold.
+        phases: the weights, and the positions from which on they hold.
     """
-    turns = first_turns(parts, len(source_lengths))
+    turns = first_turns(phases, len(source_lengths))
     always, later = [], []
     for number, ((name, sampler), length) in enumerate(zip(samplers.items(), lengths, strict=True)):
-        label, own = f"component_{_word(number, name)}", _component_words(sampler, length)
+        label, own = f"component_{_label(number, name)}", _component_text(sampler, length)
         if turns[number] == 0:
             always.append(f"{label}={own}")
         elif turns[number] is not None:
@@ -44,18 +44,18 @@ def mixture_words(
     counted = 1 + max(number for number, turn in enumerate(turns) if turn == 0)
     all_lengths = ":".join(map(str, source_lengths[:counted]))
     all_lengths = all_lengths if len(all_lengths) <= _SHOWN_WEIGHTS else _crc([all_lengths])
-    weights = [f"weights_from_{part.start}={weight_words(part.weights)}" for part in parts]
+    weights = [f"weights_from_{phase.start}={_weights_text(phase.weights)}" for phase in phases]
     return " ".join(["MixtureSampler", "batches=permuted", *always, f"source_lengths={all_lengths}", *later, *weights])
 
 
-def weight_words(weights: Sequence[int]) -> str:
+def _weights_text(weights: Sequence[int]) -> str:
     """Returns the weights, without zeros at the end, or how many there are and a checksum."""
     weights = weights[: 1 + max(number for number, weight in enumerate(weights) if weight)]
     text = ":".join(map(str, weights))
     return text if len(text) <= _SHOWN_WEIGHTS else f"{len(weights)}{_crc([text])}"
 
 
-def _component_words(sampler: Any, length: int | None) -> str:
+def _component_text(sampler: Any, length: int | None) -> str:
     own = getattr(sampler, "fingerprint", None)
     first, *rest = str(own() if callable(own) else type(sampler).__qualname__).split(" ")
     rest += [] if length is None else [f"length={length}"]
@@ -66,6 +66,6 @@ def _crc(texts: Sequence[str]) -> str:
     return f"#{zlib.crc32(' '.join(texts).encode()):08x}"
 
 
-def _word(number: int, name: object) -> str:
+def _label(number: int, name: object) -> str:
     """Returns the number of a component, and its name as far as it is made of plain letters."""
     return str(number) if name == number else f"{number}_{re.sub(r'[^0-9A-Za-z]+', '_', str(name))}"

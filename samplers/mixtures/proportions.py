@@ -80,8 +80,8 @@ class Table:
     def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the positions of many elements of a component, all below 2**63; shape (m,)."""
         periods, ranks = np.divmod(indices, self._weights[component])
-        places: NDArray[np.int64] = self._rows.positions[self._rows.starts[component] + ranks]
-        return periods * self._period + places
+        positions: NDArray[np.int64] = self._rows.positions[self._rows.starts[component] + ranks]
+        return periods * self._period + positions
 
     @functools.cached_property
     def _rows(self) -> "_Rows":

@@ -153,8 +153,8 @@ class PackingSampler(EpochSampler):
     def fingerprint(self) -> str:
         """Returns the class and everything that determines the rows, in words; of the lengths, a CRC."""
         crc = zlib.crc32(self.lengths.astype("<i8", copy=False).data)
-        words = ("row_length", "shuffle", "seed", "overflow", "strategy")
-        named = " ".join(f"{name}={getattr(self, name)}" for name in words)
+        names = ("row_length", "shuffle", "seed", "overflow", "strategy")
+        named = " ".join(f"{name}={getattr(self, name)}" for name in names)
         if self.unit_sizes is not None and self._num_windows > 1:
             units = zlib.crc32(self.unit_sizes.astype("<i8", copy=False).data)
             named += f" units={len(self.unit_sizes)}#{units:08x} window_units={self.window_units}"

@@ -3,15 +3,15 @@
 `BestFit` is best-fit decreasing, not over the segments but over the count of each length. From the longest length
 down, segments go into the rows with the least space that suffices, in one step as many as there are such rows and
 as fit; if there are no such rows, new rows begin. So rows come in *kinds*, those with the same lengths, of which
-there are a few thousand for any number of segments; a row is number t of its kind, and takes the next pieces of each of
-its lengths. Best-fit decreasing needs at most 11/9 of the fewest rows that there could be (Johnson, "Near-Optimal Bin
-Packing Algorithms", 1973); of realistic lengths, nearly all rows are full.
+there are a few thousand for any number of segments; a row is number t of its kind, and takes the next segments of each
+of its lengths. Best-fit decreasing needs at most 11/9 of the fewest rows that there could be (Johnson, "Near-Optimal
+Bin Packing Algorithms", 1973); of realistic lengths, nearly all rows are full.
 
 `Stream` concatenates all documents and cuts them into rows: full rows, and a cut at nearly each row's end.
 
-`ByLength` sorts pieces by length, in parts that fit a processor's cache. Each part is sorted by itself, in a fifth of
-the time that it takes to sort all, and a piece is then two bytes: its place in its part. A table of how many pieces of
-each length the parts have says where the piece of any rank is.
+`ByLength` sorts segments by length, in buckets that fit a processor's cache. Each bucket is sorted by itself, in a
+fifth of the time that it takes to sort all, and a segment is then two bytes: its offset in its bucket. A table of the
+number of segments of each length in each bucket locates the segment of any rank.
 """
 
 import bisect
@@ -29,61 +29,61 @@ from millstream.samplers.occurrences import spread
 
 Numbers = NDArray[np.int64]
 
-_PART = 1 << 15
-"""A part has this many pieces: what sorting it takes stays in the cache, and needs no new pages from the system."""
+_BUCKET_SIZE = 1 << 15
+"""The minimum size of a bucket: sorting it stays in the cache, and needs no new pages from the system."""
 
-_LENGTHS_IN_PART = 8
-"""Or this many times as many as there may be lengths: so the table is small beside the pieces."""
+_LENGTHS_IN_BUCKET = 8
+"""Or this many times as many as there may be lengths: so the table is small beside the segments."""
 
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
 class ByLength:
-    """All pieces by rank: shorter ones first, equally long ones as they come.
+    """All segments by rank: shorter ones first, equally long ones as they come.
 
     Attributes:
-        firsts: the rank of the first piece of each length from 0 on, and the number of all; shape (row_length + 2,).
+        firsts: the rank of the first segment of each length from 0 on, and the number of all; shape (row_length + 2,).
     """
 
     firsts: Numbers
-    _part: int
-    _places: NDArray[np.unsignedinteger]
+    _bucket_size: int
+    _offsets: NDArray[np.unsignedinteger]
     _ranks: Numbers
     _shifts: Numbers
 
     @classmethod
     def of(cls, lengths: Numbers, row_length: int) -> Self:
-        """Returns pieces of lengths 0 … row_length, at least one."""
-        part = max(_PART, _LENGTHS_IN_PART * (row_length + 1))
-        starts = np.arange(0, len(lengths), part)
+        """Returns segments of lengths 0 … row_length, at least one."""
+        size = max(_BUCKET_SIZE, _LENGTHS_IN_BUCKET * (row_length + 1))
+        starts = np.arange(0, len(lengths), size)
         counts = np.empty((len(starts), row_length + 1), dtype=np.int64)
-        places = np.empty(len(lengths), dtype=np.min_scalar_type(part - 1))
+        offsets = np.empty(len(lengths), dtype=np.min_scalar_type(size - 1))
         for own, start in zip(counts, starts.tolist(), strict=True):
-            some = lengths[start : start + part]
+            some = lengths[start : start + size]
             own[:] = np.bincount(some, minlength=row_length + 1)
             # As small as can be: these are sorted by counting.
-            places[start : start + part] = np.argsort(some.astype(np.min_scalar_type(row_length)), kind="stable")
-        # Length by length, and part by part: the rank of the first piece, and how far from there it is in its part.
+            offsets[start : start + size] = np.argsort(some.astype(np.min_scalar_type(row_length)), kind="stable")
+        # Length by length, and bucket by bucket: the rank of the first segment, and its distance to the bucket.
         ranks = np.concatenate([[0], np.cumsum(counts.T)])
         begins = np.cumsum(counts, axis=1) - counts + starts[:, np.newaxis]
-        return cls(ranks[:: len(starts)].copy(), part, places, ranks, begins.T.ravel() - ranks[:-1])
+        return cls(ranks[:: len(starts)].copy(), size, offsets, ranks, begins.T.ravel() - ranks[:-1])
 
     def at(self, ranks: Numbers) -> Numbers:
-        """Returns the pieces of some ranks, shape (m,)."""
-        places = ranks + self._shifts[np.searchsorted(self._ranks, ranks, side="right") - 1]
-        pieces: Numbers = places - places % self._part + self._places[places]
-        return pieces
+        """Returns the segments at ranks, shape (m,)."""
+        offsets = ranks + self._shifts[np.searchsorted(self._ranks, ranks, side="right") - 1]
+        segments: Numbers = offsets - offsets % self._bucket_size + self._offsets[offsets]
+        return segments
 
 
 AmongEquals: TypeAlias = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 
 class Kind(NamedTuple):
-    """Rows that hold pieces of the same lengths.
+    """Rows that hold segments of the same lengths.
 
     Attributes:
         number: the number of rows of this kind.
-        lengths: the lengths of the pieces in one, longest first.
+        lengths: the lengths of the segments in one, longest first.
     """
 
     number: int
@@ -91,7 +91,7 @@ class Kind(NamedTuple):
 
 
 def best_fit(histogram: list[int], row_length: int) -> list[Kind]:
-    """Returns the kinds of rows that take, for each length 1 … row_length, as many pieces as the histogram says."""
+    """Returns the kinds of rows that take, for each length 1 … row_length, as many segments as the histogram says."""
     open_rows: defaultdict[int, list[Kind]] = defaultdict(list)
     spaces: list[int] = []
     kinds: list[Kind] = []
@@ -130,7 +130,7 @@ class BestFit:
 
     Attributes:
         num_rows: the number of rows.
-        order: the pieces, by length.
+        order: the segments, by length.
     """
 
     num_rows: int
@@ -141,11 +141,11 @@ class BestFit:
     _lengths: Numbers
     _used: Numbers
     _each: Numbers
-    _places: Numbers
+    _offsets: Numbers
 
     @classmethod
     def of(cls, lengths: Numbers, row_length: int) -> "BestFit":
-        """Returns the plan for pieces of lengths 1 … row_length, at least one."""
+        """Returns the plan for segments of lengths 1 … row_length, at least one."""
         order = ByLength.of(lengths, row_length)
         kinds = best_fit(np.diff(order.firsts).tolist(), row_length)
         counts = np.array([kind.number for kind in kinds], dtype=np.int64)
@@ -157,7 +157,7 @@ class BestFit:
         runs = np.flatnonzero(is_first)
         each = np.append(runs[1:], len(of_slots)) - runs
         taken = each * np.repeat(counts, slots[1:] - slots[:-1])[runs]
-        # Kind after kind takes its pieces of a length; in the end, all of them are taken.
+        # Kind after kind takes its segments of a length; in the end, all of them are taken.
         by_length = np.argsort(of_slots[runs], kind="stable")
         used = np.empty_like(taken)
         used[by_length] = np.cumsum(taken[by_length]) - taken[by_length]
@@ -174,24 +174,24 @@ class BestFit:
             np.arange(len(of_slots)) - np.repeat(runs, each),
         )
 
-    def pieces(self, rows: Numbers, among_equals: AmongEquals) -> tuple[Numbers, Numbers, Numbers]:
+    def segments(self, rows: Numbers, among_equals: AmongEquals) -> tuple[Numbers, Numbers, Numbers]:
         """Returns the first segment of each row, shape (m + 1,), and the segments of all rows with their lengths.
 
         Args:
             rows: numbers of rows, shape (m,).
-            among_equals: given, for some pieces, how many there are of the length, the number among these, and the
-                length, says which of these stand in their places: a permutation for each length.
+            among_equals: given, for some segments, how many there are of the length, the number among these, and the
+                length, says which of these replace them: a permutation for each length.
         """
         kinds = np.searchsorted(self._row_ends, rows, side="right")
         number_in_kind = rows - (self._row_ends[kinds] - self._counts[kinds])
         widths = self._slots[kinds + 1] - self._slots[kinds]
         starts = np.concatenate([[0], np.cumsum(widths)])
         slots = np.repeat(self._slots[kinds] - starts[:-1], widths) + np.arange(starts[-1])
-        ranks = self._used[slots] + np.repeat(number_in_kind, widths) * self._each[slots] + self._places[slots]
+        ranks = self._used[slots] + np.repeat(number_in_kind, widths) * self._each[slots] + self._offsets[slots]
         lengths = self._lengths[slots]
         firsts = self.order.firsts[lengths]
-        pieces = self.order.at(firsts + among_equals(self.order.firsts[lengths + 1] - firsts, ranks, lengths))
-        return starts, pieces, lengths
+        segments = self.order.at(firsts + among_equals(self.order.firsts[lengths + 1] - firsts, ranks, lengths))
+        return starts, segments, lengths
 
     @functools.cached_property
     def _tokens(self) -> Numbers:
@@ -202,21 +202,21 @@ class BestFit:
         """Returns the number of tokens of each row, shape (m,)."""
         return self._tokens[np.searchsorted(self._row_ends, rows, side="right")]
 
-    def rows_of(self, pieces: Numbers, back: AmongEquals) -> Numbers:
-        """Returns the row of each piece, shape (m,).
+    def rows_of(self, segments: Numbers, back: AmongEquals) -> Numbers:
+        """Returns the row of each segment, shape (m,).
 
         Args:
-            pieces: numbers of pieces.
+            segments: numbers of segments.
             back: the inverse of `among_equals`, with the same arguments.
         """
         firsts = self.order.firsts
         ranks_of_all = np.empty(int(firsts[-1]), dtype=np.int64)
         ranks_of_all[self.order.at(np.arange(len(ranks_of_all)))] = np.arange(len(ranks_of_all))
-        ranks = ranks_of_all[pieces]
+        ranks = ranks_of_all[segments]
         lengths = np.searchsorted(firsts, ranks, side="right") - 1
         ranks = back(firsts[lengths + 1] - firsts[lengths], ranks - firsts[lengths], lengths)
         # Slots by length, and by what is used up before them: the first of equal ones stands for its run.
-        is_run = np.flatnonzero(self._places == 0)
+        is_run = np.flatnonzero(self._offsets == 0)
         starts = firsts[self._lengths[is_run]] + self._used[is_run]
         by_start = np.argsort(starts, kind="stable")
         runs = is_run[by_start[np.searchsorted(starts[by_start], firsts[lengths] + ranks, side="right") - 1]]
@@ -243,7 +243,7 @@ class Stream:
         ends = np.cumsum(lengths)
         return cls(-(-int(ends[-1]) // row_length), ends, row_length)
 
-    def pieces(self, rows: Numbers, first: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+    def segments(self, rows: Numbers, first: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Returns the first segment of each row, shape (m + 1,); and documents, begins and ends of all segments.
 
         Args:

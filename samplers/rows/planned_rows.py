@@ -53,19 +53,19 @@ class PlannedRows:
             key: selects the shuffle.
         """
         if isinstance(self._plan, Stream):
-            starts, documents, begins, ends = self._plan.pieces(rows, _first(self._plan, key))
+            starts, documents, begins, ends = self._plan.segments(rows, _first(self._plan, key))
             return Segments(starts, self._keys_of(documents), begins, ends)
-        starts, pieces, lengths = self._plan.pieces(rows, _among_equals(key))
+        starts, segments, lengths = self._plan.segments(rows, _among_equals(key))
         if key is not None:
             # Else the longest document of each row would come first.
-            words = mix_words(rows.astype(np.uint64) * _LENGTH_STEP + ~key)
+            hashes = mix_words(rows.astype(np.uint64) * _LENGTH_STEP + ~key)
             widths = np.diff(starts)
             owners = np.repeat(np.arange(len(rows)), widths)
-            slots = (np.arange(len(pieces)) - starts[owners]).astype(np.uint64)
-            order = np.lexsort((mix_words(words[owners] + slots * _LENGTH_STEP), owners))
-            pieces, lengths = pieces[order], lengths[order]
-        documents = pieces if self._documents is None else self._documents[pieces]
-        begins = np.zeros(len(pieces), dtype=np.int64) if self._begins is None else self._begins[pieces]
+            slots = (np.arange(len(segments)) - starts[owners]).astype(np.uint64)
+            order = np.lexsort((mix_words(hashes[owners] + slots * _LENGTH_STEP), owners))
+            segments, lengths = segments[order], lengths[order]
+        documents = segments if self._documents is None else self._documents[segments]
+        begins = np.zeros(len(segments), dtype=np.int64) if self._begins is None else self._begins[segments]
         return Segments(starts, self._keys_of(documents), begins, begins + lengths)
 
     def tokens_of(self, rows: Numbers) -> Numbers:
@@ -82,10 +82,10 @@ class PlannedRows:
         documents = keys if self._keys is None else np.searchsorted(self._keys, keys)
         if isinstance(self._plan, Stream):
             return self._plan.rows_of(documents, _first(self._plan, key))
-        which, pieces = np.arange(len(documents)), documents
+        which, segments = np.arange(len(documents)), documents
         if self._documents is not None:
-            which, pieces = equal_to(self._documents, documents)
-        return which, self._plan.rows_of(pieces, _among_equals(key, inverse=True))
+            which, segments = equal_to(self._documents, documents)
+        return which, self._plan.rows_of(segments, _among_equals(key, inverse=True))
 
     def _keys_of(self, documents: Numbers) -> Numbers:
         return documents if self._keys is None else self._keys[documents]
@@ -97,8 +97,8 @@ class PlannedRows:
             self._documents = np.repeat(np.arange(len(lengths)), counts)
             firsts = np.cumsum(counts) - counts
             self._begins = (np.arange(len(self._documents)) - firsts[self._documents]) * row_length
-            pieces: Numbers = np.minimum(lengths[self._documents] - self._begins, row_length)
-            return pieces
+            segments: Numbers = np.minimum(lengths[self._documents] - self._begins, row_length)
+            return segments
         if lengths.min():
             return lengths
         self._documents = np.flatnonzero(lengths)

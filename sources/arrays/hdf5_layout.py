@@ -125,7 +125,7 @@ def _matching_files(path: str) -> list[str]:
         if not GLOB.search(path):
             return [path] * exists(path)
         try:
-            return [part.path for part in resolve_paths(path, "HDF5")] if can_list else []
+            return [file.path for file in resolve_paths(path, "HDF5")] if can_list else []
         except FileNotFoundError:
             return []
     if os.path.isfile(path) or not GLOB.search(path):  # noqa: PTH113
@@ -185,7 +185,7 @@ def _segments(h5py: Any, path: str, file: Any, patterns: Mapping[str, str]) -> l
             path, "it is open for writing in this process, which may not have written everything yet. Close it there"
         )
     found = {
-        name: dict(_matches(file, [part for part in pattern.split("/") if part], (), ""))
+        name: dict(_matches(file, [key for key in pattern.split("/") if key], (), ""))
         for name, pattern in patterns.items()
     }
     first, *others = found

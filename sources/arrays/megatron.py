@@ -80,7 +80,7 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
 
     def sequence_lengths(self) -> NDArray[np.int64]:
         """Returns the number of tokens of each record, without reading any of them: shape (records,)."""
-        lengths = [self._sizes_within(part) // np.dtype(self._dtypes[part.path]).itemsize for part in self._parts]
+        lengths = [self._sizes_within(file) // np.dtype(self._dtypes[file.path]).itemsize for file in self._ranges]
         return np.concatenate(lengths)
 
     def _count(self, path: str) -> int:

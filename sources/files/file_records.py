@@ -20,18 +20,18 @@ class FileRecords(Files[RecordFile[RecordT]]):
 
     def __getitem__(self, record_key: SupportsIndex) -> RecordT:
         key = checked_record_key(record_key, self._num_records)
-        part = bisect.bisect_right(self._ends, key)
-        return self._read(self._parts[part].path, [key + self._shifts[part]], [key])[0]
+        number = bisect.bisect_right(self._ends, key)
+        return self._read(self._ranges[number].path, [key + self._shifts[number]], [key])[0]
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
         """Returns the records of the keys, in their order; keys may repeat. Each file is read once."""
         keys = checked_record_keys(record_keys, self._num_records)
-        if len(self._parts) == 1 and len(keys):
+        if len(self._ranges) == 1 and len(keys):
             # Nothing to sort: sorting is most of the work if a mixture reads a few records of each of many sources.
             return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
-        parts = np.searchsorted(self._ends_array, keys, side="right")
-        positions = keys + self._shifts_array[parts]
-        files = self._files_array[parts]
+        numbers = np.searchsorted(self._ends_array, keys, side="right")
+        positions = keys + self._shifts_array[numbers]
+        files = self._files_array[numbers]
         order = np.argsort(files, kind="stable")
         files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
         stops = [*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)] if keys else []

@@ -113,7 +113,7 @@ def _names_of_objects(folder: str) -> dict[str, list[str]]:
     names = [key[len(url.key) :] for key in list_keys(url)]
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(names, key=lambda name: name.rpartition("/")[::2]):
-        if "/" in name and not any(part.startswith(".") for part in name.split("/")):
+        if "/" in name and not any(name_in_path.startswith(".") for name_in_path in name.split("/")):
             found[name.partition("/")[0]] += _images_among([name])
     return found
 

@@ -32,7 +32,7 @@ from millstream.sources.storage.open_files import OpenFile, OpenFiles
 from millstream.sources.storage.paths import (
     RECORD_LIMIT,
     FileIdentity,
-    FilePart,
+    FileRange,
     names_within_common_folder,
     resolve_paths,
 )
@@ -88,13 +88,13 @@ class Files(Pictured, Closing, Generic[FileT]):
 
             check_cache(cache)
         self._cache = cache
-        self._parts = self._resolved(paths)
-        self._paths = list(dict.fromkeys(part.path for part in self._parts))
+        self._ranges = self._resolved(paths)
+        self._paths = list(dict.fromkeys(file.path for file in self._ranges))
         self._identities: dict[str, FileIdentity] = {}
         self._marks: dict[str, str] | None = None
         self._counts: dict[str, int] = {}
         self._inspect()
-        self._index_parts()
+        self._index_ranges()
         self._open_files = self._no_open_files()
 
     @abc.abstractmethod
@@ -118,7 +118,7 @@ class Files(Pictured, Closing, Generic[FileT]):
                 (DataSourceError).
         """
 
-    def _resolved(self, paths: Any) -> list[FilePart]:
+    def _resolved(self, paths: Any) -> list[FileRange]:
         """Returns the files and ranges of files that the paths mean."""
         return resolve_paths(paths, self.kind)
 
@@ -159,8 +159,8 @@ class Files(Pictured, Closing, Generic[FileT]):
             IndexError: the record key is out of range.
         """
         key = checked_record_key(record_key, self._num_records)
-        part = bisect.bisect_right(self._ends, key)
-        return self._parts[part].path, key + self._shifts[part]
+        number = bisect.bisect_right(self._ends, key)
+        return self._ranges[number].path, key + self._shifts[number]
 
     def close(self) -> None:
         """Closes all files. Reading then raises ValueError. May be called again."""
@@ -180,8 +180,8 @@ class Files(Pictured, Closing, Generic[FileT]):
 
         names = dict(zip(self._paths, names_within_common_folder(self._paths), strict=True))
         digest = hashlib.blake2b(digest_size=8)
-        for part in self._parts:
-            described = (names[part.path], self._identities[part.path].size, part.start, part.stop)
+        for file in self._ranges:
+            described = (names[file.path], self._identities[file.path].size, file.start, file.stop)
             digest.update(repr(described).encode("utf-8", "surrogateescape"))
         return f"{self.kind} files={len(self._paths)} records={self._num_records} digest={digest.hexdigest()}"
 
@@ -199,7 +199,7 @@ class Files(Pictured, Closing, Generic[FileT]):
             self._count_files(self._paths)
             self._check_ranges()
         else:
-            self._count_files(list(dict.fromkeys(part.path for part in self._parts if part.stop is None)))
+            self._count_files(list(dict.fromkeys(file.path for file in self._ranges if file.stop is None)))
 
     def _identify(self, path: str) -> FileIdentity:
         """Returns the identity of a file. Several threads call it concurrently."""
@@ -244,30 +244,30 @@ class Files(Pictured, Closing, Generic[FileT]):
         """Ends calls of `_count` early, because another one has failed."""
 
     def _check_ranges(self) -> None:
-        for part in self._parts:
-            if part.stop is not None and part.stop > self._counts[part.path]:
+        for file in self._ranges:
+            if file.stop is not None and file.stop > self._counts[file.path]:
                 raise DataSourceError(
-                    f"{part.path!r} has {self._counts[part.path]} records, but a range of it ends at record "
-                    f"{part.stop}."
+                    f"{file.path!r} has {self._counts[file.path]} records, but a range of it ends at record "
+                    f"{file.stop}."
                 )
 
-    def _index_parts(self) -> None:
+    def _index_ranges(self) -> None:
         """Builds the tables that map a record key to a file and a position in it."""
-        stops = [self._counts[part.path] if part.stop is None else part.stop for part in self._parts]
-        self._parts = [dataclasses.replace(part, stop=stop) for part, stop in zip(self._parts, stops, strict=True)]
+        stops = [self._counts[file.path] if file.stop is None else file.stop for file in self._ranges]
+        self._ranges = [dataclasses.replace(file, stop=stop) for file, stop in zip(self._ranges, stops, strict=True)]
         self._stops: dict[str, int] = {}
-        for part, stop in zip(self._parts, stops, strict=True):
-            self._stops[part.path] = max(stop, self._stops.get(part.path, 0))
-        lengths = [stop - part.start for part, stop in zip(self._parts, stops, strict=True)]
+        for file, stop in zip(self._ranges, stops, strict=True):
+            self._stops[file.path] = max(stop, self._stops.get(file.path, 0))
+        lengths = [stop - file.start for file, stop in zip(self._ranges, stops, strict=True)]
         self._ends = list(itertools.accumulate(lengths))
         self._num_records = self._ends[-1]
         if self._num_records > RECORD_LIMIT:
             raise ValueError(f"A source must have fewer than 2**63 records, got ranges of {self._num_records}.")
-        self._shifts = [part.start - end + n for part, end, n in zip(self._parts, self._ends, lengths, strict=True)]
+        self._shifts = [file.start - end + n for file, end, n in zip(self._ranges, self._ends, lengths, strict=True)]
         numbers = {path: number for number, path in enumerate(self._paths)}
         self._ends_array = np.array(self._ends, dtype=np.int64)
         self._shifts_array = np.array(self._shifts, dtype=np.int64)
-        self._files_array = np.array([numbers[part.path] for part in self._parts], dtype=np.int64)
+        self._files_array = np.array([numbers[file.path] for file in self._ranges], dtype=np.int64)
 
     def _named_files(self) -> str:
         return f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"

@@ -35,7 +35,7 @@ from millstream.sources.storage.offset_index import (
     store_offsets,
 )
 from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, Offsets
-from millstream.sources.storage.paths import FileIdentity, FilePart
+from millstream.sources.storage.paths import FileIdentity, FileRange
 from millstream.sources.storage.progress import CancelledScanError, Progress
 from millstream.warn import log_warning
 
@@ -88,12 +88,12 @@ class SpanRecords(FileRecords[RecordT]):
 
     def span_sizes(self) -> NDArray[np.int64]:
         """Returns the number of bytes of each record in its file, framing included: shape (records,)."""
-        return np.concatenate([self._sizes_within(part) for part in self._parts])
+        return np.concatenate([self._sizes_within(file) for file in self._ranges])
 
-    def _sizes_within(self, part: FilePart) -> NDArray[np.int64]:
+    def _sizes_within(self, file: FileRange) -> NDArray[np.int64]:
         """Returns the number of bytes of each record of a range of a file."""
-        stop = self._counts[part.path] if part.stop is None else part.stop
-        return np.diff(self._offsets_between(part.path, part.start, stop + 1))
+        stop = self._counts[file.path] if file.stop is None else file.stop
+        return np.diff(self._offsets_between(file.path, file.start, stop + 1))
 
     def _offsets_between(self, path: str, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the offsets `start` … `stop - 1` of the records of a file."""

@@ -57,13 +57,13 @@ class FileDataSource(Pictured, ReadsBatches):
     allows_empty_files: ClassVar[bool] = True
 
     def __init__(self, paths: Any) -> None:
-        parts = resolve_paths(paths, "data")
-        if (ranged := next((part for part in parts if part.stop is not None), None)) is not None:
+        files = resolve_paths(paths, "data")
+        if (ranged := next((file for file in files if file.stop is not None), None)) is not None:
             raise ValueError(
                 f"paths must be files, each of which is one record, got the range [{ranged.start}:{ranged.stop}] of "
                 f"{ranged.path!r}. Pass the file alone."
             )
-        names = [part.path for part in parts]
+        names = [file.path for file in files]
         local = [name for name in names if not is_url(name)]
         for _ in in_threads(_check_regular, local, INSPECTION_THREADS):
             pass

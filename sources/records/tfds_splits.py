@@ -67,7 +67,7 @@ def splits_of(info: Mapping[str, Any], folder: str, file_format: str) -> dict[st
         count, digits = len(lengths), max(5, len(str(len(lengths))))
         files = []
         for number in range(count):
-            words = {
+            fields = {
                 "DATASET": info.get("name", ""),
                 "SPLIT": entry["name"],
                 "FILEFORMAT": file_format,
@@ -75,7 +75,7 @@ def splits_of(info: Mapping[str, Any], folder: str, file_format: str) -> dict[st
                 "NUM_SHARDS": f"{count:0{digits}}",
                 "SHARD_X_OF_Y": f"{number:0{digits}}-of-{count:0{digits}}",
             }
-            name = _WORD.sub(lambda match, words=words: words.get(match[1], match[0]), template)
+            name = _WORD.sub(lambda match, fields=fields: fields.get(match[1], match[0]), template)
             files.append(os.path.join(folder, name))  # noqa: PTH118
         splits[entry["name"]] = Split(entry["name"], files, lengths)
     return splits
@@ -88,8 +88,8 @@ def instructions_of(text: str, splits: Mapping[str, Split]) -> list[Instruction]
         ValueError: the text is not of this form, a split does not exist, or it has fewer records.
     """
     found: list[Instruction] = []
-    for part in text.split("+"):
-        one = _ONE.fullmatch(part.strip())
+    for slice_text in text.split("+"):
+        one = _ONE.fullmatch(slice_text.strip())
         if one is None:
             raise ValueError(
                 "split must be a name with an optional slice of records or percents, or several of these "

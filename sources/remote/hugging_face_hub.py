@@ -24,10 +24,10 @@ def split_hub_path(path: str) -> tuple[str, str]:
 
     Both are empty if the path is not of this form.
     """
-    parts = path.split("/", 3)
-    if len(parts) < 4 or parts[0] != "datasets" or not all(parts):
+    names = path.split("/", 3)
+    if len(names) < 4 or names[0] != "datasets" or not all(names):
         return "", ""
-    return "/".join(parts[:3]), parts[3]
+    return "/".join(names[:3]), names[3]
 
 
 def address_of(root: str) -> tuple[str, dict[str, str]]:

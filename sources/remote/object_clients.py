@@ -48,7 +48,7 @@ def path_of(url: str, parsed: Url) -> str:
         DataSourceError: obstore does not support the path.
     """
     path = parsed.key.strip("/")
-    if any(part in {"", ".", ".."} for part in path.split("/")):
+    if any(name in {"", ".", ".."} for name in path.split("/")):
         raise DataSourceError(f"Cannot read {url!r}: its path has an empty part, `.` or `..`. Rename the object.")
     return path
 

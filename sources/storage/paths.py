@@ -39,7 +39,7 @@ class FileInstruction(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FilePart:
+class FileRange:
     """The records [start, stop) of one file.
 
     Attributes:
@@ -147,7 +147,7 @@ class FileIdentity(NamedTuple):
         )
 
 
-def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
+def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
     """Returns the files, and ranges of records, that paths select, in their order.
 
     The paths are made absolute, so a later `chdir` does not matter. Only names that could be globs or ranges are looked
@@ -177,16 +177,16 @@ def resolve_paths(paths: Any, kind: str) -> list[FilePart]:
         )
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}.")
-    parts = [part for path in paths for part in _resolve(path, kind)]
-    if not parts:
+    ranges = [file for path in paths for file in _resolve(path, kind)]
+    if not ranges:
         raise ValueError("paths must name at least one file, got an empty sequence.")
-    return parts
+    return ranges
 
 
-def _resolve(path: Any, kind: str) -> list[FilePart]:
+def _resolve(path: Any, kind: str) -> list[FileRange]:
     if isinstance(path, FileInstruction):
         skip, take = operator.index(path.skip), operator.index(path.take)
-        return [FilePart(absolute_path(os.fspath(path.filename)), skip, None if take == -1 else skip + take)]
+        return [FileRange(absolute_path(os.fspath(path.filename)), skip, None if take == -1 else skip + take)]
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
             "Each path must be a str, a path-like object, or an object with filename, skip and take, "
@@ -198,22 +198,22 @@ def _resolve(path: Any, kind: str) -> list[FilePart]:
     if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
         raise ValueError("URLs must be str, because `pathlib` removes one of their slashes. Pass the str itself.")
     if not GLOB.search(name) or os.path.exists(name):  # noqa: PTH110
-        return [FilePart(name)]
+        return [FileRange(name)]
     if match := _RANGE.fullmatch(name):
-        return [FilePart(match[1], int(match[2]), int(match[3]))]
-    return [FilePart(match) for match in _matches(name, kind)]
+        return [FileRange(match[1], int(match[2]), int(match[3]))]
+    return [FileRange(match) for match in _matches(name, kind)]
 
 
-def _resolve_url(name: str, kind: str) -> list[FilePart]:
+def _resolve_url(name: str, kind: str) -> list[FileRange]:
     match = _RANGE.fullmatch(name)
     path, start, stop = (match[1], int(match[2]), int(match[3])) if match else (name, 0, None)
     url = Url.of(path)
     path = canonical(path)
     if not GLOB.search(url.key):
-        return [FilePart(path, start, stop)]
+        return [FileRange(path, start, stop)]
     if not url.can_list:
         if "*" not in url.key:
-            return [FilePart(path, start, stop)]
+            return [FileRange(path, start, stop)]
         raise ValueError(
             f"Patterns need a store that can list files, and HTTP cannot. Pass each URL, got {path!r}. (A `*` in a "
             "name is `%2A`.)"
@@ -223,11 +223,11 @@ def _resolve_url(name: str, kind: str) -> list[FilePart]:
 
     keys = list_keys(url._replace(key=GLOB.split(url.key)[0]))
     if url.key in keys:
-        return [FilePart(path, start, stop)]
+        return [FileRange(path, start, stop)]
     matches = matching(keys, url.key)
     if not matches:
         raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", path)
-    return [FilePart(root + key, start, stop) for key in matches]
+    return [FileRange(root + key, start, stop) for key in matches]
 
 
 def absolute_path(name: str) -> str:

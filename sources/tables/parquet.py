@@ -214,15 +214,15 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
             first_groups[path] = len(self._groups)
             starts = np.cumsum([0, *sizes]).tolist()
             self._groups += [(path, number, start) for number, start in enumerate(starts[:-1])]
-        for part in self._parts:
-            ends = np.cumsum(self._group_sizes[part.path])
-            stop = part.start if part.stop is None else part.stop
-            first, last = np.searchsorted(ends, [part.start, stop - 1], side="right").tolist()
-            for number in range(first, last + 1) if stop > part.start else ():
-                start = int(ends[number]) - self._group_sizes[part.path][number]
+        for file in self._ranges:
+            ends = np.cumsum(self._group_sizes[file.path])
+            stop = file.start if file.stop is None else file.stop
+            first, last = np.searchsorted(ends, [file.start, stop - 1], side="right").tolist()
+            for number in range(first, last + 1) if stop > file.start else ():
+                start = int(ends[number]) - self._group_sizes[file.path][number]
                 end = min(stop, int(ends[number])) - start
-                if end > (begin := max(0, part.start - start)):
-                    units.append((first_groups[part.path] + number, begin, end))
+                if end > (begin := max(0, file.start - start)):
+                    units.append((first_groups[file.path] + number, begin, end))
         table = np.array(units, np.int64).reshape(-1, 3)
         self._unit_groups = table[:, 0]
         self._unit_ends = np.cumsum(table[:, 2] - table[:, 1])

@@ -9,12 +9,12 @@ from millstream.samplers.rows import packing_plan
 from millstream.samplers.rows.packing_plan import ByLength
 
 
-@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=60), part=st.integers(1, 70))
-def test_pieces_are_found_as_in_a_sorted_list(lengths: list[int], part: int) -> None:
+@given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=60), size=st.integers(1, 70))
+def test_pieces_are_found_as_in_a_sorted_list(lengths: list[int], size: int) -> None:
     """Any ranks, in any order, give the pieces that a stable sort puts there, and `firsts` where each length begins."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing_plan, "_PART", part)
-        patch.setattr(packing_plan, "_LENGTHS_IN_PART", 0)
+        patch.setattr(packing_plan, "_BUCKET_SIZE", size)
+        patch.setattr(packing_plan, "_LENGTHS_IN_BUCKET", 0)
         pieces = ByLength.of(np.array(lengths), 9)
     expected = sorted(range(len(lengths)), key=lengths.__getitem__)
     assert pieces.at(np.arange(len(lengths))).tolist() == expected
@@ -29,5 +29,5 @@ def test_many_pieces_take_little_memory(row_length: int) -> None:
     pieces = ByLength.of(lengths, row_length)
     chosen = np.random.default_rng(1).integers(0, len(lengths), 10_000)
     assert np.array_equal(pieces.at(chosen), np.argsort(lengths, kind="stable")[chosen])
-    held = sum(array.nbytes for array in (pieces._places, pieces._ranks, pieces._shifts))
+    held = sum(array.nbytes for array in (pieces._offsets, pieces._ranks, pieces._shifts))
     assert held <= len(lengths) * (7 if row_length > 8191 else 5)

@@ -252,11 +252,11 @@ def remote(name: str, folder: Path, store: ObjectServer, **options: Any) -> Any:
     """The same source of objects of a store, which are those files."""
     (folder / "files").mkdir()
     with SOURCES[name](folder / "files") as local:
-        parts = local._parts
+        files = local._ranges
     for path in (folder / "files").iterdir():
         store.objects[f"bucket/{path.name}"] = path.read_bytes()
-    urls = [f"{store.url}/bucket/{Path(part.path).name}" for part in parts]
-    ranges = [f"[{part.start}:{part.stop}]" if part.stop == 12 else "" for part in parts]
+    urls = [f"{store.url}/bucket/{Path(file.path).name}" for file in files]
+    ranges = [f"[{file.start}:{file.stop}]" if file.stop == 12 else "" for file in files]
     return type(local)([url + words for url, words in zip(urls, ranges, strict=True)], **options)
 
 

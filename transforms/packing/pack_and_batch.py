@@ -52,7 +52,7 @@ class PackAndBatchOperation(GroupingOperation):
         batch_size: SupportsIndex,
         max_sequences_per_bin: SupportsIndex | None = None,
     ) -> None:
-        if isinstance(length_struct, Mapping) and any(isinstance(part, Mapping) for part in length_struct.values()):
+        if isinstance(length_struct, Mapping) and any(isinstance(nested, Mapping) for nested in length_struct.values()):
             self.nested_struct = length_struct
             length_struct = dict(_leaves(length_struct, length_struct))
         self.packing = FirstFitPack(
@@ -91,10 +91,12 @@ class PackAndBatchOperation(GroupingOperation):
         rows.take(lengths_of(zip(*documents, strict=True)))
         packed = list(self.packing.make(documents, Segments.by_output(rows.decisions()[0]), allocate))
         names = self.packing.length_struct
-        parts = [{name: self._stacked([row[name + ending] for row in packed]) for name in names} for ending in _ENDINGS]
+        rows_by_ending = [
+            {name: self._stacked([row[name + ending] for row in packed]) for name in names} for ending in _ENDINGS
+        ]
         if self.nested_struct is not None:
-            parts = [_nested(self.nested_struct, iter(part.values())) for part in parts]
-        return [tuple(parts)]
+            rows_by_ending = [_nested(self.nested_struct, iter(nested.values())) for nested in rows_by_ending]
+        return [tuple(rows_by_ending)]
 
     def _stacked(self, rows: Sequence[NDArray[Any]]) -> NDArray[Any]:
         batch = np.zeros((self.packing.num_packing_bins, *rows[0].shape), rows[0].dtype)
@@ -107,12 +109,12 @@ _ENDINGS = ("", "_segment_ids", "_positions")
 
 def _leaves(structure: Mapping[str, Any], element: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the path and the value of each feature of an element that a nested length_struct has."""
-    for name, part in structure.items():
+    for name, nested in structure.items():
         below = f"{path}[{name!r}]"
         if not isinstance(element, Mapping) or name not in element:
             raise ValueError(f"The feature {below} is missing.")
-        if isinstance(part, Mapping):
-            yield from _leaves(part, element[name], below)
+        if isinstance(nested, Mapping):
+            yield from _leaves(nested, element[name], below)
         else:
             yield below, element[name]
 
