@@ -144,7 +144,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             >>> list(millstream.MapDataset.concatenate([first, second]))
             [0, 1, 2, 10, 11]
         """
-        nodes = _nodes(datasets, "datasets")
+        nodes = _nodes(datasets)
         for number, node in enumerate(nodes):
             if node.length == ENDLESS:
                 raise ValueError(f"datasets[{number}] has no end, so nothing can come after it: .repeat() the result.")
@@ -179,7 +179,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             [0, 1, 2, 'a', 3, 4, 5, 'b']
         """
         names, components = named_components(datasets, "datasets")
-        nodes = _nodes(components, "datasets")
+        nodes = _nodes(components)
         for name, node in zip(names, nodes, strict=True):
             if not node.length:
                 raise ValueError(f"Dataset {name!r} is empty: leave it out of the mixture.")
@@ -204,7 +204,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             >>> list(millstream.MapDataset.select_from_datasets([numbers, letters], [(0, 5), (1, 0), (0, 2)]))
             [5, 'a', 2]
         """
-        nodes = _nodes(datasets, "datasets")
+        nodes = _nodes(datasets)
         if not hasattr(selection_map, "__len__") or not hasattr(selection_map, "__getitem__"):
             raise TypeError(
                 "selection_map must have len(selection_map) and selection_map[position] -> (number of a dataset, "
@@ -615,11 +615,11 @@ def _check_dataset(value: object, name: str) -> None:
         )
 
 
-def _nodes(datasets: Any, name: str) -> tuple[Node, ...]:
+def _nodes(datasets: Any) -> tuple[Node, ...]:
     if isinstance(datasets, MapDataset) or not isinstance(datasets, Sequence):
-        raise TypeError(f"{name} must be a list of MapDatasets, got {type(datasets).__name__}.")
+        raise TypeError(f"datasets must be a list of MapDatasets, got {type(datasets).__name__}.")
     if not datasets:
-        raise ValueError(f"{name} must have at least one dataset, got none.")
+        raise ValueError("datasets must have at least one dataset, got none.")
     for number, dataset in enumerate(datasets):
-        _check_dataset(dataset, f"{name}[{number}]")
+        _check_dataset(dataset, f"datasets[{number}]")
     return tuple(map(node_of, datasets))

@@ -180,7 +180,7 @@ def _checked_lengths(lengths: Any, num_records: int, *, packed: bool) -> NDArray
         return None
     if packed:
         raise ValueError("lengths must be left out for packed rows: their sampler has the lengths.")
-    checked = whole_numbers(lengths, "lengths", minimum=0)
+    checked = whole_numbers(lengths, "lengths")
     if len(checked) != num_records:
         raise ValueError(f"lengths must have a number for each of the {num_records} records, got {len(checked)}.")
     return checked

@@ -20,7 +20,6 @@ from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.reporting.html_rendering import render_loader
 from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.loader.threads.inline_executor import InlineExecutor
-from millstream.transforms import Batch, BucketBatch, Rebatch, TokenBudgetBatch
 
 MAX_LEAVES = 16
 """The largest number of leaves that are described per element."""
@@ -64,9 +63,7 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
 
 def makes_batches(pipeline: Pipeline) -> bool:
     """Returns True if the outputs of a pipeline are batches: stacked elements."""
-    return any(
-        isinstance(operation, Batch | Rebatch | TokenBudgetBatch | BucketBatch) for operation in pipeline.operations
-    )
+    return any(operation.makes_batches for operation in pipeline.operations)
 
 
 def leaf_texts(element: Any) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ def checked_seed(seed: object, *, shuffle: bool) -> int | None:
     return as_seed(seed)
 
 
-def integers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
+def integers(values: object, name: str) -> NDArray[np.int64]:
     """Returns a line of integers as an int64 array of shape (n,); without a copy if it is one already.
 
     Raises:
@@ -144,19 +144,19 @@ def integers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
         raise ValueError(f"{name} must be a one-dimensional array of integers, got an array of shape {array.shape}.")
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must be integers, got an array of dtype {array.dtype}.")
-    if array.size and not minimum <= int(array.min()) <= int(array.max()) < POSITION_LIMIT:
-        raise ValueError(f"{name} must be between {minimum} and 2**63 - 1, got {array.min()} to {array.max()}.")
+    if array.size and not 0 <= int(array.min()) <= int(array.max()) < POSITION_LIMIT:
+        raise ValueError(f"{name} must be between 0 and 2**63 - 1, got {array.min()} to {array.max()}.")
     # As one block, it crosses to worker processes as pages that all of them share.
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
-def whole_numbers(values: object, name: str, minimum: int) -> NDArray[np.int64]:
+def whole_numbers(values: object, name: str) -> NDArray[np.int64]:
     """Returns at least one integer, as `integers` does.
 
     Raises:
         TypeError, ValueError: as `integers`, or there are none, or the sum is 2**63 or more.
     """
-    array = integers(values, name, minimum)
+    array = integers(values, name)
     if not array.size:
         raise ValueError(f"{name} must have at least one integer, got none.")
     # As floating-point numbers, which do not overflow as the sum may.

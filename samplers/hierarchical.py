@@ -74,7 +74,7 @@ class HierarchicalSampler(EpochSampler):
         shard_options: ShardOptions | None = None,
     ) -> None:
         super().__init__(num_epochs, seed, shard_options, shuffle=True)
-        self.unit_sizes = whole_numbers(unit_sizes, "unit_sizes", minimum=0)
+        self.unit_sizes = whole_numbers(unit_sizes, "unit_sizes")
         self.window_units = as_integer(window_units, "window_units", minimum=1)
         self.num_records = int(self.unit_sizes.sum())
         if not self.num_records:

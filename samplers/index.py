@@ -186,7 +186,7 @@ class SequentialSampler(IndexSampler):
 
 
 def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
-    array = integers(keys, "keys", minimum=0)
+    array = integers(keys, "keys")
     if len(array) != num_records:
         raise ValueError(
             f"keys must hold one record key for each of the num_records={num_records} records, got {len(array)}: write "

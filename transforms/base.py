@@ -184,6 +184,8 @@ class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[
         [1.016, 1.926]
     """
 
+    num_random = 1
+
     def random_map(self, element: In, rng: "np.random.Generator", /) -> Out:
         """Returns the result for an element, with random numbers from `rng`.
 

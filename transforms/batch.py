@@ -60,6 +60,7 @@ class Batch(Transformation, Grouping):
 
     is_complete: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
+    makes_batches: ClassVar[bool] = True
     batch_size: int
     drop_remainder: bool = False
     batch_fn: Callable[[list[Any]], Any] | None = None

@@ -156,9 +156,6 @@ class GroupingOperation(Transformation, Grouping):
     gathers: ClassVar[bool] = True
     regroups: ClassVar[bool] = True
 
-    has_one_shape: ClassVar[bool] = True
-    """False if the shapes of outputs depend on the elements, so that the shards of a step may differ in shape."""
-
     seed: int | None = 0
     """The seed of an operation that shuffles; None until `seeded` sets it."""
 

@@ -62,6 +62,11 @@ class OnlyFor(Transformation):
         """True if all of the operations are 1:1."""
         return all(operation.keeps_count for operation in self.operations)
 
+    @property
+    def num_random(self) -> int:  # type: ignore[override]  # as above
+        """The number of random operations among them."""
+        return sum(operation.num_random for operation in self.operations)
+
     def __repr__(self) -> str:
         return f"OnlyFor({self.component!r}, [{', '.join(map(described, self.operations))}])"
 

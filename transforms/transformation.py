@@ -14,6 +14,9 @@ class Transformation:
         gathers: True if an output is built from several elements. Operations before it work element by element.
         is_between: True if the library inserts it between the user's operations, whose numbers do not count it.
         regroups: True if it groups elements as they arrive, whatever their positions are (see `grouping`).
+        makes_batches: True if its outputs are batches: stacked elements.
+        has_one_shape: False if the shapes of outputs depend on the elements, so that the shards of a step may differ.
+        num_random: the number of functions in it that draw random numbers.
 
     Examples:
         >>> operations: list[millstream.transforms.Transformation] = [millstream.MapTransform(len), millstream.Batch(2)]
@@ -26,6 +29,9 @@ class Transformation:
     gathers: ClassVar[bool] = False
     is_between: ClassVar[bool] = False
     regroups: ClassVar[bool] = False
+    makes_batches: ClassVar[bool] = False
+    has_one_shape: ClassVar[bool] = True
+    num_random: ClassVar[int] = 0
 
 
 def numbers_of(operations: Sequence[Transformation]) -> tuple[int, ...]:

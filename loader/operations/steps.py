@@ -92,7 +92,7 @@ def compile_step(
     for leaf in leaves(operation):
         inner = where if leaf is operation else f"{where}, in it {described(leaf)}"
         steps.append(_element_step(leaf, inner, producer, _numbered(streams, leaf, random_number), component))
-        random_number += isinstance(leaf, RandomMap)
+        random_number += leaf.num_random
         producer = producer if isinstance(leaf, Filter) else inner
     return steps[0] if len(steps) == 1 else functools.partial(run_steps, steps)
 

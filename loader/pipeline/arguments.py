@@ -14,9 +14,8 @@ from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unre
 from millstream.samplers.protocols import is_mixed
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
-from millstream.transforms import Batch, RandomMap, Transformation
+from millstream.transforms import Batch, Transformation
 from millstream.transforms.given import as_transformation
-from millstream.transforms.grouping import GroupingOperation
 from millstream.warn import log_warning, warn
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]
@@ -98,7 +97,7 @@ def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSa
     if is_mixed(sampler):
         check_component_seeds(operations, sampler)
         return
-    random = [number for number, operation in enumerate(operations) if isinstance(operation, RandomMap)]
+    random = [number for number, operation in enumerate(operations) if operation.num_random]
     if not random:
         return
     name = f"operations[{random[0]}], {described(operations[random[0]])},"
@@ -182,7 +181,7 @@ def check_balance(
 def check_shapes(operations: Sequence[Transformation], shard: ShardOptions) -> None:
     """Refuses several shards for operations whose batches would differ in shape between the shards of a step."""
     for number, operation in enumerate(operations):
-        if shard.shard_count > 1 and isinstance(operation, GroupingOperation) and not operation.has_one_shape:
+        if shard.shard_count > 1 and not operation.has_one_shape:
             raise ValueError(
                 f"operations[{number}], {described(operation)}, cannot run on {shard.shard_count} shards: the shapes "
                 "of its batches depend on their elements, so the shards of a step would differ in shape, which a "

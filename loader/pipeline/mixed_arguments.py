@@ -7,8 +7,7 @@ from millstream.descriptions import described
 from millstream.loader.operations.random_streams import has_randomness
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import MixedSampler, is_mixed
-from millstream.transforms import OnlyFor, RandomMap, Transformation
-from millstream.transforms.only_for import leaves
+from millstream.transforms import OnlyFor, Transformation
 
 
 def check_sources(sampler: MixedSampler, source: Any) -> None:
@@ -60,7 +59,7 @@ def check_component_seeds(operations: Sequence[Transformation], sampler: MixedSa
     """Refuses random operations on elements of a component whose sampler has no randomness."""
     by_name = dict(zip(sampler.names, sampler.samplers, strict=True))
     for number, operation in enumerate(operations):
-        if not any(isinstance(leaf, RandomMap) for leaf in leaves(operation)):
+        if not operation.num_random:
             continue
         names = [operation.component] if isinstance(operation, OnlyFor) else list(by_name)
         if lacking := [name for name in names if not has_randomness(by_name[name])]:

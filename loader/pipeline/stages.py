@@ -11,9 +11,8 @@ from millstream.loader.pipeline.packing import pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.randomness import OF_GROUPS, derive_seed
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.transforms import Batch, Filter, Pack, RandomMap, Transformation
+from millstream.transforms import Batch, Filter, Pack, Transformation
 from millstream.transforms.grouping import Grouping, GroupingOperation
-from millstream.transforms.only_for import leaves
 
 Instrument: TypeAlias = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 """A function that wraps another one, given the name of the stage whose work that one does."""
@@ -122,7 +121,7 @@ def compile_stages(
             steps.append(instrument(labels[number], step))
             producer = producer if isinstance(operation, Filter) else labels[number]
             number += 1
-            random_number += sum(isinstance(leaf, RandomMap) for leaf in leaves(operation))
+            random_number += operation.num_random
         if isinstance(next_one, GroupingOperation):
             # Elements are reduced to what it needs by the worker that makes them.
             steps.append(instrument(labels[number], prepare_step(next_one, pipeline.error_labels[number])))

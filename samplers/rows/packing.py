@@ -100,7 +100,7 @@ class PackingSampler(EpochSampler):
     ) -> None:
         self.shuffle = as_flag(shuffle, "shuffle")
         super().__init__(num_epochs, seed, shard_options, shuffle=self.shuffle)
-        self.lengths = whole_numbers(lengths, "lengths", minimum=0)
+        self.lengths = whole_numbers(lengths, "lengths")
         self.row_length = as_integer(row_length, "row_length", minimum=1, maximum=1 << 24)
         self.overflow = as_overflow(overflow)
         if strategy not in {BEST_FIT, CONCAT_THEN_SPLIT}:
@@ -111,7 +111,7 @@ class PackingSampler(EpochSampler):
         if not self.lengths.max():
             raise ValueError("lengths must have at least one token, got nothing but zeros.")
         self.window_units = as_integer_or_none(window_units, "window_units")
-        self.unit_sizes = None if unit_sizes is None else whole_numbers(unit_sizes, "unit_sizes", minimum=0)
+        self.unit_sizes = None if unit_sizes is None else whole_numbers(unit_sizes, "unit_sizes")
         if self.unit_sizes is None and window_units is not None:
             raise ValueError("unit_sizes must be given with window_units, got None. Pass source.unit_sizes.")
         sizes = np.array([len(self.lengths)]) if self.unit_sizes is None else self.unit_sizes

@@ -118,7 +118,7 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         self._index_segments()
         self.window_units: int | None = None
         self._unit_sizes = self._index_units()
-        self._begin()
+        self._chunks: UnitCache[_Chunk] = UnitCache(self._cache_bytes)
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
@@ -143,15 +143,6 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
                 read()
         return records_of_arrays(columns, len(keys))
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_chunks"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._begin()
-
     @property
     def unit_sizes(self) -> NDArray[np.int64]:
         """The number of records of each unit, in the order of the records: int64, shape (n,)."""
@@ -175,9 +166,6 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     def _open(self, path: str, location: str) -> Hdf5File:
         del location  # It is the path: there are no copies.
         return Hdf5File(path, self._identities[path], self._segments[path])
-
-    def _begin(self) -> None:
-        self._chunks: UnitCache[_Chunk] = UnitCache(self._cache_bytes)
 
     @property
     def _is_far(self) -> bool:

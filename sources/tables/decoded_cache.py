@@ -87,6 +87,9 @@ class UnitCache(Generic[UnitT]):
         self._inherited: list[object] = []
         _all_caches().add(self)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return UnitCache, (self._max_bytes,)  # Another process decodes its own units.
+
     def get(self, key: KeyT, load: Callable[[KeyT], UnitT]) -> UnitT:
         """Returns a unit, decoded by `load` if it is not in the cache."""
         (unit,) = self.get_all({key: 0}, load, 1)

@@ -128,7 +128,9 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         self.window_units = None if sum(self._group_bytes) <= self._cache_bytes else window
         del self._schemas, self._group_bytes
         self._index_units()
-        self._begin()
+        concurrency = FETCHED_TOGETHER if self._is_far else min(_DECODED_TOGETHER, os.cpu_count() or 1)
+        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, concurrency)
+        self._has_advised = False
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
         """Returns the records of the keys, in their order; keys may repeat. Each row group is decoded once."""
@@ -150,15 +152,6 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         if groups.is_valid:
             return records_of(self._columns, rows, keys, self._row_error)
         return dicts_or_error(self._columns, rows, keys, self._row_error)
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        del state["_decoded_groups"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._begin()
 
     @property
     def unit_sizes(self) -> NDArray[np.int64]:
@@ -185,11 +178,6 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
     def _open(self, path: str, location: str) -> ParquetFile:
         del location  # It is the path: a copy is used for row groups only.
         return ParquetFile(path, self._identities[path])
-
-    def _begin(self) -> None:
-        concurrency = FETCHED_TOGETHER if self._is_far else min(_DECODED_TOGETHER, os.cpu_count() or 1)
-        self._decoded_groups = RowGroups(self._columns, self._cache_bytes, concurrency)
-        self._has_advised = False
 
     @property
     def _is_far(self) -> bool:

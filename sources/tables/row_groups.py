@@ -102,6 +102,9 @@ class RowGroups:
         self._concatenated = UnitCache[ConcatenatedGroups](0)
         self._recent: tuple[ConcatenatedGroups, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowGroups, (self._columns, self._max_bytes, self._max_threads)
+
     def clear(self) -> None:
         """Drops all row groups."""
         self.units.clear()

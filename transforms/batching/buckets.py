@@ -46,6 +46,7 @@ class BucketBatch(GroupingOperation):
     """
 
     has_one_shape: ClassVar[bool] = False
+    makes_batches: ClassVar[bool] = True
 
     @named_arguments()
     def __init__(

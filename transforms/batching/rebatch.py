@@ -38,6 +38,8 @@ class Rebatch(GroupingOperation):
         [[1, 2], [3, 4], [5, 6]]
     """
 
+    makes_batches = True
+
     @named_arguments()
     def __init__(self, batch_size: SupportsIndex, drop_remainder: bool = False) -> None:
         self.batch_size = as_integer(batch_size, "batch_size", minimum=1)

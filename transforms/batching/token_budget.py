@@ -72,6 +72,7 @@ class TokenBudgetBatch(GroupingOperation):
     """
 
     has_one_shape: ClassVar[bool] = False
+    makes_batches: ClassVar[bool] = True
 
     @named_arguments()
     def __init__(
