@@ -321,7 +321,7 @@ class MixtureSampler(Order):
 
         Within a global batch, whose rows a loader permutes, it is that of the unpermuted order.
         """
-        return self._schedule.drawn_at(position) if position else (0,) * len(self.names)
+        return self._schedule.drawn_at(position)
 
     def components(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the number of the component at each of the positions [start, stop), shape (stop - start,).
