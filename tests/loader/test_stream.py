@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Map
+from millstream.transforms import Batch, ConcatThenSplit, FlatMap, Map
 from support.draw.random_pipelines import (
     UNEVEN_ENDS,
     AddIndex,
@@ -137,6 +137,48 @@ def test_a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused(
     else:
         assert before[:step] == after[:step]
         assert (after[step:], error) == drain(resumed)
+
+
+def document(number: int) -> dict[str, Any]:
+    return {"tokens": np.full(1 + number % 5, number)}
+
+
+def twice(row: Any) -> list[Any]:
+    return [row["tokens"]] * 2
+
+
+ROWS = (Map(document), ConcatThenSplit({"tokens": 4}))
+
+
+@pytest.mark.parametrize(
+    ("operations", "size", "first_refused"),
+    [
+        # Two batches of four elements, and one of two.
+        ((DropMultiples(11), Batch(4), FlatMap(list, 4)), 11, 9),
+        # Four rows, and one that is padded; in parts, also within that one, but not before it.
+        (ROWS, 7, 5),
+        ((*ROWS, FlatMap(twice, 2)), 7, 9),
+    ],
+    ids=["parts of batches", "rows", "parts of rows"],
+)
+def test_a_state_within_what_the_end_has_cut_short_is_not_prolonged(
+    operations: tuple[Any, ...], size: int, first_refused: int
+) -> None:
+    """An order of more epochs refuses the states after any output of the last, short group, and resumes all others."""
+    pipeline = Pipeline(range(size), IndexSampler(size, num_epochs=1, seed=0), operations, ShardOptions(0, 1))
+    longer = with_epochs(pipeline, 2)
+    whole, _ = expected_of(longer)
+    with iter(loader_of(pipeline)) as saved:
+        states = [saved.get_state(), *(saved.get_state() for _ in saved)]
+    for step, state in enumerate(states):
+        with iter(loader_of(longer)) as resumed:
+            if step < first_refused:
+                resumed.set_state(state)
+                assert drain(resumed)[0] == whole[step:]
+            else:
+                with pytest.raises(millstream.CheckpointError, match="after a short or padded batch"):
+                    resumed.set_state(state)
+    assert len(states) > first_refused
 
 
 def test_only_the_end_of_a_stream_keeps_it_from_being_prolonged() -> None:

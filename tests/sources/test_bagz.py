@@ -69,8 +69,10 @@ def test_an_empty_file_has_no_records(tmp_path: Path) -> None:
         assert every_record(source) == [b"one"]
 
 
-def test_limits_that_fall_are_an_error(tmp_path: Path) -> None:
-    """Limits that fall are an error: a record cannot end before it begins."""
+@pytest.mark.parametrize("block_bytes", [8, 1 << 20])
+def test_limits_that_fall_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
+    """Limits that fall are an error, however many are read at once: a record cannot end before it begins."""
+    monkeypatch.setattr(bagz, "BLOCK_BYTES", block_bytes)
     path = write_bagz(tmp_path / "a.bag", [b"first", b"second", b"third"])
     content = bytearray(path.read_bytes())
     content[16] = 12  # The first record would end after the second.
@@ -120,7 +122,12 @@ def test_limits_may_be_in_a_file_of_their_own(tmp_path: Path, name: str, records
         assert every_record(source) == records
 
 
-@pytest.mark.parametrize("content", [b"", bytes(7), bytes(8), (99).to_bytes(8, "little"), b"\xff" * 8])
+SIZE = (11).to_bytes(8, "little")
+"""The size of the file of one record, which the last limit must be."""
+WRONG_LIMITS = [b"", bytes(7), bytes(8), (99).to_bytes(8, "little"), b"\xff" * 8, (99).to_bytes(8, "little") + SIZE]
+
+
+@pytest.mark.parametrize("content", [*WRONG_LIMITS, b"\xff" * 8 + SIZE])
 def test_limits_that_do_not_fit_are_not_used(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     """A file of limits that does not fit is logged and ignored; without limits at its end, the data is an error."""
     path = write_bagz(tmp_path / "a.bag", [b"one"])
