@@ -21,7 +21,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -54,6 +57,7 @@ class Format:
         whole_at: the lengths at which a file that was cut is a whole file with fewer records; every other cut is found.
             None for text, which may end anywhere.
         beside: what the names of files beside it end in; damage to these counts as well.
+        argument: returns what the source takes for a path.
     """
 
     source: type[Any]
@@ -61,6 +65,11 @@ class Format:
     read: Callable[[Path], list[Any]] | None
     whole_at: Collection[int] | None = None
     beside: Sequence[str] = ()
+    argument: Callable[[Path], Any] = str
+
+    def open(self, path: Path) -> Any:
+        """Returns a source of the file."""
+        return self.source(self.argument(path))
 
 
 def lines_of(path: Path) -> list[bytes]:
@@ -145,6 +154,55 @@ def read_megatron(prefix: Path) -> list[Any]:
     return np.split(tokens, np.cumsum(lengths)[:-1])
 
 
+HDF5_LAYOUTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "chunks": {"chunks": (4, 8)},
+    "gzip": {"chunks": (4, 8), "compression": "gzip"},
+    "sums": {"chunks": (1, 8), "fletcher32": True},
+}
+
+
+def write_hdf5(path: Path) -> None:
+    """Writes a file whose metadata have checksums, with a column of each layout."""
+    with h5py.File(path, "w", libver="latest") as file:
+        for name, options in HDF5_LAYOUTS.items():
+            file.create_dataset(name, data=np.arange(12 * 8, dtype=np.int16).reshape(12, 8), **options)
+
+
+def read_hdf5(path: Path) -> list[Any]:
+    """Returns the rows."""
+
+    def row(file: Any, key: int) -> Any:
+        try:
+            return {name: file[name][key] for name in HDF5_LAYOUTS}
+        except OSError:
+            return WRONG
+
+    with h5py.File(path) as file:
+        return [row(file, key) for key in range(12)]
+
+
+def write_parquet(path: Path) -> None:
+    """Writes three row groups."""
+    pq.write_table(pa.table({"n": range(12), "text": TEXTS}), path, row_group_size=4)
+
+
+def read_parquet(path: Path) -> list[Any]:
+    """Returns the rows."""
+
+    def rows(file: Any, group: int) -> list[Any]:
+        try:
+            table = file.read_row_group(group)
+        except (OSError, pa.ArrowException):
+            return [WRONG] * file.metadata.row_group(group).num_rows
+        texts = [or_wrong(bytes.decode, text) for text in table["text"].cast(pa.binary()).to_pylist()]
+        numbers = table["n"].to_numpy()
+        return [{"n": n, "text": text} if text is not WRONG else WRONG for n, text in zip(numbers, texts, strict=True)]
+
+    with pq.ParquetFile(path) as file:
+        return [row for group in range(file.num_row_groups) for row in rows(file, group)]
+
+
 AT_RECORDS = np.cumsum([0, *(16 + len(record) for record in RECORDS)]).tolist()
 """The offsets of the records of a TFRecord file: each has 16 bytes of lengths and checksums."""
 
@@ -163,6 +221,13 @@ FORMATS = {
         lambda path: path.write_text("n,text\n" + "".join(f'{n},"{text}\n""x"""\n' for n, text in enumerate(TEXTS))),
         read_csv,
     ),
+    "HDF5": Format(
+        millstream.Hdf5DataSource,
+        write_hdf5,
+        read_hdf5,
+        (),
+        argument=lambda path: {name: f"{path}/{name}" for name in HDF5_LAYOUTS},
+    ),
     "JSONL": Format(
         millstream.JsonLinesDataSource,
         lambda path: path.write_text("".join(json.dumps({"n": n, "t": text}) + "\n" for n, text in enumerate(TEXTS))),
@@ -175,12 +240,15 @@ FORMATS = {
         range(34 + 12 * 12, 1000),  # After the lengths and offsets of sequences, the index has what is not read.
         (".bin", ".idx"),
     ),
+    "Parquet": Format(millstream.ParquetDataSource, write_parquet, read_parquet, ()),
     "TFRecord": Format(millstream.TFRecordDataSource, lambda path: write_tfrecord(path, RECORDS), None, AT_RECORDS),
     "WebDataset": Format(
         millstream.WebDatasetDataSource, lambda path: write_tar(path, files_of_samples()), read_tar, ()
     ),
     "text": Format(millstream.TextLineDataSource, lambda path: path.write_text("\r\n".join(TEXTS)), read_text),
 }
+IN_MEMORY = (millstream.ArrayRecordDataSource, millstream.Hdf5DataSource, millstream.ParquetDataSource)
+"""What keeps all of a small file, once that was read."""
 ENDINGS = {"Bagz": ".bag", "Bagz, compressed": ".bagz"}
 
 
@@ -225,7 +293,7 @@ def words(record: Any) -> Any:
 def outcome(form: Format, path: Path) -> list[Any] | None:
     """Returns what is read, WRONG for a record with an error that names it; None where the file is refused by name."""
     try:
-        source = form.source(path)
+        source = form.open(path)
     except (DataSourceError, ValueError) as error:
         text = str(error)
     else:
@@ -343,7 +411,7 @@ def test_what_happens_to_a_file_is_an_error_with_file_and_record(
 
     What is written over an open file without checksums is read as it stands, where it can be decoded.
     """
-    with form.source(path) as source:
+    with form.open(path) as source:
         original = [words(record) for record in source.__getitems__(range(12))] if is_open else []
         HAPPENS[change](files_of(form, path)[0])
         found = [record_or_wrong(source, key) for key in range(12)]
@@ -351,16 +419,15 @@ def test_what_happens_to_a_file_is_an_error_with_file_and_record(
         assert found == [WRONG] * 12
     elif change not in ("rewritten", "another format") or form.read is None:
         assert all(one in (WRONG, other) for one, other in zip(found, original, strict=True))
-        # ArrayRecord's library has small files in memory.
-        is_in_memory = form.source is millstream.ArrayRecordDataSource
+        is_in_memory = form.source in IN_MEMORY
         assert is_in_memory or (WRONG in found) == (change not in ("removed", "replaced"))
 
 
 FORBIDDEN = """
-import concurrent.futures.thread, os, sys
+import concurrent.futures.thread, json, os, sys
 import millstream
 kind, path, *files = sys.argv[1:]
-kind = getattr(millstream, kind)
+kind, path = getattr(millstream, kind), json.loads(path)
 with kind(path) as source:
     for file in files:
         os.chmod(file, 0)
@@ -384,7 +451,7 @@ def test_a_file_that_may_not_be_read_is_an_error(form: Format, path: Path) -> No
         Path(folder).chmod(0o755)
         place = Path(folder) / path.name
         form.write(place)
-        words = [form.source.__name__, str(place), *map(str, files_of(form, place))]
+        words = [form.source.__name__, json.dumps(form.argument(place)), *map(str, files_of(form, place))]
         ran = subprocess.run(
             [sys.executable, "-c", FORBIDDEN, *words], check=True, capture_output=True, text=True, timeout=300
         )
@@ -422,4 +489,4 @@ def test_compressed_files_are_refused_with_advice(form: Format, path: Path, comp
         DataSourceError,
         match=r"data' is compressed as a whole, by \w+, .*Decompress it once.*python -m millstream convert",
     ):
-        form.source(path)
+        form.open(path)

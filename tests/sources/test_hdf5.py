@@ -1,7 +1,6 @@
 """HDF5 files: every layout and dtype, patterns, chunks that are kept, files that are open elsewhere, and damage."""
 
 import contextlib
-import os
 import re
 import tracemalloc
 import zlib
@@ -279,96 +278,3 @@ def test_columns_and_files_that_do_not_belong_together_are_errors(tmp_path: Path
         Hdf5DataSource({"action": f"{tmp_path}/c.hdf5/data/*/actions", "image": f"{tmp_path}/c.hdf5/data/*/obs/image"})
     with pytest.raises(ValueError, match="must be in the same files"):
         Hdf5DataSource({"action": f"{tmp_path}/a.hdf5/data/*/actions", "image": f"{tmp_path}/b.hdf5/data/*/obs/image"})
-
-
-WRONG = "wrong"
-
-
-def write_sample(path: Path) -> dict[str, str]:
-    """Writes a file whose metadata and chunks have checksums, and returns its columns."""
-    with h5py.File(path, "w", libver="latest") as file:
-        rows = np.arange(12 * 8, dtype=np.int16).reshape(12, 8)
-        file["plain"] = rows
-        file.create_dataset("chunks", data=rows, chunks=(4, 8))
-        file.create_dataset("gzip", data=rows, chunks=(4, 8), compression="gzip")
-        file.create_dataset("sums", data=rows, chunks=(1, 8), fletcher32=True)
-    return {name: f"{path}/{name}" for name in ("plain", "chunks", "gzip", "sums")}
-
-
-def by_h5py(path: Path) -> list[Any]:
-    """Returns the rows as h5py reads them, WRONG for one that it cannot read."""
-
-    def row(file: Any, key: int) -> Any:
-        try:
-            return {name: file[name][key].tolist() for name in ("plain", "chunks", "gzip", "sums")}
-        except OSError:
-            return WRONG
-
-    with h5py.File(path) as file:
-        return [row(file, key) for key in range(12)]
-
-
-def by_source(source: Hdf5DataSource, path: Path) -> list[Any]:
-    """Returns the rows as the source reads them, WRONG for one with an error that has its file and key."""
-    found: list[Any] = []
-    for key in range(len(source)):
-        try:
-            found.append({name: value.tolist() for name, value in source[key].items()})
-        except DataSourceError as error:
-            text = str(error)
-            is_named = str(path) in text and re.search(rf"record {key} of .*\(record key {key}\): ", text)
-            found.append(WRONG if is_named else text)
-    return found
-
-
-def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(tmp_path: Path) -> None:
-    """At every 17th byte: refused by name, or each row is an error with its key or what h5py reads."""
-    path = tmp_path / "a.h5"
-    datasets = write_sample(path)
-    whole, refused, wrong = path.read_bytes(), 0, 0
-    for offset in range(0, len(whole), 17):
-        path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x41]) + whole[offset + 1 :])
-        try:
-            source = Hdf5DataSource(datasets)
-        except (DataSourceError, ValueError) as error:
-            refused += str(path) in str(error)
-            continue
-        with source:
-            found = by_source(source, path)
-        for one, other in zip(found, by_h5py(path), strict=True):
-            assert one in (WRONG, other)
-        wrong += WRONG in found
-    assert refused > 10
-    assert wrong > 5
-
-
-def test_a_truncation_is_an_error(tmp_path: Path) -> None:
-    """Before construction the file is refused; after it, each row is an error, or as it was where it is open."""
-    path = tmp_path / "a.h5"
-    datasets = write_sample(path)
-    whole, original = path.read_bytes(), by_h5py(path)
-    for length in range(0, len(whole), 61):
-        path.write_bytes(whole)
-        with Hdf5DataSource(datasets) as closed, Hdf5DataSource(datasets) as opened:
-            opened[3]
-            os.truncate(path, length)
-            assert by_source(closed, path) == [WRONG] * 12
-            assert all(one in (WRONG, other) for one, other in zip(by_source(opened, path), original, strict=True))
-        with pytest.raises(DataSourceError, match=re.escape(str(path))):
-            Hdf5DataSource(datasets)
-
-
-@pytest.mark.parametrize("change", ["removed", "replaced", "written"])
-def test_a_file_that_changed_is_an_error(tmp_path: Path, change: str) -> None:
-    """Removed, replaced or rewritten after construction: each row says so, with the file."""
-    path = tmp_path / "a.h5"
-    with Hdf5DataSource(write_sample(path)) as source:
-        if change == "removed":
-            path.unlink()
-        elif change == "replaced":
-            path.with_name("b").write_bytes(path.read_bytes()[::-1])
-            path.with_name("b").replace(path)
-        else:
-            with h5py.File(path, "a") as file:
-                file["more"] = np.arange(10)
-        assert by_source(source, path) == [WRONG] * 12
