@@ -74,7 +74,7 @@ LAWS = {
     "reading": "loader/test_data_loader.py::the_batched_read_is_used_for_every_batch",
     "workers": "loader/processes/test_pool_parents.py::standard_input_is_a_program",
     "batches from workers": "loader/processes/test_pool_parity.py::batches_of_all_kinds",
-    "iterators": "loader/test_iterator_protocol.py::a_closed_iterator_says_so",
+    "iterators": "dataset/test_protocol.py::a_closed_iterator_says_so",
     # What differs in chains.
     "default seed of a `shuffle` or `random_map`": (
         "dataset/test_map_dataset_methods.py::an_inserted_map_changes_neither_order_nor_draws"
@@ -85,13 +85,13 @@ LAWS = {
     "last window of a `WindowShuffleMapDataset`": (
         "dataset/test_map_dataset_methods.py::a_window_shuffle_keeps_every_element_in_its_window"
     ),
-    "`iter(elastic)` of an `ElasticIterator`": "dataset/grain_compat/test_elastic.py::it_is_its_own_iterator",
+    "`iter(elastic)` of an `ElasticIterator`": "dataset/test_protocol.py::a_closed_iterator_says_so",
     # Checkpoints.
     "workers, threads, buffers, `num_epochs`": (
         "loader/test_stream.py::a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused"
     ),
     "the code of an operation, its parameters being the same": (
-        "loader/test_iterator.py::repaired_code_resumes_with_a_warning_that_names_it"
+        "loader/checkpoints/test_resuming.py::each_change_is_refused_or_reported_or_nothing"
     ),
     "number of hosts, at the same global batch size": (
         "loader/checkpoints/test_compatibility.py::a_filtered_pipeline_resumes_only_from_its_logical_shards"

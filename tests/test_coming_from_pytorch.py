@@ -42,7 +42,7 @@ LAWS = {
         "loader/test_stream.py::global_batches_do_not_depend_on_the_number_of_shards"
     ),
     "torchdata's `StatefulDataLoader`: `state_dict()`, `load_state_dict()`": (
-        "loader/test_iterator_protocol.py::every_iterator_has_positions_states_and_views"
+        "dataset/test_protocol.py::positions_agree_however_they_are_saved"
     ),
     # What `Batch` gives.
     "`int`, `float`": "transforms/test_stack.py::stack_equals_the_oracle",
