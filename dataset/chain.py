@@ -48,14 +48,14 @@ class Chain:
         """Returns the chain that ends with a dataset."""
         operations: list[Transformation] = []
         workers, reading, num_local, local_reading = MultiprocessingOptions(), None, 0, None
-        is_placed, node = False, dataset
+        has_boundary, node = False, dataset
         while node is dataset or not iterates_itself(node):
             if isinstance(node, Operated):
                 operations.append(node.operation)
             elif isinstance(node, Ahead):
-                if operations and node.is_place and not is_placed:
+                if operations and node.is_boundary and not has_boundary:
                     num_local, local_reading, reading = len(operations), reading, None
-                is_placed = is_placed or node.is_place
+                has_boundary = has_boundary or node.is_boundary
                 workers = workers if workers.num_workers else node.workers
                 reading = reading or node.reading
             elif not isinstance(node, Seeded):

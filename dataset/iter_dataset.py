@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex
 
 from millstream import grain_kinds
 from millstream.checks import as_integer, as_options, has_fields, named_arguments
-from millstream.dataset.chain_picture import Sketch, check_no_stream, picture_of, sketch_of, text_of
+from millstream.dataset.chain_rendering import Sketch, check_no_stream, html_of, sketch_of, text_of
 from millstream.dataset.iterators.counted_iterator import CountedIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
@@ -394,7 +394,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             caller,
             lambda: opened(self),
             lambda: text_of("IterDataset", self._sketch(with_elements=True)),
-            lambda: picture_of("IterDataset", self._sketch(with_elements=True)),
+            lambda: html_of("IterDataset", self._sketch(with_elements=True)),
         )
 
     def _without_threads(self) -> "IterDataset[Any]":
@@ -410,7 +410,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return text_of("IterDataset", self._sketch())
 
     def _repr_html_(self) -> str:
-        return picture_of("IterDataset", self._sketch())
+        return html_of("IterDataset", self._sketch())
 
     def _sketch(self, *, with_elements: bool = False) -> Sketch:
         """Returns the chain that ends here, with the structure of the elements after each node if asked for."""
@@ -475,7 +475,7 @@ def _operated(
 def _ahead(parent: IterDataset[Any], workers: MultiprocessingOptions, reading: ReadOptions | None) -> IterDataset[Any]:
     from millstream.dataset.stream_nodes import Ahead  # noqa: PLC0415  (as above)
 
-    return Ahead(parent, workers, reading, is_place=reading is None)
+    return Ahead(parent, workers, reading, is_boundary=reading is None)
 
 
 def _as_workers(options: Any) -> MultiprocessingOptions:

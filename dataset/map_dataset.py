@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 
 from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer, as_integer_or_none
-from millstream.dataset.chain_picture import content_marks_of, extent_of, fingerprint_of, picture_of, sketch_of, text_of
+from millstream.dataset.chain_rendering import content_marks_of, extent_of, fingerprint_of, html_of, sketch_of, text_of
 from millstream.dataset.nodes.arguments import as_map, as_operation, depth_above
 from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.blocks import Blocks
@@ -567,7 +567,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return text_of(self._title, sketch_of(node_of(self)))
 
     def _repr_html_(self) -> str:
-        return picture_of(self._title, sketch_of(node_of(self)))
+        return html_of(self._title, sketch_of(node_of(self)))
 
     @property
     def _title(self) -> str:

@@ -54,15 +54,15 @@ class MixedIterDataset(Combined):
             return None
         threads = Shared().threads if running.threads is None else running.threads
         runs_here = not running.workers.num_workers and running.shared_workers is None
-        parts_have_workers = runs_here and any(Chain.of(parent).workers.num_workers for parent in self.parents)
-        stream = self._drawn(Shared(threads, running.shared_workers, raises_absent=parts_have_workers))
+        inputs_have_workers = runs_here and any(Chain.of(parent).workers.num_workers for parent in self.parents)
+        stream = self._drawn(Shared(threads, running.shared_workers, raises_absent=inputs_have_workers))
         return MixtureIterator(
             FedIterator(stream, operations, running),
             stream,
             Mixed(lowered, self.weights, self.names),
             operations,
             dataclasses.replace(running, reading=reading or joint_reading(self.parents)),
-            parts_have_workers=parts_have_workers,
+            inputs_have_workers=inputs_have_workers,
         )
 
     def _line(self) -> str:

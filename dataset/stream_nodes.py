@@ -65,7 +65,7 @@ class Ahead(IterDataset[Any]):
     Attributes:
         workers: the processes.
         reading: the threads; None for those of the leaf.
-        is_place: True if the operations before it run in worker processes, or here if there are none.
+        is_boundary: True if the operations before it run in worker processes, or here if there are none.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Ahead(IterDataset[Any]):
         workers: MultiprocessingOptions,
         reading: ReadOptions | None,
         *,
-        is_place: bool = False,
+        is_boundary: bool = False,
     ) -> None:
         super().__init__(parent)
         self.workers = workers
         self.reading = reading
-        self.is_place = is_place
+        self.is_boundary = is_boundary
 
     def __iter__(self) -> DatasetIterator[Any]:
         return _iterator_of(self)

@@ -5,7 +5,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import final
 
-from millstream.descriptions import Pictured, described
+from millstream.descriptions import Rendered, described
 from millstream.loader.measuring.front import Front
 from millstream.loader.measuring.profiler import HAND_OVER
 from millstream.loader.pipeline.arguments import source_name
@@ -108,7 +108,7 @@ class ComponentCounter:
 
 def _bars(whole: object) -> Bars:
     """Returns the bars of the library's own sources and samplers, because attributes of user classes mean anything."""
-    return tuple(whole._picture_bars()) if isinstance(whole, Pictured) else ()  # noqa: SLF001  (in its own library)
+    return tuple(whole._card_bars()) if isinstance(whole, Rendered) else ()  # noqa: SLF001  (in its own library)
 
 
 def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> Location:

@@ -26,22 +26,15 @@ def stream_of(plan: Plan) -> Stream:
 
 
 def _fingerprint(pipeline: Pipeline) -> Fingerprint:
-    described = _fingerprint_of_parts(pipeline)
-    if pipeline.tolerance is None:
-        return described
-    # The number of errors is not part of it, because it decides where the stream stops, not its content.
-    return dataclasses.replace(described, identity={**described.identity, "on_error": "skip"})
-
-
-def _fingerprint_of_parts(pipeline: Pipeline) -> Fingerprint:
-    if first_dynamic(pipeline.operations) is None:
-        return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations)
-    sizes = {}
-    if (joining := joining_batch(pipeline.operations)) is not None:
+    sizes: dict[int, str] | None = None if first_dynamic(pipeline.operations) is None else {}
+    if sizes is not None and (joining := joining_batch(pipeline.operations)) is not None:
         # Each shard has a part of the batch, whose size depends on the number of shards.
         number, batch = joining
         sizes[number] = f"{batch.batch_size * pipeline.shard.shard_count} over all shards"
-    return fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations, sizes)
+    found = fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations, sizes)
+    # The number of errors is not part of it, because it decides where the stream stops, not its content.
+    own = {} if pipeline.tolerance is None else {"on_error": "skip"}
+    return dataclasses.replace(found, identity={**found.identity, **own})
 
 
 def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> LoaderState:

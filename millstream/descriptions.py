@@ -109,18 +109,18 @@ def _shortened(text: str) -> str:
     return text if len(text) <= LINE_LENGTH else f"{text[: LINE_LENGTH - 1]}…"
 
 
-class Pictured:
+class Rendered:
     """An object that a notebook renders as a box: its kind, its description, and bars of its parts."""
 
-    _picture_kind: ClassVar[str]
+    _card_kind: ClassVar[str]
 
-    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+    def _card_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
         """Returns the bars, each with a caption and the names and sizes of its parts; none by default."""
         return ()
 
     def _repr_html_(self) -> str:
         from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
-        bars = [html_fragments.proportions(shares, caption) for caption, shares in self._picture_bars()]
+        bars = [html_fragments.proportions(shares, caption) for caption, shares in self._card_bars()]
         title = described(self, with_defaults=False)
-        return html_fragments.figure(html_fragments.card(self._picture_kind, title, *bars))
+        return html_fragments.figure(html_fragments.card(self._card_kind, title, *bars))

@@ -37,7 +37,7 @@ background:var(--ms-page);color:var(--ms-text);overflow-wrap:anywhere}}
 """
 """The style sheet of all renderings, in the colours of the page's theme if it declares one."""
 
-PARTS_SHOWN = 12
+SHARES_SHOWN = 12
 """Maximum number of parts of a mixture that are named."""
 
 
@@ -76,9 +76,9 @@ def proportions(shares: Sequence[tuple[str, float]], caption: str = "") -> str:
         colour = f"hsl({number * 137.5 % 360:.0f} 60% var(--ms-light))"
         share = f"{size / whole:.1%}"
         segments.append(f'<span title="{escaped(name)} {share}" style="width:{share};background:{colour}"></span>')
-        if number < PARTS_SHOWN:
+        if number < SHARES_SHOWN:
             names.append(f'<span class="ms-key" style="background:{colour}"></span>{escaped(name)} {share}')
-    more = f" … {len(shares) - PARTS_SHOWN} more" if len(shares) > PARTS_SHOWN else ""
+    more = f" … {len(shares) - SHARES_SHOWN} more" if len(shares) > SHARES_SHOWN else ""
     bar = f'<div class="ms-mix">{"".join(segments)}</div>'
     return f'{soft(caption)}{bar}<div class="ms-soft">{"".join(names)}{more}</div>'
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer, named_arguments
-from millstream.descriptions import Pictured
+from millstream.descriptions import Rendered
 from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import (
@@ -95,8 +95,8 @@ class BalancedSampler(Order):
     def __repr__(self) -> str:
         return f"BalancedSampler({self.order!r}, global_batch_size={self.global_batch_size}, parts={self.parts})"
 
-    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
-        return self.order._picture_bars() if isinstance(self.order, Pictured) else ()  # noqa: SLF001  (of its own kind)
+    def _card_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+        return self.order._card_bars() if isinstance(self.order, Rendered) else ()  # noqa: SLF001  (of its own kind)
 
     def fingerprint(self) -> str:
         """Returns the class, the arguments, and the fingerprint of the order; of the costs, there is a CRC."""
@@ -311,16 +311,16 @@ def _dealt(costs: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     size = len(costs) // count
     rows = np.argsort(-costs, kind="stable")
     # The dearest row that is left goes to the cheapest part that has room.
-    open_parts: list[tuple[int, int]] = [(0, number) for number in range(count)]
+    open_groups: list[tuple[int, int]] = [(0, number) for number in range(count)]
     totals, members = [0] * count, [list[int]() for _ in range(count)]
     for row, cost in zip(rows.tolist(), costs[rows].tolist(), strict=True):
-        total, number = open_parts[0]
+        total, number = open_groups[0]
         totals[number] = total + cost
         members[number].append(row)
         if len(members[number]) == size:
-            heapq.heappop(open_parts)
+            heapq.heappop(open_groups)
         else:
-            heapq.heapreplace(open_parts, (totals[number], number))
+            heapq.heapreplace(open_groups, (totals[number], number))
     groups = list(zip(totals, members, strict=True))
     while len(groups) > 1 and len(groups) % 2 == 0:
         ordered = sorted(groups, key=operator.itemgetter(0), reverse=True)

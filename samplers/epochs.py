@@ -137,7 +137,7 @@ def integers(values: object, name: str) -> NDArray[np.int64]:
 
     Raises:
         TypeError: they are not integers.
-        ValueError: they have another shape, or one is below the minimum or 2**63 or more.
+        ValueError: they have another shape, or one is below 0 or 2**63 or more.
     """
     array = np.asarray(values)
     if array.ndim != 1:

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.descriptions import Pictured
+from millstream.descriptions import Rendered
 from millstream.samplers.base import check_range
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 
 
-class Order(Pictured, abc.ABC):
+class Order(Rendered, abc.ABC):
     """An order whose methods follow from its length, from the record keys at positions, and from their inverse."""
 
-    _picture_kind = "order"
+    _card_kind = "order"
 
     @property
     @abc.abstractmethod

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.columnar import ColumnarRecords
-from millstream.descriptions import Pictured
+from millstream.descriptions import Rendered
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, in_order
 from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
 from millstream.sources.source_checks import batched_read_of, check_source
@@ -22,7 +22,7 @@ _KEY_LIMIT = 1 << 63
 
 
 @final
-class ConcatenatedDataSource(Pictured, Closing):
+class ConcatenatedDataSource(Rendered, Closing):
     """The records of several sources, one source after another.
 
     A batch takes one read of each source that it touches, by its `__getitems__` if it has one. Lists and tuples are
@@ -50,7 +50,7 @@ class ConcatenatedDataSource(Pictured, Closing):
         (array([0, 1, 1]), array([0, 0, 1]))
     """
 
-    _picture_kind = "source"
+    _card_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 
@@ -110,7 +110,7 @@ class ConcatenatedDataSource(Pictured, Closing):
         named = ", ".join(list(kinds)[:4]) + (", …" if len(kinds) > 4 else "")
         return f"ConcatenatedDataSource({self._num_records:,} records in {len(self.parts)} sources: {named})"
 
-    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+    def _card_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
         return [("", [(str(name), len(source)) for name, source in self.parts.items()])]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords, copy_images
-from millstream.descriptions import Pictured
+from millstream.descriptions import Rendered
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.source_checks import advice_for, batched_read_of, check_range, is_numbered
@@ -24,7 +24,7 @@ _STACKABLE_SCALARS = "biufcmM"
 
 
 @final
-class RangeDataSource(Pictured):
+class RangeDataSource(Rendered):
     """The integers of `range(start, stop, step)`, as Python ints.
 
     Args:
@@ -41,7 +41,7 @@ class RangeDataSource(Pictured):
         (2, 15)
     """
 
-    _picture_kind = "source"
+    _card_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 
@@ -71,7 +71,7 @@ class RangeDataSource(Pictured):
 
 
 @final
-class InMemoryDataSource(Pictured):
+class InMemoryDataSource(Rendered):
     """Records in memory, one by one or as columns.
 
     Columns are equally long NumPy arrays: one array, a tuple (or named tuple) of nothing but arrays, a dict or a
@@ -102,7 +102,7 @@ class InMemoryDataSource(Pictured):
         (3, {'x': array([2, 3]), 'y': np.int64(1)})
     """
 
-    _picture_kind = "source"
+    _card_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
 

@@ -153,7 +153,7 @@ class MixtureIterator(EngineIterator):
         mixed: the chains with random access, from the beginning.
         operations: the operations to apply.
         running: the execution of the operations.
-        parts_have_workers: True if the chains have worker processes of their own. They are then drawn from, and only
+        inputs_have_workers: True if the chains have worker processes of their own. They are then drawn from, and only
             the states are those of random access.
     """
 
@@ -165,7 +165,7 @@ class MixtureIterator(EngineIterator):
         operations: Sequence[Transformation],
         running: Running,
         *,
-        parts_have_workers: bool,
+        inputs_have_workers: bool,
     ) -> None:
         super().__init__(fed)
         self._fed = fed
@@ -174,7 +174,7 @@ class MixtureIterator(EngineIterator):
         self._mixed = Mixed(parents, mixed.weights, mixed.names)
         self._operations = (*checked_maps(maps), *operations)
         self._running, self._options = running, running.options
-        self._parts_have_workers = parts_have_workers
+        self._inputs_have_workers = inputs_have_workers
         # False once an element was missing: states are then those of the drawn stream.
         self._is_random = True
         self._was_sought = False
@@ -262,7 +262,7 @@ class MixtureIterator(EngineIterator):
     @property
     def _reads(self) -> bool:
         """True if a plan of its own reads the chains, False if they are drawn from."""
-        return self._is_random and not self._parts_have_workers
+        return self._is_random and not self._inputs_have_workers
 
     def _drawn_from(self) -> str:
         return f", {'reads' if self._reads else 'draws from'} a mixture of {len(self._mixed.above)}"
@@ -279,7 +279,7 @@ class MixtureIterator(EngineIterator):
             mixed = _MixedFrom(mixed.above, mixed.weights, mixed.names, begin, lead)
             stage = f"mixture from {begin} with {lead}"
         self._mixed_from = mixed
-        if self._parts_have_workers:
+        if self._inputs_have_workers:
             self._execution, self._inner = self._fed.engine
             return
         order = InOrder(None if mixed.length == ENDLESS else mixed.length, None)

@@ -54,7 +54,7 @@ def resumption(
         CheckpointError: the streams differ. The message names every difference, both values and the remedy.
         ValueError: `allow` names something else.
     """
-    if isinstance(allow, str) or not all(isinstance(path, str) and _part_of(path) in ALLOWABLE for path in allow):
+    if isinstance(allow, str) or not all(isinstance(path, str) and _root_of(path) in ALLOWABLE for path in allow):
         raise ValueError(
             f"allow must be a collection of names out of {', '.join(ALLOWABLE)}, or of paths within them, such as "
             f'"operations[0].size", got {allow!r}.'
@@ -238,7 +238,7 @@ def _advice(refused: Sequence[_Difference], allow: Collection[str]) -> str:
     if any(difference.path is None for difference in refused):
         return f"{advice}: allow={{...}} cannot accept this."
     if len(known) > MAX_PATHS:
-        known = set(map(_part_of, known))
+        known = set(map(_root_of, known))
     names = sorted({*allow, *known}, key=_natural_order)
     quoted = ", ".join(f'"{name}"' for name in names if not _is_allowed(name, [one for one in names if one != name]))
     return f"{advice}, or resume with these differences on purpose: set_state(state, allow={{{quoted}}})."
@@ -251,7 +251,7 @@ def _is_allowed(path: str | None, allow: Collection[str]) -> bool:
     return any(path == name or (path.startswith(name) and path[len(name)] in ".[(") for name in allow)
 
 
-def _part_of(path: str) -> str:
+def _root_of(path: str) -> str:
     return re.split(r"[.\[(]", path, maxsplit=1)[0]
 
 

@@ -135,8 +135,8 @@ class Origins:
             hashes = derive_seeds(self.index.astype(np.uint64), numbers.astype(np.uint64)) >> np.uint64(1)
             indices = np.where(self.index > largest, hashes.astype(np.int64), indices)
         table = self.table.copy()
-        is_part = True if component is None else self.component == component
-        table[2] = np.where(is_part, indices, self.index)
+        is_own = True if component is None else self.component == component
+        table[2] = np.where(is_own, indices, self.index)
         return type(self)(table, self.names)
 
     @classmethod

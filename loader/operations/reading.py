@@ -33,12 +33,12 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
     stand_in: Any = source
     kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
     where = f"reading from {kind.__name__}"
-    read_many = batched_read_of(source)
+    read_batch = batched_read_of(source)
     read_one: Callable[[int], Any] = source.__getitem__
     # A source that replaces a list builds a new dict or list for each reader.
     if type(source) in {list, tuple}:
         held = HeldRecords(cast("Sequence[Any]", source))
-        read_one, read_many = held.quickest.__getitem__, held.__getitems__
+        read_one, read_batch = held.quickest.__getitem__, held.__getitems__
 
     def read_singly(origins: Origins) -> Elements:
         keys = origins.record_key.tolist()
@@ -46,14 +46,14 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
         at = None if error is None else Location.of(origins, len(values))
         return Elements(values, origins.take(slice(len(values))), error, at)
 
-    if read_many is None:
+    if read_batch is None:
         return read_singly
-    return _batched_reader(source, read_many, read_singly, where)
+    return _batched_reader(source, read_batch, read_singly, where)
 
 
 def _batched_reader(
     source: DataSource[Any],
-    read_many: Callable[[Any], Sequence[Any]],
+    read_batch: Callable[[Any], Sequence[Any]],
     read_singly: Callable[[Origins], Elements],
     where: str,
 ) -> Callable[[Origins], Elements]:
@@ -65,7 +65,7 @@ def _batched_reader(
         # The source gets an array of its own, because it may sort it, or pass it to a library that writes to it.
         keys = origins.record_key.copy() if takes_arrays else origins.record_key.tolist()
         try:
-            records = read_many(keys)
+            records = read_batch(keys)
             # The source may reuse a list.
             values = records if isinstance(records, (tuple, ColumnarRecords)) else list(records)
             if len(values) == len(keys):

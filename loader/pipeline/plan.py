@@ -96,7 +96,7 @@ class Plan:
         self._rest_record_steps = first.steps[rest : first.num_record_steps]
         self._rest_block_steps = first.steps[max(rest, first.num_record_steps) :]
         self._gathers_first = first.num_record_steps < len(first.steps)
-        self._has_places = self.one_to_one or self._gathers_first
+        self._replaces_failures = self.one_to_one or self._gathers_first
         # Records that are batched here come in calls of several batches.
         sends_batches = self.blocks_are_batches and first.num_remote_steps > first.num_record_steps
         self.max_blocks_per_call = max_batches(groups[0], self.partition.block) if sends_batches else None
@@ -274,7 +274,7 @@ class Plan:
     def _complete(self, run: Elements) -> Elements:
         """Runs the record steps, and replaces records that failed if each has its position."""
         run = self._run_record_steps(run, self._record_steps)
-        if run.failures and self._has_places:
+        if run.failures and self._replaces_failures:
             names = self.pipeline.components
             run = with_substitutes(
                 run,

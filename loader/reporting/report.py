@@ -92,10 +92,10 @@ def _page(
         "<h2>The pipeline</h2>",
         loader_boxes(snapshot),
         "<h2>The last seconds</h2>",
-        _timeline_part(spans, memory, events, is_recorded=is_recorded),
-        *_memory_part(memory),
+        _timeline_section(spans, memory, events, is_recorded=is_recorded),
+        *_memory_section(memory),
         "<h2>Workers that died or stalled</h2>",
-        _events_part(events, spans),
+        _events_section(events, spans),
     ]
     return document("millstream: report on a loader", figure(*sections, style=STYLE + TIMELINE_STYLE))
 
@@ -107,7 +107,7 @@ def _origin_text() -> str:
     return f"{now:%Y-%m-%d %H:%M:%S %Z}, {platform.node()}, {platform.system()}; {', '.join(versions)}"
 
 
-def _timeline_part(
+def _timeline_section(
     spans: Sequence[Span], memory: Sequence[Sample], events: Sequence[Event], *, is_recorded: bool
 ) -> str:
     if not is_recorded:
@@ -122,7 +122,7 @@ def _timeline_part(
     )
 
 
-def _memory_part(memory: Sequence[Sample]) -> Iterator[str]:
+def _memory_section(memory: Sequence[Sample]) -> Iterator[str]:
     largest: dict[str, int] = {}
     for sample in memory:
         largest[sample.who] = max(sample.num_bytes, largest.get(sample.who, 0))
@@ -131,7 +131,7 @@ def _memory_part(memory: Sequence[Sample]) -> Iterator[str]:
         yield f"<h2>Memory</h2><ul>{''.join(rows)}</ul>"
 
 
-def _events_part(events: Sequence[Event], spans: Sequence[Span]) -> str:
+def _events_section(events: Sequence[Event], spans: Sequence[Span]) -> str:
     if not events:
         return "<p>None.</p>"
     last = max([event.at for event in events] + [span.stop for span in spans])

@@ -144,7 +144,7 @@ class MixtureSampler(Order):
         changes = f", {len(later)} change{'s'[: len(later) != 1]} of weights" if later else ""
         return f"MixtureSampler({len(self.names)} components{stop}{changes})"
 
-    def _picture_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
+    def _card_bars(self) -> Sequence[tuple[str, Sequence[tuple[str, float]]]]:
         return [
             (
                 f"from position {position:,}" if position else "",

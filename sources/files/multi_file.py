@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.closing import Closing
-from millstream.descriptions import Pictured
+from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
 from millstream.sources.base import checked_record_key
 from millstream.sources.files.content_marks import marks_of_files
@@ -52,7 +52,7 @@ IDENTIFYING_THREADS = 64
 """The number of objects in stores that a constructor inspects concurrently: each takes 20 to 100 ms."""
 
 
-class Files(Pictured, Closing, Generic[FileT]):
+class Files(Rendered, Closing, Generic[FileT]):
     """The records of several files, one file after another: the base of all sources that read files.
 
     Args:
@@ -70,7 +70,7 @@ class Files(Pictured, Closing, Generic[FileT]):
     changed, or has fewer records than a range of it.
     """
 
-    _picture_kind = "source"
+    _card_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
     kind: ClassVar[str]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.descriptions import Pictured
+from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.digests import digest_of
@@ -25,7 +25,7 @@ _SLOW_READ_SECONDS = 100e-6
 """A file in the page cache is opened and read in 10 µs; from a disk or over a network it takes 100 µs and more."""
 
 
-class FileDataSource(Pictured, ReadsBatches):
+class FileDataSource(Rendered, ReadsBatches):
     """Files that are a record each: `{"path": str, "bytes": bytes}`.
 
     The names take some 50 bytes of memory per file. A file is opened when it is read, by one read, and closed: none
@@ -52,7 +52,7 @@ class FileDataSource(Pictured, ReadsBatches):
         (3, 'dog/1.png', b'PNG')
     """
 
-    _picture_kind = "source"
+    _card_kind = "source"
 
     allows_empty_files: ClassVar[bool] = True
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from millstream.descriptions import Pictured
+from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
@@ -17,7 +17,7 @@ from millstream.sources.tables.arrow_tables import ArrowTable
 
 
 @final
-class HuggingFaceDataSource(Pictured, ReadsBatches):
+class HuggingFaceDataSource(Rendered, ReadsBatches):
     """The records of a `datasets.Dataset`, as dicts, read from its Arrow tables.
 
     A dataset is also a source as it is: its records are then those of `dataset[key]`, in its format. Here they are the
@@ -52,7 +52,7 @@ class HuggingFaceDataSource(Pictured, ReadsBatches):
         array([0, 1, 0])
     """
 
-    _picture_kind = "source"
+    _card_kind = "source"
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -203,14 +203,14 @@ def _stack_mappings(column: list[Mapping[Any, Any]], path: str, allocate: Alloca
             columns = list(map(list, zip(*map(itemgetter(*keys), dicts), strict=True)))
     except KeyError:
         _refuse_difference(column, path, "keys", map(set, dicts))
-    return _stack_parts(dicts[0], columns, path, allocate)
+    return _stack_children(dicts[0], columns, path, allocate)
 
 
 def _stack_sequences(column: list[Sequence[Any]], path: str, allocate: Allocate) -> Any:
     lengths = list(map(len, column))
     if lengths.count(lengths[0]) != len(lengths):
         _refuse_difference(column, path, "length", lengths)
-    return _stack_parts(column[0], map(list, zip(*column, strict=True)), path, allocate)
+    return _stack_children(column[0], map(list, zip(*column, strict=True)), path, allocate)
 
 
 def _stack_dataclasses(column: list[Any], path: str, allocate: Allocate) -> Any:
@@ -226,10 +226,10 @@ def _stack_dataclasses(column: list[Any], path: str, allocate: Allocate) -> Any:
                 path,
                 (held.index(False),),
             ) from None
-    return _stack_parts(column[0], columns, path, allocate)
+    return _stack_children(column[0], columns, path, allocate)
 
 
-def _stack_parts(first: Any, columns: Iterable[list[Any]], path: str, allocate: Allocate) -> Any:
+def _stack_children(first: Any, columns: Iterable[list[Any]], path: str, allocate: Allocate) -> Any:
     """Returns the batch of structures like `first`, given the values of each of their items."""
     steps = tree.paths(first)
     return tree.rebuilt(

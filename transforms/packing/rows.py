@@ -178,7 +178,7 @@ class RowFormat:
                 if name in self.meta_features:
                     # A single value belongs to the document, and each of its segments gets it.
                     sizes[lengths == 1] = 1
-                    _refuse_too_many(name, length, sizes, segments)
+                    _check_limit(name, length, sizes, segments)
                 for cut in np.flatnonzero(sizes != lengths).tolist():
                     slices[cut] = slices[cut][segments.starts[cut] : segments.stops[cut]]
             layout = SegmentLayout(sizes, segments.offsets, length, self.alignments.get(name, 1), allocate)
@@ -276,7 +276,7 @@ def _feature(document: Mapping[str, Any], name: str) -> Any:
     return document[name]
 
 
-def _refuse_too_many(name: str, length: int, sizes: NDArray[np.int64], segments: Segments) -> None:
+def _check_limit(name: str, length: int, sizes: NDArray[np.int64], segments: Segments) -> None:
     """Raises for the first row without room for all values of a meta feature."""
     totals = np.add.reduceat(sizes, segments.offsets[:-1])
     if (totals > length).any():

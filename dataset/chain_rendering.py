@@ -106,7 +106,7 @@ def text_of(title: str, chain: Sketch) -> str:
     return "\n".join([title, *(f"  {line}" for line in chain.lines())])
 
 
-def picture_of(title: str, chain: Sketch) -> str:
+def html_of(title: str, chain: Sketch) -> str:
     """Returns a chain as HTML for a notebook, light or dark like the page around it."""
     from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 

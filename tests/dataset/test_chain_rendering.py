@@ -6,7 +6,7 @@ import hypothesis
 from hypothesis import strategies
 
 from millstream import IterDataset, MapDataset, ShardOptions
-from millstream.dataset.chain_picture import SHOWN_PARENTS, Sketch, picture_of, text_of
+from millstream.dataset.chain_rendering import SHOWN_PARENTS, Sketch, html_of, text_of
 from millstream.experimental import ElasticIterator, LimitIterDataset, ZipIterDataset
 from support.documents.html_pages import Page
 
@@ -92,7 +92,7 @@ def test_any_text_is_shown_as_it_is(chain: Sketch) -> None:
     def texts(node: Sketch) -> list[str]:
         return [node.text, *(text for parent in node.above for text in texts(parent))]
 
-    page = Page(picture_of("MapDataset of 1 element", chain))
+    page = Page(html_of("MapDataset of 1 element", chain))
     assert page.tags.count("code") == len(texts(chain)) + 1
     assert all(text.strip() in page.text for text in texts(chain) if text.isalnum())
     if all(text.isalnum() for text in texts(chain)):
