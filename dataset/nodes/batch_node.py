@@ -29,7 +29,6 @@ class Batched(UnaryNode):
 
     @functools.cached_property
     def length(self) -> int:
-        """The number of batches per epoch."""
         if self.parent.length == ENDLESS:
             return ENDLESS
         whole, rest = divmod(self.parent.length, self.operation.batch_size)
@@ -37,12 +36,10 @@ class Batched(UnaryNode):
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """Its own length."""
         return self.length
 
     @functools.cached_property
     def width(self) -> int:
-        """The records of all elements of a batch."""
         return self.parent.width * self.operation.batch_size
 
     def locate(self, positions: Positions) -> Any:
@@ -97,7 +94,6 @@ class Batched(UnaryNode):
 
     @property
     def text(self) -> str:
-        """The method call."""
         return f".batch({described(self.operation).removeprefix('Batch(')}"
 
     def identities(self) -> Iterator[str]:

@@ -63,7 +63,6 @@ class ElementNode(UnaryNode):
         return positions, self.parent.locate(positions)
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns the results for the parent's elements."""
         positions, of_parent = located[0][start:stop], located[1]
         values = self.parent.elements(of_parent, start, stop)
         if isinstance(values, ColumnarRecords):
@@ -74,7 +73,6 @@ class ElementNode(UnaryNode):
         return collected(self.results(values, positions), len(values), positions, self)
 
     def at(self, position: int) -> Any:
-        """Returns the result for the parent's element."""
         value, positions = self.parent.at(position), np.array([position])
         return None if value is None else collected(self.results([value], positions), 1, positions, self)[0]
 
@@ -93,11 +91,9 @@ class ElementNode(UnaryNode):
 
     @property
     def text(self) -> str:
-        """The method call."""
         return _call_of(self.operation)
 
     def identities(self) -> Iterator[str]:
-        """Yields the operation."""
         yield identity_of(self.operation)
 
 
@@ -119,7 +115,6 @@ class Mapped(ElementNode):
     operation: Map
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields the function's results."""
         del positions
         try:
             return results_of(self.operation, values)
@@ -134,7 +129,6 @@ class MappedWithIndex(ElementNode):
     operation: MapWithIndex
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields the function's results."""
         return map(self.operation.map_with_index, positions.tolist(), values)
 
 
@@ -152,7 +146,6 @@ class MappedAtRandom(ElementNode):
     number: int
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields the function's results."""
         epochs = positions // self.epoch_length
         return map(self.operation.random_map, values, generators(self.seed, epochs, positions, self.number))
 
@@ -162,7 +155,6 @@ class MappedAtRandom(ElementNode):
         return f"{super().text[:-1]}, seed={self.seed})"
 
     def identities(self) -> Iterator[str]:
-        """Yields the operation and its random streams."""
         yield f"{identity_of(self.operation)}(seed: {self.seed}, number: {self.number}, epoch: {self.epoch_length})"
 
 
@@ -200,7 +192,6 @@ class Split(UnaryNode):
 
     @functools.cached_property
     def length(self) -> int:
-        """The maximum number of children."""
         return min(ENDLESS, self.parent.length * self.operation.max_fan_out)
 
     @functools.cached_property
@@ -235,7 +226,6 @@ class Split(UnaryNode):
         return [split[family][child] if child < len(split[family]) else None for child, family in rows]
 
     def at(self, position: int) -> Any:
-        """Returns one child."""
         whole, child = divmod(position, self.operation.max_fan_out)
         value = self.parent.at(whole)
         (family,) = collected(map(self._children, [value]), 1, np.array([whole]), self)
@@ -246,9 +236,7 @@ class Split(UnaryNode):
 
     @property
     def text(self) -> str:
-        """The method call."""
         return _call_of(self.operation)
 
     def identities(self) -> Iterator[str]:
-        """Yields the operation."""
         yield identity_of(self.operation)

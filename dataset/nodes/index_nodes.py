@@ -29,7 +29,6 @@ class IndexNode(UnaryNode):
         return int(parent_position)
 
     def locate(self, positions: Positions) -> Any:
-        """Locates the parent's positions."""
         return self.parent.locate(self.parent_positions(positions))
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
@@ -38,15 +37,12 @@ class IndexNode(UnaryNode):
 
     @functools.cached_property
     def sources(self) -> tuple[Any, ...] | None:
-        """The parent's sources."""
         return self.parent.sources
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns the record keys of the parent's positions."""
         return self.parent.record_keys(self.parent_positions(positions), starts)
 
     def at(self, position: int) -> Any:
-        """Returns the parent's element."""
         return self.parent.at(self.parent_position(position))
 
 
@@ -64,7 +60,6 @@ class Shuffle(IndexNode):
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """The number of elements that are shuffled together."""
         return self.length
 
     def parent_positions(self, positions: Positions) -> Positions:
@@ -74,17 +69,14 @@ class Shuffle(IndexNode):
         return joined(epochs, self.length, landed)
 
     def parent_position(self, position: int) -> int:
-        """Returns the image of one offset."""
         epoch, offset = divided_one(position, self.length)
         return epoch * self.length + permute_one(offset, self.length, self.seed, epoch)
 
     @property
     def text(self) -> str:
-        """The method call."""
         return f".shuffle(seed={self.seed})"
 
     def identities(self) -> Iterator[str]:
-        """Yields the seed and the number of elements that are shuffled together."""
         yield f"Shuffle(seed: {self.seed}, of: {self.length})"
 
 
@@ -120,11 +112,9 @@ class WindowShuffle(IndexNode):
 
     @property
     def text(self) -> str:
-        """The method call."""
         return f".window_shuffle(window_size={self.window_size}, seed={self.seed})"
 
     def identities(self) -> Iterator[str]:
-        """Yields the seed and the number of elements that are shuffled together."""
         yield f"WindowShuffle(size: {self.window_size}, seed: {self.seed}, of: {self.length})"
 
 
@@ -162,7 +152,6 @@ class Repeat(IndexNode):
 
     @property
     def text(self) -> str:
-        """The method call."""
         number = "" if self.num_epochs is None else str(self.num_epochs)
         options = "" if self.reseed_each_epoch else "reseed_each_epoch=False"
         return f".repeat({', '.join(filter(None, (number, options)))})"
@@ -198,13 +187,11 @@ class Slice(IndexNode):
         return joined(epochs, self.parent.length, self.rows.start + offsets * self.rows.step)
 
     def parent_position(self, position: int) -> int:
-        """Returns the position in the parent."""
         epoch, offset = divided_one(position, self.length)
         return epoch * self.parent.length + self.rows[offset]
 
     @property
     def text(self) -> str:
-        """The slice in brackets."""
         stop = "" if self.length == ENDLESS else self.rows.stop
         step = "" if self.rows.step == 1 else f":{self.rows.step}"
         return f"[{self.rows.start}:{stop}{step}]"
@@ -226,16 +213,13 @@ class Seed(IndexNode):
     seed: int
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns the same positions."""
         return positions
 
     def parent_position(self, position: int) -> int:
-        """Returns the same position."""
         return position
 
     @property
     def text(self) -> str:
-        """The method call."""
         return f".seed({self.seed})"
 
     def identities(self) -> Iterator[str]:
@@ -293,9 +277,7 @@ class InterleavedRows(IndexNode):
 
     @property
     def text(self) -> str:
-        """The number of files."""
         return f".interleave({len(self.sizes)} files, cycle_length={self.cycle_length})"
 
     def identities(self) -> Iterator[str]:
-        """Yields the sizes of the files."""
         yield f"InTurn(sizes: {list(self.sizes)}, cycle_length: {self.cycle_length})"

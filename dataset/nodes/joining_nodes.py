@@ -28,7 +28,6 @@ class JoiningNode(Node):
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The parents."""
         return self.above
 
     @abc.abstractmethod
@@ -37,7 +36,6 @@ class JoiningNode(Node):
 
     @functools.cached_property
     def sources(self) -> tuple[Any, ...] | None:
-        """The sources of all parents."""
         if any(parent.sources is None for parent in self.above):
             return None
         return tuple({id(source): source for parent in self.above for source in parent.sources or ()}.values())
@@ -55,7 +53,6 @@ class JoiningNode(Node):
         return Source(ConcatenatedDataSource(self.sources)), starts
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns the record keys of each parent at its positions."""
         keys = np.empty(len(positions), np.int64)
         for parent, rows, own in self._split(positions):
             keys[rows] = parent.record_keys(own, starts)
@@ -93,7 +90,6 @@ class JoiningNode(Node):
         return values
 
     def at(self, position: int) -> Any:
-        """Returns an element of one parent."""
         number, own = self.parent_at(position)
         return self.above[number].at(own)
 
@@ -113,11 +109,9 @@ class Concatenated(JoiningNode):
 
     @functools.cached_property
     def length(self) -> int:
-        """The sum of the parents' lengths."""
         return sum(parent.length for parent in self.above)
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        """Returns the parents that offsets fall into."""
         epochs, offsets = divided(positions, self.length)
         numbers = np.searchsorted(self._ends, offsets, side="right")
         lengths = np.array([parent.length for parent in self.above], np.int64)
@@ -126,7 +120,6 @@ class Concatenated(JoiningNode):
 
     @property
     def text(self) -> str:
-        """The function's name."""
         return "concatenate"
 
 
@@ -164,11 +157,9 @@ class Mixed(JoiningNode):
 
     @property
     def shares(self) -> Sequence[tuple[str, float]]:
-        """The weights."""
         return [(str(name), weight) for name, weight in zip(self.names, self.weights, strict=True)]
 
     def identities(self) -> Iterator[str]:
-        """Yields the weights by name."""
         yield f"Mixed({dict(zip(self.names, self.weights, strict=True))})"
 
 
@@ -185,7 +176,6 @@ class Selected(JoiningNode):
 
     @functools.cached_property
     def length(self) -> int:
-        """The length of the map."""
         return len(self.selection)
 
     @functools.cached_property
@@ -207,7 +197,6 @@ class Selected(JoiningNode):
                 self._check_pair(row, number, own)
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        """Returns the pairs of the map."""
         if self._table is None:
             pairs = [self._picked(position) for position in positions.tolist()]
             numbers, own = np.array(pairs, np.int64).reshape(-1, 2).T
@@ -247,17 +236,14 @@ class Zipped(Node):
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The parents."""
         return self.above
 
     @functools.cached_property
     def length(self) -> int:
-        """The common length of the parents."""
         return self.above[0].length
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """The epoch length of the first parent."""
         return self.above[0].epoch_length
 
     @functools.cached_property
@@ -266,21 +252,17 @@ class Zipped(Node):
         return False
 
     def locate(self, positions: Positions) -> Any:
-        """Locates the positions in each parent."""
         return [parent.locate(positions) for parent in self.above]
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns the tuples."""
         columns = (
             parent.elements(of_parent, start, stop) for parent, of_parent in zip(self.above, located, strict=True)
         )
         return list(zip(*columns, strict=True))
 
     def at(self, position: int) -> Any:
-        """Returns one tuple."""
         return tuple(parent.at(position) for parent in self.above)
 
     @property
     def text(self) -> str:
-        """The function's name."""
         return "zip"

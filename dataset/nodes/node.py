@@ -153,12 +153,10 @@ class UnaryNode(Node):
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The parent."""
         return (self.parent,)
 
     @functools.cached_property
     def length(self) -> int:
-        """The parent's length."""
         return self.parent.length
 
     @functools.cached_property

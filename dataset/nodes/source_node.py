@@ -30,12 +30,10 @@ class Source(Node):
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """Empty."""
         return ()
 
     @functools.cached_property
     def length(self) -> int:
-        """The number of records."""
         return len(self.source)
 
     @functools.cached_property
@@ -62,7 +60,6 @@ class Source(Node):
         return run.values
 
     def at(self, position: int) -> Any:
-        """Returns one record."""
         key = divided_one(position, self.length)[1]
         try:
             return self._records[key]
@@ -90,7 +87,6 @@ class Source(Node):
 
     @property
     def text(self) -> str:
-        """The source."""
         return f"source({source_name(self.source)})"
 
     def identities(self) -> Iterator[str]:
@@ -99,7 +95,6 @@ class Source(Node):
         yield f"Source({', '.join(f'source{name}: {text}' for name, text in identity.items())})"
 
     def content(self) -> Description:
-        """Returns the description of the source."""
         found = Description()
         add_source(found, "", self.source)
         return found
@@ -124,12 +119,10 @@ class Own(Node):
 
     @property
     def parents(self) -> tuple[Node, ...]:
-        """The nodes of the parents that the dataset passed to its base class."""
         return self.above
 
     @functools.cached_property
     def length(self) -> int:
-        """The length of the dataset."""
         return len(self.dataset)
 
     @functools.cached_property
@@ -138,20 +131,16 @@ class Own(Node):
         return True
 
     def locate(self, positions: Positions) -> Positions:
-        """Returns the positions."""
         return positions
 
     def elements(self, located: Positions, start: int, stop: int) -> Sequence[Any]:
-        """Returns the results of the dataset's `__getitem__`."""
         return [self.dataset[position] for position in located[start:stop].tolist()]
 
     def at(self, position: int) -> Any:
-        """Returns the result of the dataset's `__getitem__`."""
         return self.dataset[position]
 
     @property
     def text(self) -> str:
-        """The class of the dataset."""
         return type(self.dataset).__name__
 
     def identities(self) -> Iterator[str]:
