@@ -2,7 +2,7 @@
 
 nodes/               the steps of a MapDataset, from positions to elements
 map_dataset.py       MapDataset and its methods
-chain_rendering.py     a chain as text and as HTML, and its fingerprint
+chain_rendering.py   a chain as text and as HTML, and its fingerprint
 
 iter_dataset.py      IterDataset and its methods
 dataset_iterator.py  DatasetIterator

@@ -4,10 +4,11 @@ A step processes a complete run. Only the user's function is called once per ele
 passes on the elements before it, so a chain of steps has the same result as processing element by element, but faster.
 """
 
+import contextvars
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from millstream.transforms.grouping import MAX_FAN_OUT
 from millstream.transforms.of_chains import AbsentElement, Present, SeededRandomMap
 from millstream.transforms.only_for import leaves
 
+Result = TypeVar("Result")
 Results = Callable[[Elements], Iterator[Any]]
 """A function that yields the result of an operation for each element of a run."""
 
@@ -53,6 +55,14 @@ def within(component: int | None, results: Results, otherwise: Callable[[Any], A
 Step = Callable[[Elements, Allocate], Elements]
 Streams = Callable[[Origins, int, int | None], "Iterator[np.random.Generator]"]
 """A function that yields one generator per element, given origins, the number of the operation, and its own seed."""
+
+
+def isolated(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Calls a function in a new context, in which all context variables have their defaults.
+
+    NumPy's `errstate`, the precision of `decimal` and the user's variables are not the caller's, and changes end here.
+    """
+    return contextvars.Context().run(function, *arguments)
 
 
 def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:

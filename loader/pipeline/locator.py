@@ -8,7 +8,7 @@ import numpy as np
 
 from millstream.columnar import Allocate
 from millstream.loader.operations.elements import Origins
-from millstream.loader.operations.isolation import isolated
+from millstream.loader.operations.steps import isolated
 from millstream.loader.pipeline.chunk_cache import ChunkCache
 from millstream.loader.pipeline.packing import locate_segments
 from millstream.loader.pipeline.partition import Partition

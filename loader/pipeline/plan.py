@@ -8,7 +8,7 @@ regroups. It turns one group of the previous stage's elements into outputs. If t
 
 A plan knows no thread, process or time: an executor decides where and when to call it.
 
-User code runs in an empty context, a new one for each call of a method (see `isolation`).
+User code runs in an empty context, a new one for each call of a method (see `isolated`).
 """
 
 import dataclasses
@@ -20,10 +20,9 @@ import numpy as np
 
 from millstream.columnar import Allocate
 from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins, describe_records
-from millstream.loader.operations.isolation import isolated
 from millstream.loader.operations.random_streams import seed_of
 from millstream.loader.operations.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
-from millstream.loader.operations.steps import Step, annotated, run_steps
+from millstream.loader.operations.steps import Step, annotated, isolated, run_steps
 from millstream.loader.operations.substitutes import KeyCycle, with_substitutes
 from millstream.loader.pipeline.arguments import check_balance, first_dynamic
 from millstream.loader.pipeline.calls import Blocks, Fed, Group, Request, Rest
