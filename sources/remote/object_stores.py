@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.remote import hugging_face_hub, object_clients
+from millstream.sources.remote import object_clients
 from millstream.sources.remote.object_clients import exceptions, first_line, obstore, path_of, store_of
 from millstream.sources.remote.request_threads import RequestThreads
 from millstream.sources.remote.urls import Url
@@ -64,7 +64,7 @@ class RangeRequests:
         self._ranges = ranges
         parsed = Url.of(url)
         store, path = store_of(url, parsed), path_of(url, parsed)
-        submit = _threads().submit if in_threads else _threads().run
+        submit = request_threads().submit if in_threads else request_threads().run
         self._futures: list[Future[tuple[bytes, Any]]] = [
             submit(_fetch, store, path, start, stop) for start, stop in ranges
         ]
@@ -79,12 +79,12 @@ class RangeRequests:
         """
         start, stop = self._ranges[number]
         try:
-            content, meta = _wait_for(self._futures[number], self._url, stop - start)
+            content, meta = wait_for(self._futures[number], self._url, stop - start)
         except exceptions().GenericError as error:
             # Stores report a range beyond the end by different errors. The current size tells.
             if _is_shorter(self._url, stop):
                 raise BeyondEndError from None
-            raise _error_for(self._url, error) from None
+            raise error_for(self._url, error) from None
         if len(content) < stop - start:
             raise BeyondEndError
         return content, _version_of(meta)
@@ -104,7 +104,7 @@ class WholeObjects:
         parsed = [(url, Url.of(url)) for url in urls]
         objects = [(store_of(*name), path_of(*name)) for name in parsed]
         self._futures: list[Future[tuple[bytes, Any]]] = [
-            _threads().submit(_fetch, store, path, 0, FIRST_BYTES) for store, path in objects
+            request_threads().submit(_fetch, store, path, 0, FIRST_BYTES) for store, path in objects
         ]
 
     def result(self, number: int) -> bytes:
@@ -115,12 +115,12 @@ class WholeObjects:
         """
         url = self._urls[number]
         try:
-            beginning, meta = _wait_for(self._futures[number], url, FIRST_BYTES)
+            beginning, meta = wait_for(self._futures[number], url, FIRST_BYTES)
         except exceptions().GenericError as error:
             # An empty object has no first bytes.
             if _head(url)[0] == 0:
                 return b""
-            raise _error_for(url, error) from None
+            raise error_for(url, error) from None
         size: int = meta["size"]
         if size <= len(beginning):
             return beginning
@@ -151,7 +151,7 @@ def state_of(url: str) -> tuple[int, bytes]:
         try:
             size, version = _head(url)
         except OSError:
-            raise _error_for(url, error) from None
+            raise error_for(url, error) from None
         if size and isinstance(error, exceptions().NotSupportedError):
             raise DataSourceError(
                 f"Cannot read {url!r} at random: its server sends only whole files. Download it, or move it to a "
@@ -159,25 +159,6 @@ def state_of(url: str) -> tuple[int, bytes]:
             ) from None
         return size, version
     return meta["size"], _version_of(meta)
-
-
-def list_keys(prefix: Url) -> list[str]:
-    """Returns the keys of all objects of a bucket or dataset that begin with that of `prefix`, which may be empty.
-
-    Raises:
-        OSError: the store cannot list them.
-    """
-    url = f"{prefix.scheme}://{prefix.root}/{prefix.key}"
-    # Stores list whole folders, so the last part of the prefix is compared here.
-    folder = prefix.key.rpartition("/")[0]
-    try:
-        if prefix.scheme == "hf":
-            keys = _request(url, hugging_face_hub.list_files, prefix.root, folder)
-        else:
-            keys = _request(url, _list, store_of(url, prefix), folder)
-    except exceptions().BaseError as error:
-        raise _error_for(url, error) from None
-    return [key for key in keys if key.startswith(prefix.key)]
 
 
 def _fetch(store: Any, path: str, start: int, stop: int) -> tuple[bytes, Any]:
@@ -192,10 +173,6 @@ def _fetch(store: Any, path: str, start: int, stop: int) -> tuple[bytes, Any]:
     raise AssertionError("No request was made.")
 
 
-def _list(store: Any, folder: str) -> list[str]:
-    return [meta["path"] for page in obstore().list(store, prefix=folder or None) for meta in page]
-
-
 def _head(url: str) -> tuple[int, bytes]:
     """Returns the size and the version of an object from its headers, with a single attempt.
 
@@ -206,7 +183,7 @@ def _head(url: str) -> tuple[int, bytes]:
     try:
         meta = _request(url, obstore().head, store_of(url, parsed, attempts=1), path_of(url, parsed))
     except exceptions().BaseError as error:
-        raise _error_for(url, error) from None
+        raise error_for(url, error) from None
     return meta["size"], _version_of(meta)
 
 
@@ -228,11 +205,11 @@ def _version_of(meta: Any) -> bytes:
 
 
 def _request(url: str, request: Callable[..., T], *arguments: Any) -> T:
-    future: Future[T] = _threads().submit(request, *arguments)
-    return _wait_for(future, url, 0)
+    future: Future[T] = request_threads().submit(request, *arguments)
+    return wait_for(future, url, 0)
 
 
-def _wait_for(future: "Future[T]", url: str, num_bytes: int) -> T:
+def wait_for(future: "Future[T]", url: str, num_bytes: int) -> T:
     """Returns the result of a request. Errors of obstore that are not about existence or permission are raised as is.
 
     Raises:
@@ -251,7 +228,7 @@ def _wait_for(future: "Future[T]", url: str, num_bytes: int) -> T:
         ) from None
     except (FileNotFoundError, exceptions().PermissionDeniedError, exceptions().UnauthenticatedError) as error:
         # `from None`, because the error of obstore shows the query.
-        raise _error_for(url, error) from None
+        raise error_for(url, error) from None
 
 
 def _result_within(future: "Future[T]", seconds: float) -> T:
@@ -269,7 +246,7 @@ def _result_within(future: "Future[T]", seconds: float) -> T:
                 raise
 
 
-def _error_for(url: str, error: Exception) -> OSError:
+def error_for(url: str, error: Exception) -> OSError:
     """Returns the error of Python or of this library for an error of obstore."""
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "The store has no such object", url)
@@ -286,5 +263,6 @@ def _error_for(url: str, error: Exception) -> OSError:
 
 
 @functools.cache
-def _threads() -> RequestThreads:
+def request_threads() -> RequestThreads:
+    """Returns the threads of this process that make requests."""
     return RequestThreads(MAX_CONCURRENT_REQUESTS)

@@ -25,6 +25,9 @@ from support.faults.user_faults import WAIT_SECONDS
 _RANGE = re.compile(r"bytes=(\d*)-(\d*)")
 _MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
+_NAMES_PER_PAGE = 1000
+"""As many as real stores list per request."""
+
 Failure = Callable[["Request"], str | int | None]
 """Decides about each request: None to answer it, a status, or `reset`, `short` or `hang`."""
 
@@ -200,10 +203,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             key, is_gcs = f"{match[1]}/{urllib.parse.unquote(match[2])}", True
         else:
             key, is_gcs = urllib.parse.unquote(path[1:]), False
-            if query.get("comp") == ["list"]:
-                return self._list_azure(key.strip("/"), query)
-            if "list-type" in query:
-                return self._list_xml(key.strip("/"), query)
+            if query.get("comp") == ["list"] or "list-type" in query:
+                return self._list(key.strip("/"), query)
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
         start = int(match[1]) if match and match[1] else None
         stop = int(match[2]) + 1 if match and match[2] and match[1] else None
@@ -268,31 +269,59 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             "updated": "2026-01-01T00:00:00Z",
         }
 
+    def _list(self, bucket: str, query: dict[str, list[str]]) -> None:
+        key = f"{bucket}/{query.get('prefix', [''])[0]}"
+        with self.server.owner.answering(key, None, None) as request:
+            if (failure := self.server.owner.failure(request)) is not None:
+                self._fail(key, failure, has_body=True)
+            elif "comp" in query:
+                self._list_azure(bucket, query)
+            else:
+                self._list_xml(bucket, query)
+
     def _list_azure(self, container: str, query: dict[str, list[str]]) -> None:
+        names, folders, marker = self._page(container, query, "marker")
         blobs = "".join(
             f"<Blob><Name>{escape(name)}</Name><Properties><Last-Modified>{_MODIFIED}</Last-Modified><Content-Length>"
             f"{len(self.server.owner.objects[f'{container}/{name}'])}</Content-Length><Content-Type>a</Content-Type>"
             "<Etag>e</Etag></Properties></Blob>"
-            for name in self._names(container, "", query.get("prefix", [""])[0])
-        )
-        body = f"<EnumerationResults><Blobs>{blobs}</Blobs></EnumerationResults>".encode()
+            for name in names
+        ) + "".join(f"<BlobPrefix><Name>{escape(folder)}</Name></BlobPrefix>" for folder in folders)
+        following = f"<NextMarker>{escape(marker)}</NextMarker>"
+        body = f"<EnumerationResults><Blobs>{blobs}</Blobs>{following}</EnumerationResults>".encode()
         self._send(200, body, {"Content-Type": "application/xml"}, has_body=True)
 
     def _list_xml(self, bucket: str, query: dict[str, list[str]]) -> None:
-        names = self._names(bucket, "", query.get("prefix", [""])[0])
+        names, folders, marker = self._page(bucket, query, "continuation-token")
         contents = "".join(
             f"<Contents><Key>{escape(name)}</Key><Size>{len(self.server.owner.objects[f'{bucket}/{name}'])}</Size>"
             f'<LastModified>2026-01-01T00:00:00Z</LastModified><ETag>"{name}"</ETag></Contents>'
             for name in names
-        )
+        ) + "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in folders)
+        following = f"<NextContinuationToken>{escape(marker)}</NextContinuationToken>" if marker else ""
         self._send(
             200,
             f'<?xml version="1.0" encoding="UTF-8"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Name>{bucket}</Name><IsTruncated>false</IsTruncated><KeyCount>{len(names)}</KeyCount>{contents}"
-            "</ListBucketResult>".encode(),
+            f"<Name>{bucket}</Name><IsTruncated>{str(bool(marker)).lower()}</IsTruncated>{following}"
+            f"<KeyCount>{len(names) + len(folders)}</KeyCount>{contents}</ListBucketResult>".encode(),
             {"Content-Type": "application/xml"},
             has_body=True,
         )
+
+    def _page(self, bucket: str, query: dict[str, list[str]], marker: str) -> tuple[list[str], list[str], str]:
+        """A page of a list: the names, the folders where a delimiter divides names, and where the next page begins."""
+        prefix = query.get("prefix", [""])[0]
+        entries: dict[str, bool] = {}
+        for name in self._names(bucket, query.get(marker, [""])[0], prefix):
+            part, slash, _ = name[len(prefix) :].partition("/")
+            is_folder = "delimiter" in query and bool(slash)
+            entries[prefix + part + slash if is_folder else name] = is_folder
+            if len(entries) > _NAMES_PER_PAGE:
+                break
+        page = list(entries)[:_NAMES_PER_PAGE]
+        following = list(entries)[_NAMES_PER_PAGE:]
+        names = [entry for entry in page if not entries[entry]]
+        return names, [entry for entry in page if entries[entry]], "".join(following)
 
     def _names(self, bucket: str, start: str, prefix: str) -> list[str]:
         keys = [key.removeprefix(f"{bucket}/") for key in self.server.owner.objects if key.startswith(f"{bucket}/")]
