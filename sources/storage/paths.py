@@ -184,10 +184,10 @@ def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
 
 
 def _resolve(path: Any, kind: str) -> list[FileRange]:
-    if isinstance(path, FileInstruction):
-        skip, take = operator.index(path.skip), operator.index(path.take)
-        return [FileRange(absolute_path(os.fspath(path.filename)), skip, None if take == -1 else skip + take)]
     if not isinstance(path, str | os.PathLike):
+        if isinstance(path, FileInstruction):
+            skip, take = operator.index(path.skip), operator.index(path.take)
+            return [FileRange(absolute_path(os.fspath(path.filename)), skip, None if take == -1 else skip + take)]
         raise TypeError(
             "Each path must be a str, a path-like object, or an object with filename, skip and take, "
             f"got {type(path).__name__}."
@@ -241,7 +241,7 @@ def absolute_path(name: str) -> str:
 
 def _matches(pattern: str, kind: str) -> list[str]:
     """Returns the sorted matches of a glob; no match, or a folder that may not be read, is an error."""
-    matches = sorted(set(glob.glob(pattern, recursive=True)))  # noqa: PTH207
+    matches = sorted(dict.fromkeys(glob.glob(pattern, recursive=True)))  # noqa: PTH207
     if not matches:
         folder = os.path.dirname(GLOB.split(pattern)[0])  # noqa: PTH120
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -253,7 +253,6 @@ def _matches(pattern: str, kind: str) -> list[str]:
 def names_within_common_folder(paths: Sequence[str]) -> list[str]:
     """Returns paths relative to the common folder of all files."""
     # Stores are treated as folders of the root, and buckets as folders of a store.
-    rooted = [f"/{without_query(path)}" if is_url(path) else path for path in paths]
-    normal = [os.path.normpath(path) for path in rooted]
-    folder = os.path.commonpath([os.path.dirname(path) for path in normal])  # noqa: PTH120
+    normal = [os.path.normpath(f"/{without_query(path)}" if is_url(path) else path) for path in paths]
+    folder = os.path.commonpath({path.rpartition("/")[0] or "/" for path in normal})
     return [path[len(folder) :].lstrip(os.sep) for path in normal]

@@ -1,6 +1,7 @@
 """Files that are a record each, on a disk and in buckets; folders of images in buckets."""
 
 import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import FileDataSource, ImageFolderDataSource
 from millstream.sources.files import whole_files
 from millstream.sources.remote import object_stores
+from millstream.sources.storage.paths import FileIdentity
 from support.stores.object_server import ObjectServer
 
 NAMES = ["b/2.bin", "b/10.bin", "a.bin", "b/empty.bin", "c/deep/é 1.bin"]
@@ -181,3 +183,56 @@ def test_a_folder_of_images_may_be_in_a_bucket(tmp_path: Path, store: ObjectServ
         ImageFolderDataSource("gs://bucket/images")
     with pytest.raises(ValueError, match="a store that can list its files"):
         ImageFolderDataSource(f"{store.url}/bucket/images")
+
+
+def test_types_of_files_are_read_from_the_list_of_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files in folders are not looked up one by one, because each look is a request of network storage.
+
+    A link and a few files of a large folder are.
+    """
+    names = [f"{folder}/{number}.bin" for folder in "abc" for number in range(20)]
+    write(tmp_path, [*names, *(f"large/{number}.txt" for number in range(100)), "large/a.bin"])
+    (tmp_path / "a" / "link.bin").symlink_to(tmp_path / "b" / "0.bin")
+    looked_up: list[str] = []
+    of_regular_file = FileIdentity.of_regular_file
+
+    def noted(path: str, kind: str) -> FileIdentity:
+        looked_up.append(path)
+        return of_regular_file(path, kind)
+
+    monkeypatch.setattr(FileIdentity, "of_regular_file", noted)
+    source = FileDataSource(f"{tmp_path}/[abc]/*.bin")
+    assert (len(source), looked_up) == (61, [str(tmp_path / "a" / "link.bin")])
+    assert len(FileDataSource([tmp_path / "large" / "a.bin", *(tmp_path / name for name in names)])) == 61
+    assert len(looked_up) <= 2
+
+
+@pytest.mark.parametrize("kind", ["gone", "folder", "dangling link", "pipe"])
+def test_a_path_among_many_files_that_is_not_a_file_is_an_error(tmp_path: Path, kind: str) -> None:
+    """The list of a folder hides no path that cannot be read."""
+    names = [f"a/{number}.bin" for number in range(20)]
+    path = write(tmp_path, names) / names[7]
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "dangling link":
+        path.symlink_to(tmp_path / "none")
+    elif kind == "pipe":
+        os.mkfifo(path)
+
+    with pytest.raises(OSError, match=r"a/7\.bin"):
+        FileDataSource([tmp_path / name for name in names])
+
+
+def test_the_pickle_of_a_source_is_its_buffers(tmp_path: Path) -> None:
+    """Two buffers, which workers share, hold all names; the rest does not grow with the number of files."""
+    sizes = []
+    for count in (10, 1000):
+        folder = write(tmp_path / f"{count:04d}", [f"{number:04d}.bin" for number in range(count)])
+        source = FileDataSource(f"{folder}/*.bin")
+        buffers: list[pickle.PickleBuffer] = []
+        content = pickle.dumps(source, 5, buffer_callback=buffers.append)
+        sizes.append(len(content))
+        assert len(buffers) == 2
+        assert pickle.loads(content, buffers=buffers).locate(count - 1) == source.locate(count - 1)
+    assert abs(sizes[1] - sizes[0]) < 20
