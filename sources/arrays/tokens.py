@@ -235,7 +235,7 @@ def _layout_by_header(path: str, beginning: bytes) -> TokenLayout | None:
             major, _ = np.lib.format.read_magic(header)
             read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(header)
-        except ValueError as error:
+        except Exception as error:  # NumPy raises errors of many types, such as those of Python's tokenizer.
             raise DataSourceError(f"{path!r} has a damaged NumPy header: {error}.") from error
         if len(shape) != 1 or dtype.kind not in "iu" or dtype != dtype.newbyteorder("<"):
             raise DataSourceError(
