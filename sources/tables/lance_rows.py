@@ -1,7 +1,8 @@
 """The rows of Lance datasets."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -111,7 +112,10 @@ class LanceDataSource(Rendered, ReadsBatches):
     def _open(self) -> Any:
         lance = _lance()
         try:
-            return lance.dataset(self._path, version=self.version)
+            with _panics_as_errors():
+                dataset = lance.dataset(self._path, version=self.version)
+                _ = dataset.schema  # A damaged one is found here.
+                return dataset
         except (ValueError, OSError) as error:
             if "not found" in str(error).lower():
                 wanted = "dataset" if self.version is None else f"dataset with version {self.version}"
@@ -121,7 +125,8 @@ class LanceDataSource(Rendered, ReadsBatches):
     def _matching(self, dataset: Any, condition: str) -> NDArray[np.int64]:
         """Returns the numbers of the rows that fulfil a condition, in order."""
         try:
-            table = dataset.scanner(columns=["_rowoffset"], filter=condition).to_table()
+            with _panics_as_errors():
+                table = dataset.scanner(columns=["_rowoffset"], filter=condition).to_table()
         except ValueError as error:
             raise ValueError(
                 f"filter must be a condition of the columns of {self._path!r}, got {condition!r}: {_reason(error)}."
@@ -138,7 +143,8 @@ class LanceDataSource(Rendered, ReadsBatches):
         """
         rows = keys if self._rows is None else self._rows[keys]
         try:
-            table = self._opened.get(self._open).take(rows.tolist(), columns=list(self._names))
+            with _panics_as_errors():
+                table = self._opened.get(self._open).take(rows.tolist(), columns=list(self._names))
         except (ValueError, OSError) as error:
             if isinstance(error, DataSourceError):
                 raise
@@ -149,6 +155,17 @@ class LanceDataSource(Rendered, ReadsBatches):
 
     def _row_error(self, key: int, error: ValueError) -> DataSourceError:
         return DataSourceError(f"Cannot read record {key} of {self._path!r} (record key {key}): {error}.")
+
+
+@contextlib.contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """Raises ValueError instead of a panic of Lance, which is not an Exception and has no type to import."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(str(error)) from error
 
 
 def _reason(error: Exception) -> str:

@@ -153,3 +153,40 @@ def test_what_cannot_be_read_is_an_error_at_construction(tmp_path: Path) -> None
     for arguments, error, message in wrong:
         with pytest.raises(error, match=message):
             LanceDataSource(**arguments)
+
+
+def error_of(source: LanceDataSource, key: int) -> str:
+    """Returns the text of the error of a record; empty if it is read."""
+    try:
+        source[key]
+    except DataSourceError as error:
+        return str(error)
+    return ""
+
+
+def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(tmp_path: Path) -> None:
+    """Of a fragment or a manifest: refused with the path, or each row is read or an error that names it.
+
+    Lance panics for some of these, and a panic is not an Exception.
+    """
+    path = tmp_path / "a.lance"
+    lance.write_dataset(pa.table({"id": np.arange(6), "text": [f"row {number}" for number in range(6)]}), str(path))
+    refusals: list[str] = []
+    failed = 0
+    for file in [next((path / "data").iterdir()), next((path / "_versions").glob("*.manifest"))]:
+        whole = file.read_bytes()
+        for offset in range(0, len(whole), 6):
+            file.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x41]) + whole[offset + 1 :])
+            try:
+                source = LanceDataSource(path)
+            except (DataSourceError, ValueError) as error:
+                refusals.append(str(error))
+                continue
+            errors = [error_of(source, key) for key in range(min(6, len(source)))]
+            for key, text in enumerate(errors):
+                assert not text or f"Cannot read record {key} of '{path}' (record key {key}): " in text
+            failed += sum(map(bool, errors))
+        file.write_bytes(whole)
+    assert len(refusals) > 10
+    assert all(str(path) in refusal for refusal in refusals)
+    assert failed > 100
