@@ -11,15 +11,7 @@ import pytest
 
 import millstream
 from millstream.errors import CheckpointError, DataSourceError, StackError
-from millstream.loader.threads import thread_executor
 from millstream.transforms import Batch, Filter, FlatMap, Map
-
-
-@pytest.fixture(params=["inline", "threads"])
-def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> millstream.ReadOptions:
-    """Returns options under which the consumer makes every block, and ones under which threads make them all."""
-    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
-    return millstream.ReadOptions(num_threads=0 if request.param == "inline" else 3)
 
 
 def loader_of(reading: millstream.ReadOptions, source: Any, *operations: Any) -> millstream.DataLoader:

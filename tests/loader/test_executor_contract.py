@@ -1,7 +1,6 @@
 """Every executor yields the oracle's stream of every kind of pipeline, and resumes it from any state."""
 
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
@@ -11,9 +10,8 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.loader.threads import thread_executor
-from millstream.transforms.packing import concat_then_split
 from support.draw import random_groupings, random_pipelines
-from support.draw.random_groupings import GROUPINGS, ROW, grouping_pipelines
+from support.draw.random_groupings import GROUPINGS, grouping_pipelines
 from support.draw.random_pipelines import (
     UNEVEN_ENDS,
     Pipeline,
@@ -36,15 +34,7 @@ PIPELINES: dict[str, st.SearchStrategy[Pipeline]] = {
 """All kinds of pipelines: a new operation belongs into one of their strategies."""
 
 EVERY_PIPELINE = pytest.mark.parametrize("kind", PIPELINES)
-pytestmark = UNEVEN_ENDS
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_groups() -> Iterator[None]:
-    """Makes ConcatThenSplit form groups of few rows, so that short streams have several."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(concat_then_split, "TOKENS_TOGETHER", 3 * ROW)
-        yield
+pytestmark = [UNEVEN_ENDS, pytest.mark.usefixtures("small_groups")]
 
 
 @EVERY_PIPELINE

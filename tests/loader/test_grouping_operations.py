@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -36,22 +36,13 @@ from millstream import (
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.transforms import Map, Transformation
 from millstream.transforms.grouping import GroupingOperation
-from millstream.transforms.packing import concat_then_split
 from support.draw.random_groupings import GROUPINGS, ROW, Document, Halves, Label, Rows, grouping_pipelines, is_even
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline
 from support.laws import expected_of, loader_of
 from support.processes.worker_pools import workers_of
 from support.streams import comparable, drain
 
-
-@pytest.fixture(autouse=True, scope="module")
-def small_groups() -> Iterator[None]:
-    """Groups of some rows have few."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(concat_then_split, "TOKENS_TOGETHER", 3 * ROW)
-        yield
-
-
+pytestmark = pytest.mark.usefixtures("small_groups")
 EVERY_OPERATION = pytest.mark.parametrize("name", GROUPINGS)
 
 

@@ -15,17 +15,10 @@ import pytest
 
 import millstream
 from millstream.errors import CheckpointError
-from millstream.loader.threads import shared_threads, thread_executor
+from millstream.loader.threads import shared_threads
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from support.faults.user_faults import WAIT_SECONDS
 from support.streams import comparable
-
-
-@pytest.fixture(params=["inline", "threads"])
-def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> millstream.ReadOptions:
-    """Returns options under which the consumer makes every block, and ones under which threads make them all."""
-    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
-    return millstream.ReadOptions(num_threads=0 if request.param == "inline" else 3)
 
 
 def loader_of(

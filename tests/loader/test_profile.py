@@ -1,12 +1,11 @@
 """The profile tells where the time goes, whoever does the work, on a clock that only the user's code moves on."""
 
-import time
 from typing import Any
 
 import pytest
 
 import millstream
-from support.clocks.owned_clock import CLOCK, SlowSource, Spend
+from support.clocks.owned_clock import SlowSource, Spend
 
 SECONDS = 0.125
 RECORDS = 24
@@ -19,10 +18,7 @@ EXECUTORS = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True)
-def owned_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives this process a clock of the test's own; workers get theirs with what spends."""
-    monkeypatch.setattr(time, "perf_counter", CLOCK.perf_counter)
+pytestmark = pytest.mark.usefixtures("owned_clock")
 
 
 def loader_of(source: Any, *operations: Any, workers: int, threads: int) -> millstream.DataLoader:

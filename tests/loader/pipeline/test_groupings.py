@@ -28,7 +28,6 @@ from millstream.transforms import (
     WindowShuffle,
 )
 from millstream.transforms.grouping import GroupId, Grouping, GroupingOperation
-from millstream.transforms.packing import concat_then_split
 
 Sizes = NDArray[np.int64]
 
@@ -103,6 +102,7 @@ CASES: dict[str, st.SearchStrategy[Case]] = {
 }
 """Every operation that groups elements as they come, with any options."""
 
+pytestmark = pytest.mark.usefixtures("small_groups")
 EVERY_GROUPING = pytest.mark.parametrize("name", CASES)
 
 
@@ -112,14 +112,6 @@ def test_every_public_grouping_is_in_the_list() -> None:
     groupings = {each.__name__ for each in public if isinstance(each, type) and issubclass(each, Grouping)}
 
     assert groupings - {name.split()[0] for name in CASES} == {"PackAndBatchOperation"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_groups() -> Iterator[None]:
-    """Groups of some rows have few."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(concat_then_split, "TOKENS_TOGETHER", 24)
-        yield
 
 
 class Numbers(Outputs):

@@ -11,10 +11,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream.loader.pipeline import recycled_memory
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT, MIN_BYTES, RecycledMemory, round_up
-
-
-def address_of(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+from support.processes.arena_pairs import address
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.booleans()), max_size=40))
@@ -26,7 +23,7 @@ def test_arrays_in_use_never_share_memory(requests: list[tuple[int, bool]]) -> N
     for number, (size, keep) in enumerate(requests):
         array = memory.allocate((size, MIN_BYTES // 8), np.dtype(np.int64))
         array[...] = number
-        assert address_of(array) % ALIGNMENT == 0
+        assert address(array) % ALIGNMENT == 0
         if keep:
             kept.append((number, array[0, 1:]))  # A view keeps the whole array alive.
         del array
@@ -37,10 +34,10 @@ def test_dropped_memory_is_used_again() -> None:
     """The next array of the same size lies where the last one, now gone, was."""
     memory = RecycledMemory()
     array = memory.allocate((MIN_BYTES,), np.dtype(np.uint8))
-    first = address_of(array)
+    first = address(array)
     del array
 
-    assert address_of(memory.allocate((MIN_BYTES,), np.dtype(np.uint8))) == first
+    assert address(memory.allocate((MIN_BYTES,), np.dtype(np.uint8))) == first
 
 
 def test_what_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,13 +56,13 @@ def test_idle_memory_serves_somewhat_smaller_arrays() -> None:
     """Batches padded to their longest element differ in size: each lies where a longer one was."""
     memory = RecycledMemory()
     array = memory.allocate((MIN_BYTES * 3,), np.dtype(np.uint8))
-    first = address_of(array)
+    first = address(array)
     del array
     second = memory.allocate((MIN_BYTES * 2,), np.dtype(np.uint8))
     third = memory.allocate((MIN_BYTES * 2,), np.dtype(np.uint8))
 
-    assert address_of(second) == first
-    assert address_of(third) != first
+    assert address(second) == first
+    assert address(third) != first
 
 
 def test_an_array_that_is_kept_keeps_no_idle_memory() -> None:

@@ -22,15 +22,15 @@ import millstream
 from millstream.errors import WorkerStalledError
 from millstream.loader.processes import crash_log
 from millstream.transforms import Batch, Filter, FlatMap
-from support.faults import failpoints
-from support.faults.failpoints import EDGES, Pause, SabotageError, Saboteur, Trap
+from support.faults.failpoints import EDGES, Pause, SabotageError, Saboteur, Trap, sabotage
+from support.faults.user_faults import be_killed, exit_at_once, stop
 from support.oracle.stream import oracle
 from support.streams import comparable
 
 # Workers need not import pytest to have the operations below.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-SIZE = 32
+SIZE = 24
 SAMPLER = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=3)
 MOST_PASSAGES = 60
 """No worker passes an edge this often in one run."""
@@ -119,10 +119,10 @@ SENDING = ("after receive", "before pack", "half sent", "after send")
 @pytest.mark.parametrize(
     ("edge", "action", "operations"),
     [
-        *((edge, failpoints.be_killed, BATCHES) for edge in EDGES),
-        *((edge, failpoints.leave_quietly, BATCHES) for edge in SENDING),
-        *((edge, failpoints.be_killed, REGROUPED) for edge in SENDING[1:3]),
-        *((edge, failpoints.be_killed, ELEMENTS) for edge in SENDING[2:]),
+        *((edge, be_killed, BATCHES) for edge in EDGES),
+        *((edge, exit_at_once, BATCHES) for edge in SENDING),
+        *((edge, be_killed, REGROUPED) for edge in SENDING[1:3]),
+        *((edge, be_killed, ELEMENTS) for edge in SENDING[2:]),
     ],
 )
 def test_death_at_any_edge_changes_nothing(
@@ -143,7 +143,7 @@ def test_death_at_any_edge_changes_nothing(
 @pytest.mark.parametrize("edge", EDGES)
 def test_an_exception_at_any_edge_is_an_error_or_changes_nothing(tmp_path: Path, edge: str) -> None:
     """A bug in the protocol's own code: at most one error, which says so; then the stream resumes, complete."""
-    swept = Swept(tmp_path, edge, failpoints.sabotage, BATCHES)
+    swept = Swept(tmp_path, edge, sabotage, BATCHES)
 
     def check(iterator: millstream.DataLoaderIterator) -> None:
         elements, errors = drain(iterator, (SabotageError,))
@@ -200,7 +200,7 @@ def test_a_stop_at_any_edge_is_a_pause(tmp_path: Path, edge: str) -> None:
 def test_a_stop_for_good_is_an_error_at_its_turn(tmp_path: Path, edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stays stopped is given up after `stall_timeout`; after the error the stream resumes, complete."""
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01)
-    swept = Swept(tmp_path, edge, failpoints.be_stopped, BATCHES, stall_timeout=0.2)
+    swept = Swept(tmp_path, edge, stop, BATCHES, stall_timeout=0.2)
     for n in (1, 2):
         swept.trap.arm(n)
         iterator = iter(swept.loader)

@@ -5,25 +5,18 @@ which advice is proven in `test_advice.py`.
 """
 
 import re
-import time
 from typing import Any
 
 import pytest
 
 import millstream
-from support.clocks.owned_clock import CLOCK, QuickSource, SlowSource, Spend
+from support.clocks.owned_clock import QuickSource, SlowSource, Spend
 
 SECONDS = 0.125
 RECORDS = 64
 BATCH = 4
 
 spend = Spend(SECONDS)
-
-
-@pytest.fixture
-def owned_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives this process a clock of the test's own."""
-    monkeypatch.setattr(time, "perf_counter", CLOCK.perf_counter)
 
 
 def summary_of(source: Any, *operations: Any, trains: int = 0, workers: int = 0) -> Any:

@@ -32,7 +32,7 @@ from millstream.loader.transport.arena import (
 from millstream.loader.transport.arena_memory import FreeSpace
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import pack, release, unpack
-from support.processes.arena_pairs import arena_file, arena_pair, mapped_arenas, real_bytes, watched_arenas
+from support.processes.arena_pairs import address, arena_file, arena_pair, mapped_arenas, real_bytes, watched_arenas
 from support.processes.worker_pools import in_background
 
 # Workers cannot import the modules of tests.
@@ -43,10 +43,6 @@ Filled = tuple[NDArray[np.uint8], int]
 
 NO_CLASSES = ClassTable()
 SIZES = st.sampled_from([1, 63, 64, 1000, 1024, 30_000, LARGE_LEAF_BYTES - 1, LARGE_LEAF_BYTES, 100_000, 300_000])
-
-
-def address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 def run_of(arrays: list[Any]) -> Elements:

@@ -1,6 +1,5 @@
 """Arrays that lie in files cross as file and offset: a worker maps the file, and sees what the trainer sees."""
 
-import io
 import mmap
 import os
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import pytest
 import millstream
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.mapped_arrays import SMALLEST_BYTES
-from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from support.processes.pickles import sent
 from support.processes.worker_pools import pool_of
 from support.streams import comparable
 
@@ -29,18 +28,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "some\ntokens .bin"
     np.arange(NUM_BYTES // 2, dtype=np.uint16).tofile(path)
     return path
-
-
-def sent(array: Any) -> tuple[bytes, list[Any]]:
-    """Returns the pickle of an array in a pipeline, and the memory that goes with it."""
-    target, buffers = io.BytesIO(), []
-
-    def take_out(buffer: Any) -> bool:
-        buffers.append(buffer)
-        return False
-
-    dump_with_classes(array, target, take_out)
-    return target.getvalue(), buffers
 
 
 def arrived(array: Any) -> Any:

@@ -28,7 +28,7 @@ from millstream.loader.transport.payload import (
 )
 from millstream.loader.transport.pipeline_pickler import dump_with_classes
 from support.draw.elements_of_all_kinds import Example, FrozenExample, Pair, elements
-from support.processes.arena_pairs import arena_pair
+from support.processes.arena_pairs import address, arena_pair
 from support.streams import comparable
 
 NO_CLASSES = ClassTable()
@@ -48,10 +48,6 @@ def leaf_arrays(element: Any) -> list[np.ndarray[Any, Any]]:
     if dataclasses.is_dataclass(element) and not isinstance(element, type):
         element = [getattr(element, field.name) for field in dataclasses.fields(element)]
     return [leaf for part in element for leaf in leaf_arrays(part)] if isinstance(element, (list, tuple)) else []
-
-
-def address(array: np.ndarray[Any, Any]) -> int:
-    return int(array.__array_interface__["data"][0])
 
 
 @given(messages=st.lists(st.lists(elements, max_size=4), min_size=1, max_size=4), room=st.sampled_from([4096, 1 << 25]))

@@ -1,7 +1,6 @@
 """A list of records crosses as memory that all workers share, and reads as the list does."""
 
 import dataclasses
-import io
 import operator
 import threading
 import tracemalloc
@@ -17,9 +16,9 @@ from hypothesis import strategies as st
 import millstream
 from millstream.loader.transport import pipeline_pickler, shared_records
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.pipeline_pickler import dump_with_classes
 from millstream.loader.transport.shared_records import LARGE_ARRAY_BYTES, SharedRecords, share
 from support.draw.elements_of_all_kinds import elements
+from support.processes.pickles import sent
 from support.processes.worker_pools import pids_of
 from support.streams import comparable
 
@@ -49,14 +48,8 @@ def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def arrived(records: Any) -> Any:
     """Returns records as they are in a worker."""
-    file, buffers = io.BytesIO(), []
-
-    def take_out(buffer: Any) -> bool:
-        buffers.append(buffer)
-        return False
-
-    dump_with_classes(share(records), file, take_out)
-    return ClassTable().loads(file.getvalue(), buffers)[0]
+    pickled, buffers = sent(share(records))
+    return ClassTable().loads(pickled, buffers)[0]
 
 
 RECORDS: dict[str, Callable[[], Sequence[Any]]] = {
@@ -197,7 +190,7 @@ HOLDS: dict[str, Callable[[Any], Any]] = {
     "chain": millstream.MapDataset.source,
     "end to end": lambda records: millstream.ConcatenatedDataSource([records[:9_000], tuple(records[9_000:])]),
     "many lists": lambda records: millstream.ConcatenatedDataSource(
-        [records[at : at + 100] for at in range(0, 16_000, 100)]
+        [records[at : at + 100] for at in range(0, 12_000, 100)]
     ),
     "with another source": lambda records: millstream.ConcatenatedDataSource(
         [millstream.InMemoryDataSource(records[:9]), records]
@@ -210,7 +203,7 @@ HOLDS: dict[str, Callable[[Any], Any]] = {
 )
 def test_workers_share_the_records_of_a_list(name: str, held: str) -> None:
     """The batches are the inline ones, and a worker's own memory is a fraction of the list's."""
-    texts = [bytes([number % 256]) * 4000 for number in range(16_000)]
+    texts = [bytes([number % 256]) * 4000 for number in range(12_000)]
     records = {
         "bytes": texts,
         "arrays": [np.frombuffer(bytearray(text), np.int16) for text in texts],

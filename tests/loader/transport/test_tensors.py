@@ -1,12 +1,11 @@
 """PyTorch's tensors cross by their memory, as arrays do; what only PyTorch knows how to send, it sends."""
 
-import io
 from typing import Any
 
 import pytest
 
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from support.processes.pickles import sent
 
 torch = pytest.importorskip("torch", reason="PyTorch is no dependency; `make bench` installs it")
 
@@ -27,18 +26,6 @@ def tensors() -> dict[str, Any]:
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "sparse": torch.ones(4).to_sparse(),
     }
-
-
-def sent(value: Any) -> tuple[bytes, list[Any]]:
-    """Returns the pickle of a value in a pipeline, and the memory that goes with it."""
-    file, buffers = io.BytesIO(), []
-
-    def take_out(buffer: Any) -> bool:
-        buffers.append(buffer)
-        return False
-
-    dump_with_classes(value, file, take_out)
-    return file.getvalue(), buffers
 
 
 @pytest.mark.third_party

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from millstream.loader.processes import worker
 from millstream.loader.processes.channel import Channel
 from millstream.loader.transport.arena import Allocator
 from millstream.transforms import Map
+from support.faults.user_faults import stop
 
 EDGES = (
     "unpickle",
@@ -46,21 +46,6 @@ def sabotage() -> None:
     raise SabotageError
 
 
-def be_killed() -> None:
-    """Ends the process as `kill -9` does."""
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def leave_quietly() -> None:
-    """Ends the process with status 0 and without a word."""
-    os._exit(0)
-
-
-def be_stopped() -> None:
-    """Stops the process, until somebody continues it."""
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
 @dataclasses.dataclass(frozen=True)
 class Pause:
     """Stops the process until the test continues it.
@@ -76,7 +61,7 @@ class Pause:
         """Stops."""
         with self.path.open("wb", buffering=0) as pipe:
             pipe.write(b"%8d" % os.getpid())
-            be_stopped()
+            stop()
             pipe.write(b"%8d" % -os.getpid())
 
 

@@ -4,7 +4,9 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from millstream.loader.processes import pool
@@ -32,6 +34,11 @@ def mapped_arenas() -> list[tuple[int, int]]:
     """Returns the addresses at which the arenas that this process maps begin and end."""
     lines = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "millstream-arena" in line]
     return [(int(start, 16), int(stop, 16)) for start, stop in (line.split("-") for line in lines)]
+
+
+def address(array: np.ndarray[Any, Any]) -> int:
+    """Returns where in this process's memory an array begins."""
+    return int(array.__array_interface__["data"][0])
 
 
 def real_bytes(descriptor: int) -> int:
