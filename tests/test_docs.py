@@ -8,8 +8,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import millstream
 from millstream.loader.threads import waiting
 from millstream.loader.workers import warm_pools
 from millstream.tools.command_line import parser
+from support.processes.worker_pools import python
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("loader/**/README.md")])
@@ -234,14 +233,7 @@ def test_the_page_runs(tmp_path: Path) -> None:
     for library in ("torch", "torchdata", "lightning", "accelerate"):
         pytest.importorskip(library, reason=f"{library} is not a dependency: pip install {library}")
     program = "\n".join(re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-    )
+    ended = python("-W", "ignore", "-c", program, cwd=tmp_path, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
     assert program.count("assert ") == 3
     assert ended.returncode == 0, ended.stderr

@@ -1,8 +1,6 @@
 """Keras trains on loaders and chains: each epoch of `fit` gets the batches of one pass, in their order."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 import millstream
 from millstream.keras import Dataset
+from support.processes.worker_pools import python
 
 pytestmark = pytest.mark.third_party
 
@@ -216,9 +215,7 @@ print(len(losses))
 
 def test_keras_takes_what_is_installed_as_grain(tmp_path: Path) -> None:
     """`fit`, `evaluate` and `predict` get chains and loaders themselves, as they get Grain's."""
-    ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FIT_AS_GRAIN], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    ended = python("-W", "ignore", "-c", FIT_AS_GRAIN, cwd=tmp_path)
 
     assert (ended.returncode, ended.stdout) == (0, "1\n"), ended.stderr
 
@@ -226,6 +223,6 @@ def test_keras_takes_what_is_installed_as_grain(tmp_path: Path) -> None:
 def test_without_keras_the_error_says_what_to_install(tmp_path: Path) -> None:
     """Everything else works without Keras."""
     code = "import sys; sys.modules['keras'] = None; import millstream; millstream.load([1]); millstream.keras"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=False)
+    ended = python("-c", code, cwd=tmp_path)
 
     assert "pip install 'millstream[keras]', and set KERAS_BACKEND=jax" in ended.stderr

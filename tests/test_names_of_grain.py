@@ -21,6 +21,7 @@ import pytest
 
 import millstream as grain
 from support.documents.document_tables import RowTests, first_cells, rows
+from support.processes.worker_pools import python
 
 pytestmark = pytest.mark.third_party
 
@@ -206,13 +207,7 @@ def test_names_are_there_or_the_row_reports_them_missing() -> None:
         f"{module}.{name}".removeprefix("grain.").removeprefix("python.")
         for module, name in lines_of("grain_names.txt")
     }
-    ended = subprocess.run(
-        [sys.executable, "-c", LOOK_UP],
-        input=json.dumps([name for name, _ in listed]),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ended = python("-c", LOOK_UP, input=json.dumps([name for name, _ in listed]), check=True)
 
     assert len(listed) > 70
     assert {name for name, _ in listed if name.removeprefix("python.").partition(".py_")[0] not in known} == {

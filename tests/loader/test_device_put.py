@@ -4,8 +4,6 @@ import dataclasses
 import gc
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -32,7 +30,7 @@ from support.faults.user_faults import WAIT_SECONDS, At, Pipe, ReportThen, hang_
 from support.jax_processes.groups import run_group
 from support.jax_processes.programs import GLOBAL_BATCH, SEED, SIZE, Noise
 from support.oracle.stream import oracle
-from support.processes.worker_pools import at_most, environment, in_background
+from support.processes.worker_pools import at_most, environment, in_background, python
 from support.streams import comparable, drain, equal_streams
 
 pytestmark = pytest.mark.third_party
@@ -531,15 +529,8 @@ print("done", next(endless).shape)
 
 def test_several_devices_of_a_process(tmp_path: Path) -> None:
     """Batches lie where the device or sharding says, equal to the host's; a program may end without closing."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", ON_FOUR_DEVICES],
-        cwd=tmp_path,
-        env=environment() | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    devices = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    done = python("-W", "error", "-c", ON_FOUR_DEVICES, cwd=tmp_path, env=environment() | devices)
     # JAX 0.12 prints where a sharding did not fit, before it raises: only the last line is ours.
     assert (done.stdout.splitlines()[-1:], done.stderr, done.returncode) == (["done (4,)"], "", 0)
 

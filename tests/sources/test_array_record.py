@@ -4,8 +4,6 @@ import dataclasses
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 from millstream.errors import DataSourceError
 from millstream.sources import ArrayRecordDataSource
 from support.files.record_files import write_array_record
+from support.processes.worker_pools import python
 
 LENGTHS = (10, 1, 0, 25)
 BIG_RECORDS = [np.random.default_rng(n).bytes(n % 5_000) for n in range(3_000)]
@@ -157,9 +156,7 @@ def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path) -> None
     write_array_record(secret / "file", [b"x"])
     secret.chmod(0)
     try:
-        ran = subprocess.run(
-            [sys.executable, "-c", FORBIDDEN, str(secret)], check=True, capture_output=True, text=True, timeout=300
-        )
+        ran = python("-c", FORBIDDEN, secret, check=True)
     finally:
         secret.chmod(0o755)
     lines = ran.stdout.splitlines()

@@ -3,8 +3,6 @@
 import os
 import pickle
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from hypothesis import strategies as st
 from millstream.errors import DataSourceError
 from millstream.sources import ArrayRecordDataSource
 from support.files.record_files import write_array_record
+from support.processes.worker_pools import python
 
 RECORDS = [np.random.default_rng(n).bytes(1_000) for n in range(300)]
 FILE_BYTES = 6 * 65_536
@@ -214,13 +213,7 @@ def test_few_file_descriptors(tmp_path: Path, spare: int, answer: str) -> None:
     """With fewer descriptors than files, idle files are closed; with none left, the error names the remedy."""
     for number in range(100):
         write_array_record(tmp_path / f"file-{number:02}", [b"%d" % number])
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), str(spare)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ran = python("-c", PROGRAM, tmp_path, spare, check=True)
     if answer == "enough":
         assert ran.stdout == f"{' '.join(str([b'%d' % n])[1:-1] for n in range(100))}\n" * 2
     else:
@@ -258,11 +251,5 @@ print("status", os.waitpid(child, 0)[1])
 )
 def test_threads_of_a_forked_process_get_an_error_not_a_crash(healthy: Path, parent: str, answer: str) -> None:
     """A fork after reading cannot read: the error names the remedy, which works. A fork before reading can."""
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKED, str(healthy), parent],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    ran = python("-W", "ignore", "-c", FORKED, healthy, parent, check=True)
     assert re.fullmatch(rf"[^\n]*{answer}\n300\nstatus 0\n", ran.stdout), ran.stdout + ran.stderr

@@ -1,8 +1,6 @@
 """Reads of one file, counted, with a reader that misbehaves as no file on disk does."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from millstream.sources.records import array_record_file
 from millstream.sources.records.array_record_file import open_array_record
 from millstream.sources.records.array_record_footer import _footer_offset, count_records
 from support.files.record_files import write_array_record
+from support.processes.worker_pools import python
 
 
 class Reader:
@@ -229,7 +228,5 @@ def test_constructing_a_source_starts_no_threads(tmp_path: Path) -> None:
         "pickle.dumps(source); print(len(source), threading.active_count(), len(os.listdir('/proc/self/task')) < 32,"
         "'array_record.python.array_record_module' in sys.modules)"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", program, path], check=True, capture_output=True, text=True, timeout=300
-    )
+    answer = python("-c", program, path, check=True)
     assert answer.stdout == "3 1 True True\n"

@@ -12,8 +12,6 @@ import json
 import lzma
 import os
 import re
-import subprocess
-import sys
 import tarfile
 import tempfile
 import zlib
@@ -38,6 +36,7 @@ from support.files.record_files import (
     write_tar,
     write_tfrecord,
 )
+from support.processes.worker_pools import python
 
 RECORDS = [b"record %d " % number * 4 for number in range(12)]
 TEXTS = [f"line {number} of ünicode" for number in range(12)]
@@ -451,10 +450,8 @@ def test_a_file_that_may_not_be_read_is_an_error(form: Format, path: Path) -> No
         Path(folder).chmod(0o755)
         place = Path(folder) / path.name
         form.write(place)
-        words = [form.source.__name__, json.dumps(form.argument(place)), *map(str, files_of(form, place))]
-        ran = subprocess.run(
-            [sys.executable, "-c", FORBIDDEN, *words], check=True, capture_output=True, text=True, timeout=300
-        )
+        words = [form.source.__name__, json.dumps(form.argument(place)), *files_of(form, place)]
+        ran = python("-c", FORBIDDEN, *words, check=True)
     read, constructed = ran.stdout.splitlines()
     assert read.startswith("DataSourceError Cannot read record 7 ")
     assert str(place) in read

@@ -20,7 +20,7 @@ from millstream.columnar import ColumnarRecords
 from millstream.dataset import MapDataset
 from millstream.sources import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 from millstream.transforms.batching.stack import stack
-from support.processes.worker_pools import environment
+from support.processes.worker_pools import environment, python
 from support.streams import comparable
 
 
@@ -325,14 +325,7 @@ def test_fingerprints_are_the_same_in_every_process() -> None:
         "spec.loader.exec_module(module); print('\\n'.join(module.fingerprints()))"
     )
     for seed in ("1", "2"):
-        answer = subprocess.run(
-            [sys.executable, "-c", program, __file__],
-            env=environment() | {"PYTHONHASHSEED": seed},
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        answer = python("-c", program, __file__, env=environment() | {"PYTHONHASHSEED": seed}, check=True)
         assert answer.stdout.split("\n")[:-1] == fingerprints()
 
 

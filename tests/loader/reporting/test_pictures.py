@@ -1,6 +1,5 @@
 """Pictures are whole, self-contained HTML about what is there; to look at something reads nothing."""
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -18,6 +17,7 @@ from millstream.loader.reporting.snapshot import Location
 from millstream.loader.reporting.summary import render_text
 from support.documents.html_pages import Page
 from support.draw.loader_snapshots import snapshot_of_run, with_source, with_stage
+from support.processes.worker_pools import python
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -241,7 +241,5 @@ def test_what_makes_pictures_is_imported_by_those_who_look() -> None:
         "print([name for name in sys.modules if '.reporting' in name or name.endswith(('.html_fragments', 'tracing'))])"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd="/", capture_output=True, text=True, check=True, timeout=300
-    )
+    done = python("-c", code, cwd="/", check=True)
     assert done.stdout == "[]\n"

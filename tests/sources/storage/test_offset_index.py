@@ -33,6 +33,7 @@ from millstream.sources.storage.offset_index import (
 from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, StoredOffsets
 from millstream.sources.storage.paths import FileIdentity
 from support.files.record_files import every_record, write_megatron
+from support.processes.worker_pools import python
 
 LINES = [f"line {number}" for number in range(100)]
 
@@ -186,15 +187,8 @@ def test_an_index_of_another_user_is_not_used() -> None:
         printed, reported = [], []
         for owner in (stranger, os.geteuid()):
             os.chown(index, owner, -1)
-            ran = subprocess.run(
-                [sys.executable, "-c", READ_AS, str(reader), str(path), str(other)],
-                check=False,
-                capture_output=True,
-                text=True,
-                timeout=300,
-                cwd="/",
-                env=os.environ | {"MILLSTREAM_CACHE": f"{folder}/cache-{owner}"},
-            )
+            cache = {"MILLSTREAM_CACHE": f"{folder}/cache-{owner}"}
+            ran = python("-c", READ_AS, reader, path, other, cwd="/", env=os.environ | cache)
             printed.append(ran.stdout)
             reported.append(ran.stderr)
     # The same index, from the owner of the data, is believed: only the lines themselves show that it is wrong.
@@ -215,9 +209,7 @@ with millstream.TextLineDataSource(sys.argv[1:]) as source:
 def test_a_full_disk_leaves_the_index_in_memory(path: Path) -> None:
     """All records are read, one line says why the indices are not kept, and no file is left behind."""
     other = write_lines(path.with_name("b.txt"))
-    ran = subprocess.run(
-        [sys.executable, "-c", FULL, path, other], check=True, capture_output=True, text=True, timeout=300
-    )
+    ran = python("-c", FULL, path, other, check=True)
     warning, printed = ran.stdout.splitlines()
 
     assert printed == "200 line 99 line 50 2"

@@ -204,7 +204,7 @@ def environment(*folders: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
-def python(*arguments: str, **options: Any) -> "subprocess.CompletedProcess[str]":
-    """Returns the outcome of a Python process that ended by itself."""
+def python(*arguments: object, check: bool = False, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """Returns the outcome of a Python process that ended by itself; with `check`, it must have ended well."""
     settings: dict[str, Any] = {"env": environment(), "timeout": 3 * WAIT_SECONDS, "text": True, "capture_output": True}
-    return subprocess.run([sys.executable, *arguments], check=False, **(settings | options))
+    return subprocess.run([sys.executable, *map(str, arguments)], check=check, **(settings | options))
