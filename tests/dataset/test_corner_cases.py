@@ -27,39 +27,6 @@ def test_none_is_no_element_but_part_of_one() -> None:
     assert list(grain.experimental.ZipMapDataset([dataset, numbers(3)])) == [(1, 0), (None, 1), (None, 2)]
 
 
-def test_positions_go_on_in_the_next_epoch() -> None:
-    """Each is the epoch's number of elements further; with reseed_each_epoch=False, the first epoch is repeated."""
-    shuffled = numbers(8).shuffle(seed=1)
-    first, second = ([shuffled[position] for position in range(start, start + 8)] for start in (0, 8))
-    replayed = shuffled.map_with_index(lambda index, x: (index, x)).repeat(2, reseed_each_epoch=False)
-
-    assert sorted(first) == sorted(second) == list(range(8))
-    assert first != second
-    assert list(replayed) == [*enumerate(first), *enumerate(first)]
-
-
-def test_shuffling_what_is_repeated_mixes_epochs() -> None:
-    """All positions are one order: each element comes as often as it is repeated, but not once in each part."""
-    mixed = list(numbers(10).repeat(3).shuffle(seed=0))
-
-    assert sorted(mixed) == sorted([*range(10)] * 3)
-    assert len(set(mixed[:10])) < 10
-
-
-def test_batches_cross_epochs_where_repeating_comes_first() -> None:
-    """Repeated batches are short at the end of each epoch; batches of what is repeated are full."""
-    assert plain(numbers(5).batch(2).repeat(2)) == [[0, 1], [2, 3], [4], [0, 1], [2, 3], [4]]
-    assert plain(numbers(5).repeat(2).batch(2)) == [[0, 1], [2, 3], [4, 0], [1, 2], [3, 4]]
-
-
-def test_a_limit_ends_with_what_is_shorter() -> None:
-    """It counts what comes, and does not wait for more."""
-    stream = numbers(3).to_iter_dataset()
-
-    assert list(grain.experimental.LimitIterDataset(stream, 2)) == [0, 1]
-    assert list(grain.experimental.LimitIterDataset(stream, 9)) == [0, 1, 2]
-
-
 def test_a_generator_of_ones_own_may_be_kept() -> None:
     """The one that an operation gets is used again for other elements; one made from what it draws is the element's."""
     kept = list(numbers(4).random_map(lambda _, rng: np.random.default_rng(rng.integers(2**63)), seed=3))

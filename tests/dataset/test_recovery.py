@@ -56,7 +56,7 @@ def test_a_stream_that_is_interrupted_at_any_moment_is_where_it_says(name: str, 
     with iter(dataset) as other:
         next(other)
         early = other.get_state()
-    for moment in itertools.count(step=9 if name == "interleave" else 2):
+    for moment in itertools.count(step=9 if name == "interleave" else 3):
         with iter(dataset) as iterator, iter(dataset) as fresh:
             got = list(itertools.islice(iterator, 3))
 

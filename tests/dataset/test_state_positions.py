@@ -13,13 +13,11 @@ import pytest
 
 from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions
 from millstream.experimental import (
-    DatasetOptions,
     InterleaveIterDataset,
     LimitIterDataset,
     RepeatIterDataset,
     ThreadPrefetchIterDataset,
     WindowShuffleIterDataset,
-    WithOptionsIterDataset,
     ZipIterDataset,
 )
 
@@ -252,7 +250,10 @@ def test_a_state_does_not_depend_on_prefetching(name: str, prefetch: str) -> Non
 def test_a_state_does_not_depend_on_prefetching_below(join: str, following: str) -> None:
     """Prefetching in each chain below a mixture, interleave, zip and the like changes no state and no element."""
     for name, ahead in BELOW.items():
-        plain: Step = (lambda data: data.map(abs_of)) if name == "a process and the consumer" else lambda data: data
+        runs_here = name == "a process and the consumer"
+        if runs_here and following != "nothing":
+            continue  # What follows a join sees no difference to the other prefetching in a process.
+        plain: Step = (lambda data: data.map(abs_of)) if runs_here else lambda data: data
         with iter(FOLLOWING[following](JOINS[join](plain))) as iterator:
             states, elements = read_through(iterator)
         assert len(elements) > STEPS
@@ -333,21 +334,6 @@ def test_an_error_names_the_operation_of_the_whole_chain(position: int, workers:
             assert any(
                 "operation 1, Map(FailsAt" in note and "record key 7" in note for note in failure.value.__notes__
             )
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_errors_that_are_skipped_count_on_both_sides(workers: int) -> None:
-    """Elements that fail before and after mp_prefetch are dropped, and counted together."""
-    dataset = read().map(FailsAt(7)).mp_prefetch(workers).map(FailsAt(9))
-    for max_errors in (2, 1):
-        options = DatasetOptions(on_error="skip", max_errors=max_errors)
-        with iter(WithOptionsIterDataset(dataset, options)) as iterator:
-            if max_errors == 2:
-                assert sorted(iterator) == [float(number) for number in range(60) if number not in {7, 9}]
-                assert iterator.metrics()["loader/errors"] == 2.0
-            else:
-                with pytest.raises(ValueError, match="a bad element"):
-                    list(iterator)
 
 
 def test_an_interrupt_in_a_local_operation_loses_nothing() -> None:
