@@ -44,11 +44,9 @@ class WindowShuffle(GroupingOperation):
         return f"WindowShuffle(window_size={self.window_size}, seed={self.seed})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the elements unchanged."""
         return Prepared(values, np.empty((0, len(values)), dtype=np.int64))
 
     def begin(self, skip: int = 0) -> CountingGroup:
-        """Returns an empty window."""
         del skip
         return CountingGroup(self.window_size)
 
@@ -57,6 +55,5 @@ class WindowShuffle(GroupingOperation):
         return Segments.singletons(group.generator(self.seed).permutation(measures.shape[1]))
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> list[Any]:
-        """Returns the elements unchanged."""
         del allocate
         return [values[element] for element in segments.elements.tolist()]

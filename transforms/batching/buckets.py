@@ -91,7 +91,6 @@ class BucketBatch(GroupingOperation):
         return Prepared(values, sizes)
 
     def begin(self, skip: int = 0) -> CountingGroup:
-        """Returns an empty window."""
         del skip
         return CountingGroup(self.window_size)
 
@@ -112,7 +111,6 @@ class BucketBatch(GroupingOperation):
         return Segments(np.array(offsets), np.concatenate(batches))
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> list[Any]:
-        """Builds the batches."""
         made = []
         for start, stop in itertools.pairwise(segments.offsets.tolist()):
             elements = [values[element] for element in segments.elements[start:stop].tolist()]

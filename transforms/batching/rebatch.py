@@ -74,7 +74,6 @@ class Rebatch(GroupingOperation):
         return Prepared(list(itertools.compress(values, kept)), sizes[:, kept], kept.astype(int).tolist())
 
     def begin(self, skip: int = 0) -> SplitGroup:
-        """Returns an empty group of one batch."""
         return SplitGroup(self.batch_size, 1, skip)
 
     def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:

@@ -105,16 +105,13 @@ class TokenBudgetBatch(GroupingOperation):
         return Prepared(values, sizes)
 
     def begin(self, skip: int = 0) -> _Budget:
-        """Returns an empty batch."""
         del skip
         return _Budget(self.budget, self.max_batch_size)
 
     def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
-        """Returns one batch of all elements."""
         del group
         return Segments.by_output(np.zeros(measures.shape[1], dtype=np.int64))
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> list[Any]:
-        """Builds the batch."""
         elements = [values[element] for element in segments.elements.tolist()]
         return [self.features.batch(elements, int(self.features.lengths(elements).max()), allocate)]

@@ -112,7 +112,6 @@ class BinPack(GroupingOperation):
 
     @property
     def splits(self) -> bool:
-        """True if long documents are split."""
         return self.overflow == "split"
 
     @property
@@ -154,7 +153,6 @@ class BinPack(GroupingOperation):
         return Prepared(cut, self._numbers(cut, sizes), list(map(len, kept)))
 
     def begin(self, skip: int = 0) -> Bins:
-        """Returns empty rows."""
         del skip
         return self.bins(self.num_packing_bins, self.rows.lengths, self.max_sequences_per_bin)
 
@@ -170,7 +168,6 @@ class BinPack(GroupingOperation):
         return rows.permuted(order)
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:
-        """Builds the rows."""
         return self.rows.lay_out(values, segments, allocate)
 
     def _cut(self, document: Document) -> list[Document]:

@@ -157,7 +157,6 @@ class ConcatThenSplit(GroupingOperation):
         return Prepared(list(itertools.compress(documents, kept)), tokens[:, kept], kept.astype(int).tolist())
 
     def begin(self, skip: int = 0) -> SplitGroup | WholeRowGroup:
-        """Returns an empty group of one or more rows."""
         kind = SplitGroup if self.splits_full_length else WholeRowGroup
         return kind(self.output_size, max(1, TOKENS_TOGETHER // self.output_size), skip)
 
@@ -169,7 +168,6 @@ class ConcatThenSplit(GroupingOperation):
         return Segments.chunked(measures[-2], measures[-1], self.output_size)
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:
-        """Builds the rows."""
         return self.rows.lay_out(values, segments, allocate, dict.fromkeys(self.bos_features, self.bos_token_id))
 
     def _check_bos(self) -> None:

@@ -76,11 +76,9 @@ class PackAndBatchOperation(GroupingOperation):
         return self.packing.prepare(values)
 
     def begin(self, skip: int = 0) -> Bins:
-        """Returns empty rows."""
         return self.packing.begin(skip)
 
     def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
-        """Returns one batch of all documents."""
         del group
         return Segments(np.array([0, measures.shape[1]]), np.arange(measures.shape[1]))
 

@@ -53,17 +53,14 @@ class SplitGroup(OpenGroup):
 
     @property
     def is_full(self) -> bool:
-        """True once the group has enough outputs."""
         return self._total >= self._goal
 
     @property
     def used(self) -> int:
-        """The consumed amount of the last element, if the next group continues it."""
         left = 0 if self._end is None else self._total - self._end
         return int(self._sizes[-1][-1]) - left if left else 0
 
     def truncate(self) -> int:
-        """Ends the group after its last complete output."""
         whole = max(0, self._total - self._skip) // self._unit
         self._end = self._skip + whole * self._unit
         return whole
@@ -113,12 +110,10 @@ class WholeRowGroup(OpenGroup):
 
     @property
     def is_full(self) -> bool:
-        """True once the group has enough complete rows."""
         return self._is_full
 
     @property
     def used(self) -> int:
-        """The consumed amount of the last element, if the next group continues it."""
         left = self._tokens % self._unit if self._is_full else 0
         return int(self._sizes[-1][-1]) - left if left else 0
 
@@ -130,7 +125,6 @@ class WholeRowGroup(OpenGroup):
         return max(0, complete + int((rows_before <= complete).sum()) - self._num_used)
 
     def decisions(self) -> NDArray[np.int64]:
-        """Returns the start and stop of each element's slice in this group, shape (2, elements)."""
         sizes = np.concatenate(self._sizes)
         passes, rows_before = self._rows_before()
         cuttable = np.where(passes, 0, sizes)
