@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from millstream.closing import Closing
@@ -76,6 +76,8 @@ class Checkpointable:
         Raises:
             CheckpointError: the state is missing, unreadable or of another stream.
         """
+        from millstream.loader.checkpoints.state_files import restore_state  # noqa: PLC0415  (as above)
+
         # Not in the background, where Orbax would replace a CheckpointError by an error about handlers.
         restore_state(self, directory)
 
@@ -152,25 +154,3 @@ def encoded_state(iterator: Checkpointable) -> bytes:
     """Returns an iterator's state as bytes: the state itself, or its JSON text."""
     state = iterator.get_state()
     return bytes(state) if iterator.states_are_bytes else json.dumps(state, allow_nan=False).encode()
-
-
-def restore_state(
-    iterator: Checkpointable, directory: Any, allow: Collection[str] = (), *, strict: bool = False
-) -> None:
-    """Moves an iterator to the position that this process saved in a folder.
-
-    Args:
-        iterator: the iterator.
-        directory: the folder.
-        allow: differences to accept on purpose, if states are bytes.
-        strict: True to refuse changed content, if states are bytes.
-
-    Raises:
-        CheckpointError: the state is missing, unreadable or of another stream.
-    """
-    from millstream.loader.checkpoints.state_files import read_own_state, restore  # noqa: PLC0415  (as above)
-
-    if iterator.states_are_bytes:
-        restore(iterator, directory, allow=allow, strict=strict)
-    else:
-        iterator.set_state(read_own_state(directory))

@@ -14,8 +14,8 @@ from typing import Any, final
 
 import orbax.checkpoint as ocp
 
-from millstream.loader.checkpoints.checkpointable import Checkpointable, encoded_state, restore_state
-from millstream.loader.checkpoints.state_files import write_state
+from millstream.loader.checkpoints.checkpointable import Checkpointable, encoded_state
+from millstream.loader.checkpoints.state_files import restore_state, write_state
 
 
 @final
@@ -77,10 +77,8 @@ class CheckpointHandler(ocp.AsyncCheckpointHandler):  # type: ignore[misc]  # Or
             TypeError: the item is not an iterator.
         """
         iterator = _iterator(item, args)
-        if args is None:
-            restore_state(iterator, directory)
-        else:
-            restore_state(iterator, directory, args.allow, strict=args.strict)
+        options = {} if args is None else {"allow": args.allow, "strict": args.strict}
+        restore_state(iterator, directory, **options)
         iterator.start_prefetch()
         return iterator
 

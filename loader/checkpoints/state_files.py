@@ -26,13 +26,24 @@ def write_state(folder: Any, state: bytes) -> None:
     (folder / _name(*jax_process())).write_bytes(state)
 
 
-def restore(iterator: Any, folder: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
-    """Moves an iterator to the position that any number of processes saved in a checkpoint's folder.
+def restore_state(iterator: Any, folder: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
+    """Moves an iterator to the position that a checkpoint's folder holds.
+
+    A loader resumes from the states of any number of processes, a dataset from the state that this process saved.
+
+    Args:
+        iterator: the iterator.
+        folder: the folder.
+        allow: differences to accept on purpose, if states are bytes.
+        strict: True to refuse changed content, if states are bytes.
 
     Raises:
         CheckpointError: a state is missing, unreadable, or of another stream; or the states of another number of
             processes differ in step. The iterator is unchanged.
     """
+    if not iterator.states_are_bytes:
+        iterator.set_state(_read_own_state(folder))
+        return
     states = read_states(folder)
     if len(states) == 1:
         iterator.set_state(states[0], allow=allow, strict=strict)
@@ -55,28 +66,25 @@ def read_states(folder: Any) -> list[bytes]:
     own = _name(*jax_process())
     raw = _read_all(folder, own)
     for name, text in raw.items():
-        _check(folder, name, text)
+        try:
+            LoaderState.decode(text)
+        except CheckpointError as error:
+            error.add_note(f"millstream: in {folder / name}.")
+            raise
     return [raw[own]] if own in raw else list(dict.fromkeys(raw.values()))
 
 
-def read_own_state(folder: Any) -> Any:
-    """Returns the state of a dataset's iterator that this process saved.
-
-    Raises:
-        CheckpointError: the state is missing or unreadable.
-    """
+def _read_own_state(folder: Any) -> Any:
     own = _name(*jax_process())
+    raw = _read_all(folder, own)
+    if own not in raw:
+        raise CheckpointError(
+            f"{folder} holds no {own}, but {', '.join(sorted(raw))}. Restore the position of a dataset's iterator "
+            "with the number of processes that saved it."
+        )
     try:
-        raw = _read_all(folder, own)
-        if own not in raw:
-            raise CheckpointError(
-                f"{folder} holds no {own}, but {', '.join(sorted(raw))}. Restore the position of a dataset's iterator "
-                "with the number of processes that saved it."
-            )
         return json.loads(raw[own])
     except ValueError as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(f"{folder / own} is not valid JSON: {error}.") from error
 
 
@@ -117,11 +125,3 @@ def _check_complete(folder: Any, names: list[str]) -> None:
             f"{folder} is incomplete: {counts[0]} processes saved it, and it holds {len(names)} of their loader "
             f"states; {missing} is missing. Restore an older checkpoint, or the missing files."
         )
-
-
-def _check(folder: Any, name: str, raw: bytes) -> None:
-    try:
-        LoaderState.decode(raw)
-    except CheckpointError as error:
-        error.add_note(f"millstream: in {folder / name}.")
-        raise
