@@ -178,7 +178,9 @@ class LoaderState(NamedTuple):
                 stream = Stream.from_fields(stream)
             _check_is(fields["places"], list, "places")
             cursors = tuple(map(SavedCursor.from_fields, fields.pop("places")))
-            _check_cursors(cursors, stream)
+            own = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
+            if len(cursors) != own or len({len(cursor.skip) for cursor in cursors}) > 1:
+                raise ValueError(f"it must have {own} places, got {len(cursors)}")  # noqa: TRY301  (as of a missing field)
             _check_number(fields["step"], "step")
             return LoaderState(**fields, cursors=cursors, stream=stream)
         except CheckpointError:
@@ -227,12 +229,6 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
         raise ValueError("its crc32 does not match, so it was damaged or edited")
     del fields["format"]
     return fields | {"stream": here} if is_of_here else fields
-
-
-def _check_cursors(cursors: tuple[SavedCursor, ...], stream: Stream) -> None:
-    own = 1 if stream.one_to_one else stream.logical_shards // stream.shard_count
-    if len(cursors) != own or len({len(cursor.skip) for cursor in cursors}) > 1:
-        raise ValueError(f"it must have {own} places, got {len(cursors)}")
 
 
 def _check_is(value: object, kind: type, name: str) -> None:
