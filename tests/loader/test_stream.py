@@ -1,8 +1,6 @@
 """Changes between saving and resuming: the numbers of shards and of epochs may change, and no parameter."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from support.draw.random_pipelines import (
     Pipeline,
     Scale,
     dealt_pipelines,
-    on_numbers,
     pipelines,
 )
 from support.laws import assert_shards_agree, expected_of, loader_of, with_epochs
@@ -54,54 +51,6 @@ def test_global_batches_do_not_depend_on_the_number_of_shards(
 
     step = data.draw(st.integers(0, len(pipeline.sampler) // 24))
     assert_shards_agree(make, (2, 3, 4, 8, 24), step)
-
-
-class Parameters(Map):
-    """Adds what it holds in private attributes of every usual kind."""
-
-    def __init__(self, numbers: tuple[int, ...]) -> None:
-        self._sizes = numbers
-        self._array = np.array(numbers)
-        self._table = {number: [number] for number in numbers}
-        self._function = functools.partial(max, *numbers, 0)
-
-    def map(self, element: Any) -> Any:
-        return on_numbers(lambda numbers: numbers + sum(self._sizes), element)
-
-
-def closing_over(numbers: tuple[int, ...]) -> Map:
-    held = list(numbers)
-    return Map(lambda element: on_numbers(lambda values: values + sum(held), element))
-
-
-@UNEVEN_ENDS
-@given(
-    pipeline=pipelines(),
-    make=st.sampled_from([Parameters, closing_over]),
-    saved=st.lists(st.integers(0, 9), min_size=1, max_size=30).map(tuple),
-    here=st.lists(st.integers(0, 9), min_size=1, max_size=30).map(tuple),
-)
-@settings(deadline=None, max_examples=40)
-def test_a_private_parameter_is_part_of_the_stream(
-    pipeline: Pipeline, make: Callable[[tuple[int, ...]], Map], saved: tuple[int, ...], here: tuple[int, ...]
-) -> None:
-    """A state is accepted by a pipeline built alike, and refused if a private attribute differs."""
-
-    def iterator(numbers: tuple[int, ...]) -> millstream.DataLoaderIterator:
-        return iter(loader_of(dataclasses.replace(pipeline, operations=(make(numbers), *pipeline.operations))))
-
-    state = iterator(saved).get_state()
-    iterator(saved).set_state(state, strict=True)
-    if saved == here:
-        iterator(here).set_state(state, strict=True)
-        return
-    with pytest.raises(millstream.CheckpointError, match=r"operations\[0\]"):
-        iterator(here).set_state(state, strict=True)
-    if make is Parameters:
-        with pytest.raises(millstream.CheckpointError, match=r"operations\[0\]"):
-            iterator(here).set_state(state)
-    else:
-        iterator(here).set_state(state)
 
 
 @UNEVEN_ENDS

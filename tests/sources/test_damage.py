@@ -375,6 +375,20 @@ def test_a_truncation_is_an_error_or_what_stands_in_the_file(form: Format, path:
             assert is_found or len(start) in form.whole_at
 
 
+def test_a_file_cut_while_it_is_open_has_errors_or_its_records(form: Format, path: Path) -> None:
+    """Cut at any of 40 lengths after one record was read, it has no other records than before."""
+    file = files_of(form, path)[0]
+    whole, original = file.read_bytes(), outcome(form, path)
+    assert original is not None
+    for length in range(0, len(whole), max(1, len(whole) // 40)):
+        file.write_bytes(whole)
+        with form.open(path) as source:
+            assert words(source[3]) == original[3]
+            os.truncate(file, length)
+            found = [record_or_wrong(source, key) for key in range(12)]
+        assert all(one in (WRONG, other) for one, other in zip(found, original, strict=True))
+
+
 def cut(path: Path) -> None:
     os.truncate(path, len(path.read_bytes().rstrip(b"\0")) // 2)
 

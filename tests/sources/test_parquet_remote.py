@@ -19,7 +19,6 @@ from support.stores.object_server import ObjectServer
 pytestmark = pytest.mark.third_party
 
 ROWS = 400
-SCHEMES = ["gs", "http", "s3"]
 
 
 def content_of(folder: Path, rows: int = ROWS, first: int = 0, group: int = 100) -> bytes:
@@ -28,28 +27,6 @@ def content_of(folder: Path, rows: int = ROWS, first: int = 0, group: int = 100)
     table = pa.table({"id": range(first, first + rows), "wide": [row.tobytes() for row in wide], "label": ["a"] * rows})
     pq.write_table(table, folder / "made.parquet", row_group_size=group, write_page_checksum=True)
     return (folder / "made.parquet").read_bytes()
-
-
-def location(store: ObjectServer, scheme: str) -> str:
-    return f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_store_is_read_as_files_are(store: ObjectServer, tmp_path: Path, scheme: str) -> None:
-    """The records, their number, units and fingerprint are those of the files; patterns and ranges too."""
-    for number in range(2):
-        store.objects[f"bucket/{number}.parquet"] = content_of(tmp_path, first=number * ROWS)
-        (tmp_path / f"{number}.parquet").write_bytes(store.objects[f"bucket/{number}.parquet"])
-    names = ["0.parquet[50:250]", "1.parquet"]
-    remote = [f"{location(store, scheme)}/{name}" for name in names]
-    keys = np.random.default_rng(0).integers(0, 600, 64)
-    with ParquetDataSource([tmp_path / name for name in names]) as files, ParquetDataSource(remote) as source:
-        assert source.fingerprint() == files.fingerprint()
-        assert source.unit_sizes.tolist() == files.unit_sizes.tolist() == [50, 100, 50, 100, 100, 100, 100]
-        assert list(source.__getitems__(keys)) == list(files.__getitems__(keys))
-    if scheme != "http":
-        with ParquetDataSource(f"{location(store, scheme)}/*.parquet", columns=["id"]) as source:
-            assert len(source) == 2 * ROWS
 
 
 def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
