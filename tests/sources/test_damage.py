@@ -168,17 +168,28 @@ def write_hdf5(path: Path) -> None:
             file.create_dataset(name, data=np.arange(12 * 8, dtype=np.int16).reshape(12, 8), **options)
 
 
-def read_hdf5(path: Path) -> list[Any]:
+def read_hdf5(path: Path, names: Iterable[str]) -> list[Any]:
     """Returns the rows."""
 
     def row(file: Any, key: int) -> Any:
         try:
-            return {name: file[name][key] for name in HDF5_LAYOUTS}
+            return {name: file[name][key] for name in names}
         except OSError:
             return WRONG
 
     with h5py.File(path) as file:
         return [row(file, key) for key in range(12)]
+
+
+def hdf5(*names: str) -> Format:
+    """Returns the format of such files, of which some columns are read."""
+    return Format(
+        millstream.Hdf5DataSource,
+        write_hdf5,
+        lambda path: read_hdf5(path, names),
+        (),
+        argument=lambda path: {name: f"{path}/{name}" for name in names},
+    )
 
 
 def write_parquet(path: Path) -> None:
@@ -220,13 +231,8 @@ FORMATS = {
         lambda path: path.write_text("n,text\n" + "".join(f'{n},"{text}\n""x"""\n' for n, text in enumerate(TEXTS))),
         read_csv,
     ),
-    "HDF5": Format(
-        millstream.Hdf5DataSource,
-        write_hdf5,
-        read_hdf5,
-        (),
-        argument=lambda path: {name: f"{path}/{name}" for name in HDF5_LAYOUTS},
-    ),
+    "HDF5": hdf5(*HDF5_LAYOUTS),
+    "HDF5, plain": hdf5("plain"),
     "JSONL": Format(
         millstream.JsonLinesDataSource,
         lambda path: path.write_text("".join(json.dumps({"n": n, "t": text}) + "\n" for n, text in enumerate(TEXTS))),
