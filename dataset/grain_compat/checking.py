@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -173,17 +173,13 @@ def pick_performance_config(
     return PerformanceConfig(MultiprocessingOptions(workers), ReadOptions(min(16, buffered), buffered))
 
 
-class _Leaf(NamedTuple):
-    kind: str
-
-
 def _shape(state: Any) -> Any:
     """Returns the keys, types and lengths in a state."""
     if isinstance(state, dict):
         return {key: _shape(value) for key, value in state.items()}
     if isinstance(state, list):
         return [_shape(value) for value in state]
-    return _Leaf(type(state).__name__)
+    return type(state)
 
 
 def _text(iterator: DatasetIterator[Any]) -> str:

@@ -144,11 +144,7 @@ def _element_step(
                 return map(function, run.values, streams(run.origins))
         case _:
             raise TypeError(f"{operation!r} is an operation of an unknown kind.")
-    return _map_step(within(component, results, _unchanged), where, producer)
-
-
-def _unchanged(element: Any) -> Any:
-    return element
+    return _map_step(within(component, results, lambda element: element), where, producer)
 
 
 def _map_step(results: Results, where: str, producer: str | None) -> Step:

@@ -70,7 +70,7 @@ def process_report(pid: int) -> ProcessReport | None:
     except OSError:
         return None
     state = fields[0]
-    if state == "S" and any(_state_of(thread) == "R" for thread in _statuses_of_threads(pid)):
+    if state == "S" and "R" in _states_of_threads(pid):
         state = "R"
     return ProcessReport(
         state=_STATES.get(state, state),
@@ -79,21 +79,17 @@ def process_report(pid: int) -> ProcessReport | None:
     )
 
 
-def _statuses_of_threads(pid: int) -> Iterator[str]:
-    """Yields the status of each thread. The status of the process is that of its main thread."""
+def _states_of_threads(pid: int) -> Iterator[str]:
+    """Yields the state of each thread, such as R. That of the process is the state of its main thread."""
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208
-            yield _read(f"/proc/{pid}/task/{task}/status")
+            yield _read(f"/proc/{pid}/task/{task}/status").partition("\nState:\t")[2][:1]
 
 
 def _read(path: str) -> str:
     # Not pathlib, which is slow to import, and the first batch waits for that.
     with open(path, errors="replace") as file:  # noqa: PTH123
         return file.read()
-
-
-def _state_of(status: str) -> str:
-    return status.partition("\nState:\t")[2][:1]
 
 
 def _signal_name(number: int) -> str:
