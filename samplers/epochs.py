@@ -88,10 +88,10 @@ class EpochSampler(Order):
         rows, elements = self._elements_of(keys)
         found = []
         for epoch in range(-(-stop // self.num_records) if len(rows) else 0):
-            which, offsets = self._offsets_of(elements, epoch)
+            owners, offsets = self._offsets_of(elements, epoch)
             positions = offsets + epoch * self.num_records
             is_before = positions < stop
-            found.append(Occurrences(rows[which][is_before], positions[is_before]))
+            found.append(Occurrences(rows[owners][is_before], positions[is_before]))
         return Occurrences.concatenate(found)
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -35,7 +35,7 @@ PHRASES = [
 """Phrases that occur in no text. `at once` is either *immediately* or *together*."""
 IDENTIFIERS = r"^_?(MOST|LEAST|FEW|most|least)_"
 """Bounds are called `MAX_X` and `MIN_X`."""
-ALL_PURPOSE = r"(\w*_)?(place|places|look|words|part|parts|piece|pieces|picture|many)_*"
+ALL_PURPOSE = r"(\w*_)?(place|places|look|words|part|parts|piece|pieces|picture|many|some|which|going_on)_*"
 """Identifiers that name nothing: a position, a path, a segment, a description has a name of its own."""
 OWN_TERMS = {
     "parts": {"samplers/balanced.py", "samplers/mixtures/mixture.py", "sources/concatenated.py"},

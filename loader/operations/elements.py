@@ -89,9 +89,9 @@ class Origins:
         """Returns the number of elements."""
         return int(self.table.shape[1])
 
-    def take(self, which: slice | NDArray[Any]) -> Self:
+    def take(self, rows: slice | NDArray[Any]) -> Self:
         """Returns the origins selected by a slice, a mask or an array of rows."""
-        return type(self)(self.table[:, which], self.names)
+        return type(self)(self.table[:, rows], self.names)
 
     def with_keys(self, record_keys: NDArray[np.int64]) -> Self:
         """Returns the same origins with other record keys."""

@@ -82,7 +82,7 @@ def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool 
         if numbers_units:
             made_of = made_of.with_sizes(np.arange(len(made_of))[np.newaxis])
         values = group.values
-        return outputs_of(lambda which: operation.make(values, which, allocate), segments, origins, made_of, where)
+        return outputs_of(lambda chosen: operation.make(values, chosen, allocate), segments, origins, made_of, where)
 
     return step
 

@@ -31,14 +31,14 @@ def _streams_of_mixture(mixture: MixedSampler, origins: Origins, operation: int)
     """Yields the same generators as the samplers of the components."""
     components, positions = mixture.locate(origins.position)
     # A batch contains only a few of possibly hundreds of components.
-    touched, which = np.unique(components, return_inverse=True)
+    touched, numbers = np.unique(components, return_inverse=True)
     samplers = [mixture.samplers[component] for component in touched.tolist()]
     seeds = [sampler.seed for sampler in samplers]
     if None not in seeds:
         largest = np.iinfo(np.int64).max
         lengths = np.array([min(sampler.num_records or largest, largest) for sampler in samplers], dtype=np.int64)
         all_seeds = np.array(seeds, dtype=np.uint64)
-        return generators(all_seeds[which], positions // lengths[which], origins.index, operation)
+        return generators(all_seeds[numbers], positions // lengths[numbers], origins.index, operation)
     table = origins.table.copy()
     table[0] = positions
     own = {

@@ -90,7 +90,7 @@ def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where:
         used = slice(bounds[-1])
         segments = Segments(bounds, np.arange(bounds[-1]), table[_BEGIN, used], table[_END, used])
         made_of = Origins(_rows_of(table, bounds[:-1], row_length), located.names)
-        rows = outputs_of(lambda which: operation.make(run.values, which, allocate), segments, located, made_of, where)
+        rows = outputs_of(lambda group: operation.make(run.values, group, allocate), segments, located, made_of, where)
         return Elements(rows.values, rows.origins, run.error if rows.error is None else rows.error)
 
     return step

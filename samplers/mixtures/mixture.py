@@ -308,7 +308,7 @@ class MixtureSampler(Order):
         `weights_from_500=2:1` holds from position 500 on: a state from before does not depend on it. Components whose
         samplers have no `fingerprint()` are named by their class.
         """
-        lengths = [going_on.length if self.stop == ALL_EXHAUSTED else None for going_on in self._going_on]
+        lengths = [sampler.length if self.stop == ALL_EXHAUSTED else None for sampler in self._continued]
         return mixture_fingerprint(self.parts, lengths, self.source_lengths, self._schedule.phases)
 
     @functools.cached_property
@@ -345,7 +345,7 @@ class MixtureSampler(Order):
         (component,), (index,) = (
             row.tolist() for row in self.locate(positions_between(position, position + 1, self.length))
         )
-        metadata: RecordMetadata = self._going_on[component][index]
+        metadata: RecordMetadata = self._continued[component][index]
         return RecordMetadata(position, self._offsets[component] + metadata.record_key, metadata.rng)
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -362,7 +362,7 @@ class MixtureSampler(Order):
             rows = np.flatnonzero((own >= 0) & (own < self.source_lengths[component]))
             if not count or not len(rows):
                 continue
-            sampler = self._going_on[component]
+            sampler = self._continued[component]
             if not hasattr(sampler, "occurrences"):
                 raise TypeError(
                     f"The positions of records of component {self.names[component]!r} are not known: its sampler, "
@@ -403,8 +403,8 @@ class MixtureSampler(Order):
             return Located(components, *self._orders.records(components, indices))
         found = np.empty((3, len(positions)), dtype=np.int64)
         for start in range(0, len(positions), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            found[:, some] = self.located(positions[some])
+            chunk = slice(start, start + _AT_ONCE)
+            found[:, chunk] = self.located(positions[chunk])
         return Located(*found)
 
     def segments_at(self, positions: NDArray[np.int64]) -> Segments:
@@ -448,10 +448,10 @@ class MixtureSampler(Order):
 
     @functools.cached_property
     def _orders(self) -> ComponentOrders:
-        return ComponentOrders(self.names, self._going_on, self._offsets)
+        return ComponentOrders(self.names, self._continued, self._offsets)
 
     @functools.cached_property
-    def _going_on(self) -> tuple[Any, ...]:
+    def _continued(self) -> tuple[Any, ...]:
         """The samplers; if components start over, those with epochs continue after their last one."""
         if self.stop != ALL_EXHAUSTED:
             return self.samplers
@@ -460,9 +460,9 @@ class MixtureSampler(Order):
     @functools.cached_property
     def _turns(self) -> NDArray[np.int64] | None:
         """The number of elements after which a component repeats its first one; None if no component does."""
-        if self.stop != ALL_EXHAUSTED or all(sampler.length is None for sampler in self._going_on):
+        if self.stop != ALL_EXHAUSTED or all(sampler.length is None for sampler in self._continued):
             return None
-        lengths = [sampler.length for sampler in self._going_on]
+        lengths = [sampler.length for sampler in self._continued]
         return np.array([min(length or POSITION_LIMIT, POSITION_LIMIT - 1) for length in lengths], dtype=np.int64)
 
 

@@ -86,7 +86,7 @@ def _rounded(numbers: Sequence[int], total: int) -> list[int]:
     """Returns whole numbers of that sum in nearly the same ratios; the remainder goes to the largest fractions."""
     whole = sum(numbers)
     rounded = [number * total // whole for number in numbers]
-    by_rest = sorted(range(len(numbers)), key=lambda which: -(numbers[which] * total % whole))
-    for which in by_rest[: total - sum(rounded)]:
-        rounded[which] += 1
+    by_rest = sorted(range(len(numbers)), key=lambda number: -(numbers[number] * total % whole))
+    for number in by_rest[: total - sum(rounded)]:
+        rounded[number] += 1
     return rounded

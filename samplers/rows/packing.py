@@ -257,11 +257,11 @@ class PackingSampler(EpochSampler):
         found = []
         windows = np.searchsorted(self._unit_ends, elements, side="right") % self._num_windows
         for window, own in by_window(windows):
-            which, rows = self._plan_of(window).rows_of(elements[own], self._key(epoch, window))
+            owners, rows = self._plan_of(window).rows_of(elements[own], self._key(epoch, window))
             begin = self._row_ends[window] - self._window_rows[window]
-            found.append((np.arange(len(elements))[own][which], rows + begin))
-        which, rows = (np.concatenate(columns) for columns in zip(*found, strict=True))
-        return which, self._permuted(rows, epoch, inverse=True)
+            found.append((np.arange(len(elements))[own][owners], rows + begin))
+        owners, rows = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return owners, self._permuted(rows, epoch, inverse=True)
 
     def _permuted(self, rows: NDArray[np.int64], epoch: int, *, inverse: bool = False) -> NDArray[np.int64]:
         """Returns the rows at offsets into an epoch, or the offsets of rows."""

@@ -59,10 +59,10 @@ class ByLength:
         counts = np.empty((len(starts), row_length + 1), dtype=np.int64)
         offsets = np.empty(len(lengths), dtype=np.min_scalar_type(size - 1))
         for own, start in zip(counts, starts.tolist(), strict=True):
-            some = lengths[start : start + size]
-            own[:] = np.bincount(some, minlength=row_length + 1)
+            bucket = lengths[start : start + size]
+            own[:] = np.bincount(bucket, minlength=row_length + 1)
             # As small as can be: these are sorted by counting.
-            offsets[start : start + size] = np.argsort(some.astype(np.min_scalar_type(row_length)), kind="stable")
+            offsets[start : start + size] = np.argsort(bucket.astype(np.min_scalar_type(row_length)), kind="stable")
         # Length by length, and bucket by bucket: the rank of the first segment, and its distance to the bucket.
         ranks = np.concatenate([[0], np.cumsum(counts.T)])
         begins = np.cumsum(counts, axis=1) - counts + starts[:, np.newaxis]

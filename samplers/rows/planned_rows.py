@@ -82,10 +82,10 @@ class PlannedRows:
         documents = keys if self._keys is None else np.searchsorted(self._keys, keys)
         if isinstance(self._plan, Stream):
             return self._plan.rows_of(documents, _first(self._plan, key))
-        which, segments = np.arange(len(documents)), documents
+        owners, segments = np.arange(len(documents)), documents
         if self._documents is not None:
-            which, segments = equal_to(self._documents, documents)
-        return which, self._plan.rows_of(segments, _among_equals(key, inverse=True))
+            owners, segments = equal_to(self._documents, documents)
+        return owners, self._plan.rows_of(segments, _among_equals(key, inverse=True))
 
     def _keys_of(self, documents: Numbers) -> Numbers:
         return documents if self._keys is None else self._keys[documents]

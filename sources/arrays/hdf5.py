@@ -253,8 +253,8 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         # h5py decodes one chunk at a time.
         count = 1 if layout.starts is None else _REQUESTED_TOGETHER if self._is_far else _DECODED_TOGETHER
         chunks = self._chunks.get_all({key: len(rows.keys) for key, rows in groups.items()}, decode, count)
-        for (key, some), chunk in zip(groups.items(), chunks, strict=True):
-            column[some.rows] = chunk.rows[some.within - key[-1] * layout.rows_per_chunk]
+        for (key, own), chunk in zip(groups.items(), chunks, strict=True):
+            column[own.rows] = chunk.rows[own.within - key[-1] * layout.rows_per_chunk]
 
     def _decoded(self, file: Hdf5File, layout: DatasetLayout, wanted: _Rows) -> Iterator[NDArray[Any]]:
         """Yields the rows of the chunk of each record."""
