@@ -119,6 +119,12 @@ def _sample(url: str, size: int) -> bytes:
 MAX_PREAD_BYTES = 0x7FFFF000
 """Limit of the bytes that one `pread` of Linux returns."""
 
+_NEAR_GAP_BYTES = 4096
+"""Gap per span up to which spans are read together, because copying a page takes less time than a call."""
+
+_NEAR_BYTES = 1 << 19
+"""Limit of the bytes that are read together with gaps, because getting more memory takes longer than the calls."""
+
 _PREAD: Callable[[int, int, int], bytes] = os.pread
 
 
@@ -156,9 +162,26 @@ class LocalFile:
                 end of the file fills less of its row.
         """
         memory, length = rows.reshape(-1).data, rows.shape[1]
+        if len(rows) > 1 and self._read_together(np.array(starts, np.int64), rows):
+            return [length] * len(starts)
         targets = [(memory[row * length : (row + 1) * length],) for row in range(len(rows))]
         read = functools.partial(os.preadv, self._descriptor)
         return _all_read(self._descriptor, starts, [length] * len(starts), read, targets)
+
+    def _read_together(self, starts: NDArray[np.int64], rows: NDArray[np.uint8]) -> bool:
+        """Reads spans that are near each other by one call. Returns False if they are not, or the file is shorter."""
+        count, length = rows.shape
+        first = int(starts.min())
+        num_bytes = int(starts.max()) + length - first
+        if num_bytes == rows.nbytes < MAX_PREAD_BYTES and (np.diff(starts) == length).all():
+            return bool(os.preadv(self._descriptor, (rows.reshape(-1).data,), first) == num_bytes)
+        if num_bytes > min(_NEAR_BYTES, rows.nbytes + count * _NEAR_GAP_BYTES):
+            return False
+        content = np.empty(num_bytes, np.uint8)
+        if os.preadv(self._descriptor, (content.data,), first) < num_bytes:
+            return False
+        rows[:] = np.lib.stride_tricks.as_strided(content, (num_bytes - length + 1, length), (1, 1))[starts - first]
+        return True
 
     def close(self) -> None:
         """Closes the file."""
