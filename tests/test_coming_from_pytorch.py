@@ -34,7 +34,7 @@ LAWS = {
     "`prefetch_factor`": "loader/test_executor_contract.py::worker_processes",
     "`timeout`": "test_docs.py::default_values_are_those_of_the_documents",
     "`persistent_workers`, `multiprocessing_context`, `worker_init_fn`": (
-        "loader/processes/test_pool_lives.py::a_second_epoch_uses_the_same_workers"
+        "loader/processes/test_pool_lives.py::a_loop_that_is_left_leaves_its_workers_warm"
     ),
     "`get_worker_info()`": "loader/test_executor_contract.py::worker_processes",
     "`pin_memory`, `batch.to(device, non_blocking=True)`": "loader/test_device_put.py::a_training_loop_may_do_anything",

@@ -76,22 +76,6 @@ class ForkThen:
             self.then()
 
 
-def test_a_second_epoch_uses_the_same_workers() -> None:
-    """Workers stay warm when a stream has ended: the next iterator of the loader has them at once."""
-    loader = loader_of()
-    seen = []
-    for _ in range(3):
-        iterator = iter(loader)
-        actual = [next(iterator).tolist()]
-        seen.append(processes_of(iterator))
-        actual += [batch.tolist() for batch in iterator]
-        assert actual == EXPECTED
-    assert seen == seen[:1] * 3
-    assert still_there(seen[0], 0.0) == seen[0]
-    iterator.close()
-    assert still_there(seen[0]) == []
-
-
 def test_an_iterator_goes_on_with_the_same_workers() -> None:
     """Seeking, setting a state, and an error of the pipeline cost no process."""
     with iter(loader_of(At(BAD, Raise(KeyError)))) as iterator:
@@ -154,7 +138,10 @@ def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:
 
 
 def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
-    """`break` costs no process: the next loop has the same workers, whatever they were doing, and the whole stream."""
+    """`break` costs no process: the next loop has the same workers, whatever they were doing, and the whole stream.
+
+    So has the next epoch, after a stream that has ended.
+    """
     loader = loader_of(worker_buffer_size=2)
     for _ in loader:
         break
@@ -164,11 +151,17 @@ def test_a_loop_that_is_left_leaves_its_workers_warm() -> None:
     for _ in range(3):
         iterator = iter(loader)
         assert next(iterator).tolist() == EXPECTED[0]
+        processes = processes_of(iterator)
         assert workers_of(iterator) == workers
         del iterator
     assert batches(loader) == EXPECTED
+    iterator = iter(loader)
+    assert [batch.tolist() for batch in iterator] == EXPECTED
     (idle,) = idle_pools(loader)
     assert idle.workers == workers
+    assert still_there(processes, 0.0) == processes
+    iterator.close()
+    assert still_there(processes) == []
 
 
 def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
