@@ -9,6 +9,7 @@ import pytest
 import millstream
 from millstream import DataLoader, IndexSampler, MapDataset, ReadOptions, experimental
 from millstream.transforms import Batch, RandomMap
+from support.faults.user_faults import refuse_sevens
 
 
 def holes(number: int) -> int | None:
@@ -158,13 +159,6 @@ def test_a_state_after_an_absent_element_is_kept_by_a_fresh_iterator(absent: int
         assert list(fresh) == [number for number in range(3) if number not in (absent, first, second)]
 
 
-def odd(number: int) -> int:
-    """Returns a number, and refuses multiples of 7."""
-    if number % 7 == 0:
-        raise ValueError(f"{number} is a multiple of 7")
-    return number
-
-
 def skipping(dataset: Any, **options: Any) -> Any:
     return experimental.WithOptionsIterDataset(dataset, experimental.DatasetOptions(on_error="skip", **options))
 
@@ -173,14 +167,14 @@ NUMBERS = millstream.MapDataset.range(40)
 ODD = [number for number in range(40) if number % 7]
 
 CHAINS: dict[str, Any] = {
-    "a map of the MapDataset": lambda: NUMBERS.map(odd).to_iter_dataset(),
-    "a map after it": lambda: NUMBERS.to_iter_dataset().map(odd),
-    "absent elements stay": lambda: NUMBERS.to_iter_dataset(allow_nones=True).map(odd),
-    "after a filter": lambda: NUMBERS.filter(lambda _: True).to_iter_dataset().map(odd),
-    "a stream": lambda: NUMBERS.to_iter_dataset().mp_prefetch(millstream.MultiprocessingOptions(0)).map(odd),
-    "a limit": lambda: experimental.LimitIterDataset(NUMBERS.to_iter_dataset(), 40).map(odd),
-    "a mixture of one": lambda: millstream.IterDataset.mix([NUMBERS.to_iter_dataset().map(odd)], [1.0]),
-    "workers": lambda: NUMBERS.to_iter_dataset().map(odd).mp_prefetch(millstream.MultiprocessingOptions(1)),
+    "a map of the MapDataset": lambda: NUMBERS.map(refuse_sevens).to_iter_dataset(),
+    "a map after it": lambda: NUMBERS.to_iter_dataset().map(refuse_sevens),
+    "absent elements stay": lambda: NUMBERS.to_iter_dataset(allow_nones=True).map(refuse_sevens),
+    "after a filter": lambda: NUMBERS.filter(lambda _: True).to_iter_dataset().map(refuse_sevens),
+    "a stream": lambda: NUMBERS.to_iter_dataset().mp_prefetch(millstream.MultiprocessingOptions(0)).map(refuse_sevens),
+    "a limit": lambda: experimental.LimitIterDataset(NUMBERS.to_iter_dataset(), 40).map(refuse_sevens),
+    "a mixture of one": lambda: millstream.IterDataset.mix([NUMBERS.to_iter_dataset().map(refuse_sevens)], [1.0]),
+    "workers": lambda: NUMBERS.to_iter_dataset().map(refuse_sevens).mp_prefetch(millstream.MultiprocessingOptions(1)),
 }
 
 
@@ -201,13 +195,13 @@ def test_elements_that_fail_are_dropped(name: str) -> None:
 
 def test_batches_are_full() -> None:
     """Elements after one that fails move up, so that batches are full."""
-    batches = list(skipping(NUMBERS.map(odd).to_iter_dataset().batch(10)))
+    batches = list(skipping(NUMBERS.map(refuse_sevens).to_iter_dataset().batch(10)))
     assert [batch.tolist() for batch in batches] == [ODD[start : start + 10] for start in range(0, len(ODD), 10)]
 
 
 def test_the_limit_is_that_of_the_options() -> None:
     """The error of one element too many is raised, and bad options are refused."""
-    numbers = iter(skipping(NUMBERS.to_iter_dataset().map(odd), max_errors=2))
+    numbers = iter(skipping(NUMBERS.to_iter_dataset().map(refuse_sevens), max_errors=2))
     assert [next(numbers) for _ in range(12)] == ODD[:12]
     with pytest.raises(ValueError, match="14 is a multiple of 7"):
         next(numbers)

@@ -9,16 +9,7 @@ from millstream import IterDataset, MapDataset, ShardOptions
 from millstream.dataset.chain_rendering import SHOWN_PARENTS, Sketch, html_of, text_of
 from millstream.experimental import ElasticIterator, LimitIterDataset, ZipIterDataset
 from support.documents.html_pages import Page
-
-
-class Unread:
-    """A source that must not be read."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, key: int) -> int:
-        raise AssertionError(key)
+from support.faults.user_faults import Unread
 
 
 def mixture() -> IterDataset[Any]:

@@ -13,6 +13,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.operations import substitutes
 from millstream.sharding import ShardOptions
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
+from support.faults.user_faults import refuse_sevens
 from support.laws import assert_shards_agree
 from support.oracle.stream import Failing, oracle
 from support.streams import drain
@@ -99,13 +100,6 @@ class DamagedTogether(Damaged):
         return [self[key] for key in keys]
 
 
-def odd(number: int) -> int:
-    """Returns a number, and refuses multiples of 7."""
-    if number % 7 == 0:
-        raise ValueError(f"{number} is a multiple of 7")
-    return number
-
-
 def noisy(number: int, rng: Any) -> int:
     return number + 1000 * int(rng.integers(1000))
 
@@ -127,7 +121,7 @@ def skipping(source: Any, *operations: Any, **options: Any) -> millstream.DataLo
 @pytest.mark.parametrize("dropping", [[], [millstream.FilterTransform(lambda number: number % 5 > 0)]])
 def test_workers_skip_the_same(kind: type[Damaged], dropping: list[Any]) -> None:
     """Batches, and the keys and texts of what failed, are those of one process; draws, too."""
-    operations = [*dropping, odd, millstream.RandomMapTransform(noisy)]
+    operations = [*dropping, refuse_sevens, millstream.RandomMapTransform(noisy)]
     here = skipping(kind(100, [13, 14, 99]), *operations)
     expected = [batch.tolist() for batch in here]
     with skipping(kind(100, [13, 14, 99]), *operations, worker_count=2) as workers:
@@ -173,7 +167,9 @@ def test_shards_end_to_end_are_the_same_batches() -> None:
     """The skipped records do not depend on the number of shards."""
     source = Damaged(64, [0, 17, 18])
     assert_shards_agree(
-        lambda index, count: skipping(source, odd, batch_size=4 // count, shard_options=ShardOptions(index, count)),
+        lambda index, count: skipping(
+            source, refuse_sevens, batch_size=4 // count, shard_options=ShardOptions(index, count)
+        ),
         (2, 4),
     )
 

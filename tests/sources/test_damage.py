@@ -382,11 +382,11 @@ def test_a_truncation_is_an_error_or_what_stands_in_the_file(form: Format, path:
 
 
 def test_a_file_cut_while_it_is_open_has_errors_or_its_records(form: Format, path: Path) -> None:
-    """Cut at any of 40 lengths after one record was read, it has no other records than before."""
+    """Cut at any of 20 lengths after one record was read, it has no other records than before."""
     file = files_of(form, path)[0]
     whole, original = file.read_bytes(), outcome(form, path)
     assert original is not None
-    for length in range(0, len(whole), max(1, len(whole) // 40)):
+    for length in range(0, len(whole), max(1, len(whole) // 20)):
         file.write_bytes(whole)
         with form.open(path) as source:
             assert words(source[3]) == original[3]

@@ -14,6 +14,7 @@ from millstream.sources import FileDataSource, ImageFolderDataSource
 from millstream.sources.files import whole_files
 from millstream.sources.remote import object_stores
 from millstream.sources.storage.paths import FileIdentity
+from support.files.record_files import every_record
 from support.stores.object_server import ObjectServer
 
 NAMES = ["b/2.bin", "b/10.bin", "a.bin", "b/empty.bin", "c/deep/é 1.bin"]
@@ -34,17 +35,13 @@ def upload(store: ObjectServer, folder: Path) -> None:
             store.objects[f"bucket/{folder.name}/{path.relative_to(folder)}"] = path.read_bytes()
 
 
-def all_records(source: Any) -> list[dict[str, Any]]:
-    return list(source.__getitems__(range(len(source))))
-
-
 def test_a_record_is_the_path_and_the_content_of_a_file(tmp_path: Path) -> None:
     """Paths are in the given order, matches of a pattern sorted, and an empty file is a record."""
     write(tmp_path, NAMES)
     source = FileDataSource([tmp_path / "c/deep/é 1.bin", f"{tmp_path}/b/*.bin"])
 
     expected = [tmp_path / name for name in ("c/deep/é 1.bin", "b/10.bin", "b/2.bin", "b/empty.bin")]
-    assert all_records(source) == [{"path": str(path), "bytes": path.read_bytes()} for path in expected]
+    assert every_record(source) == [{"path": str(path), "bytes": path.read_bytes()} for path in expected]
     assert source[3]["bytes"] == b""
 
 
@@ -61,7 +58,7 @@ def test_a_file_that_cannot_be_read_is_an_error_with_file_and_record(
     os.mkfifo(tmp_path / "b" / "2.bin")
 
     with pytest.raises(DataSourceError, match=r"record 2, the file '.*b/2\.bin': it is not a regular file"):
-        all_records(source)
+        every_record(source)
     assert len(source.__getitems__([0, 1, 3, 4])) == 4
     (tmp_path / "a.bin").unlink()
     with pytest.raises(DataSourceError, match=r"record 0, the file '.*a\.bin': No such file"):
@@ -123,8 +120,8 @@ def test_the_objects_of_a_batch_are_all_in_flight_together(tmp_path: Path, store
     store.forget()
     store.gathering = 16
 
-    assert [record["bytes"] for record in all_records(source)] == [
-        record["bytes"] for record in all_records(FileDataSource(f"{folder}/*.bin"))
+    assert [record["bytes"] for record in every_record(source)] == [
+        record["bytes"] for record in every_record(FileDataSource(f"{folder}/*.bin"))
     ]
     assert store.most_at_once == len(store.requests) == 16
     assert source.fingerprint() == FileDataSource(f"{folder}/*.bin").fingerprint()
@@ -137,7 +134,7 @@ def test_objects_of_any_size_are_read(tmp_path: Path, store: ObjectServer, monke
     upload(store, write(tmp_path / "files", NAMES))
     source = FileDataSource([f"gs://bucket/files/{name}" for name in NAMES])
 
-    assert [record["bytes"] for record in all_records(source)] == [
+    assert [record["bytes"] for record in every_record(source)] == [
         (tmp_path / "files" / name).read_bytes() for name in NAMES
     ]
     assert source[1]["path"] == "gs://bucket/files/b/10.bin"
@@ -157,7 +154,7 @@ def test_an_object_that_cannot_be_read_is_an_error_with_its_url_and_record(
     store.failure = lambda request: failure if request.key.endswith("b/2.bin") else None
 
     with pytest.raises(DataSourceError, match=rf"record 1, the file '.*b/2\.bin\?…': .*{message}") as caught:
-        all_records(source)
+        every_record(source)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in repr(source)
     assert source[0]["bytes"] == b"a.bin" * 5
@@ -174,7 +171,7 @@ def test_a_folder_of_images_may_be_in_a_bucket(tmp_path: Path, store: ObjectServ
     for url in ("gs://bucket/images", "s3://bucket/images/"):
         source = ImageFolderDataSource(url)
         assert (source.classes, source.labels.tolist()) == (local.classes, local.labels.tolist())
-        assert all_records(source) == all_records(local)
+        assert every_record(source) == every_record(local)
         assert source.fingerprint() == local.fingerprint()
     with pytest.raises(FileNotFoundError, match="one for each class"):
         ImageFolderDataSource("gs://bucket/none")

@@ -34,7 +34,7 @@ from support.draw import elements_of_all_kinds, random_pipelines
 from support.draw.elements_of_all_kinds import elements
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, pipelines
 from support.faults import user_faults
-from support.faults.user_faults import At
+from support.faults.user_faults import At, refuse_sevens
 from support.laws import assert_is_the_oracle_and_resumes
 from support.processes.process_tree import processes_below
 from support.processes.worker_pools import BATCH, EXPECTED, SIZE, batches, loader_of, python
@@ -107,13 +107,6 @@ def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
     executor = iterator._executor
     assert isinstance(executor, RayExecutor)
     return executor._pool
-
-
-def refuse_sevens(number: int) -> int:
-    """Returns a number that is not a multiple of 7."""
-    if number % 7 == 0:
-        raise ValueError(f"{number} is a multiple of 7")
-    return number
 
 
 def test_actors_skip_records_that_fail() -> None:

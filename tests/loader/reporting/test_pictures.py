@@ -17,20 +17,11 @@ from millstream.loader.reporting.snapshot import Location
 from millstream.loader.reporting.summary import render_text
 from support.documents.html_pages import Page
 from support.draw.loader_snapshots import snapshot_of_run, with_source, with_stage
+from support.faults.user_faults import Unread
 from support.processes.worker_pools import python
 
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-class Unread:
-    """A source that must not be read."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, key: int) -> int:
-        raise AssertionError(key)
 
 
 def test_a_picture_is_of_source_order_stages_and_who_does_them() -> None:

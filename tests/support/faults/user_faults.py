@@ -159,6 +159,13 @@ def hang_in_c() -> NoReturn:
         ctypes.PyDLL(None).pause()
 
 
+def refuse_sevens(number: int) -> int:
+    """Returns a number that is not a multiple of 7."""
+    if number % 7 == 0:
+        raise ValueError(f"{number} is a multiple of 7")
+    return number
+
+
 @dataclasses.dataclass(frozen=True)
 class At(Map):
     """Does something at one element, and passes all elements on.
@@ -270,6 +277,16 @@ class Numbers:
         """Acts, if there is something to do."""
         if self.on_close is not None:
             self.on_close()
+
+
+class Unread:
+    """A source that must not be read."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, key: int) -> int:
+        raise AssertionError(key)
 
 
 class NeedsTwoError(Exception):
