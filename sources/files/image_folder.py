@@ -105,7 +105,7 @@ class ImageFolderDataSource(FileDataSource):
 
 def _names_of_objects(folder: str) -> dict[str, list[str]]:
     """Returns the images of each class in a bucket: names within the folder."""
-    from millstream.sources.remote.object_listing import list_keys  # noqa: PLC0415  (lazy: only stores need it)
+    from millstream.sources.storage.object_listing import list_keys  # noqa: PLC0415  (lazy: only stores need it)
 
     url = Url.of(folder)
     if not url.can_list:

@@ -219,7 +219,7 @@ def _resolve_url(name: str, kind: str) -> list[FileRange]:
             "name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"
-    from millstream.sources.remote.object_listing import list_keys  # noqa: PLC0415  (lazy: only readers of stores need it)
+    from millstream.sources.storage.object_listing import list_keys  # noqa: PLC0415  (lazy: only readers of stores need it)
 
     keys = list_keys(url._replace(key=GLOB.split(url.key)[0]))
     if url.key in keys:

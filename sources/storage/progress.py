@@ -25,11 +25,11 @@ class Progress:
 
     Args:
         description: a description such as "Indexing 12 files".
-        total: the total number of units.
+        total: the total number of units; None if it is unknown.
         unit: the unit, such as "records"; None for bytes.
     """
 
-    def __init__(self, description: str, total: int, unit: str | None = None) -> None:
+    def __init__(self, description: str, total: int | None, unit: str | None = None) -> None:
         self._description = description
         self._total = total
         self._unit = unit
@@ -70,15 +70,17 @@ class Progress:
         if self._bar is None:
             import logging  # noqa: PLC0415  (lazy: it takes long to import)
 
-            share = 100 * self._done // max(1, self._total)
-            total = f"{self._total:,} {self._unit}" if self._unit else f"{self._total / 1e9:.1f} GB"
-            logging.getLogger("millstream").info("%s: %d %% of %s", self._description, share, total)
+            amount = self._done if self._total is None else self._total
+            state = f"{amount:,} {self._unit}" if self._unit else f"{amount / 1e9:.1f} GB"
+            if self._total is not None:
+                state = f"{100 * self._done // max(1, self._total)} % of {state}"
+            logging.getLogger("millstream").info("%s: %s", self._description, state)
             self._next_report = time.monotonic() + LOG_EVERY_SECONDS
         else:
             self._bar.update(self._done - self._bar.n)
 
 
-def _terminal_bar(description: str, total: int, unit: str | None) -> Any:
+def _terminal_bar(description: str, total: int | None, unit: str | None) -> Any:
     """Returns a bar of tqdm, or None without a terminal or tqdm."""
     if not sys.stderr or not sys.stderr.isatty():
         return None

@@ -4,8 +4,9 @@ import pytest
 
 from millstream.errors import DataSourceError
 from millstream.sources import FileDataSource
-from millstream.sources.remote.object_listing import list_keys
 from millstream.sources.remote.urls import Url
+from millstream.sources.storage import progress
+from millstream.sources.storage.object_listing import list_keys
 from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
@@ -94,3 +95,17 @@ def test_a_folder_that_cannot_be_listed_is_an_error(store: ObjectServer, failing
 
     with pytest.raises(DataSourceError, match=r"s3://bucket/train/.* 403 Forbidden"):
         FileDataSource("s3://bucket/train/**/*.flac")
+
+
+def test_a_long_list_reports_its_progress(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the number of objects so far, by which a slow store differs from a hanging one."""
+    monkeypatch.setattr(progress, "SHOW_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
+    fill(store, ["a"], 2500)
+    with caplog.at_level("INFO", "millstream"):
+        list_keys(Url("s3", "bucket", "train/a/"))
+    assert caplog.messages == [
+        f"Listing 's3://bucket/train/a/': {count} objects" for count in ("1,000", "2,000", "2,500")
+    ]

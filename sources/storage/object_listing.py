@@ -4,7 +4,7 @@ Stores list 1,000 objects per request, and the next request needs the response o
 listed concurrently.
 """
 
-import itertools
+import contextlib
 from collections.abc import Sequence
 from typing import Any, final
 
@@ -12,6 +12,7 @@ from millstream.sources.remote import hugging_face_hub
 from millstream.sources.remote.object_clients import exceptions, obstore, store_of
 from millstream.sources.remote.object_stores import error_for, request_threads, wait_for
 from millstream.sources.remote.urls import Url
+from millstream.sources.storage.progress import Progress
 
 _PAGE = 1000
 """The number of objects that stores list per request."""
@@ -47,15 +48,18 @@ def list_keys(prefix: Url) -> list[str]:
 def _list_folders(url: str, folders: list["_Folder"]) -> list[str]:
     """Returns the keys in folders, a page of each at a time."""
     keys: list[str] = []
-    while folders:
-        futures = [request_threads().submit(folder.read) for folder in folders]
-        try:
-            pages = [wait_for(future, url, 0) for future in futures]
-        finally:
-            for future in futures:
-                future.cancel()
-        keys += itertools.chain.from_iterable(page for page, _ in pages)
-        folders = [folder for _, remaining in pages for folder in remaining]
+    with contextlib.closing(Progress(f"Listing {url!r}", None, "objects")) as progress:
+        while folders:
+            futures = [request_threads().submit(folder.read) for folder in folders]
+            try:
+                pages = [wait_for(future, url, 0) for future in futures]
+            finally:
+                for future in futures:
+                    future.cancel()
+            found = [key for page, _ in pages for key in page]
+            keys += found
+            progress.advance(len(found))
+            folders = [folder for _, remaining in pages for folder in remaining]
     return keys
 
 
