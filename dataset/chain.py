@@ -100,7 +100,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
     if not isinstance(leaf, Combined) or iterates_itself(leaf):
         stream = with_states(leaf)
     else:
-        following = leaf._followed_by(operations, running, reading)  # noqa: SLF001  (not for users)
+        following = leaf.followed_by(operations, running, reading)
         if following is not None:
             return following
         if running.workers.num_workers:
@@ -110,7 +110,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
             shared = shared or Shared()
             if not operations and reading is not None:
                 shared = dataclasses.replace(shared, reading=reading)
-            stream = leaf._drawn(shared)  # noqa: SLF001  (not for users)
+            stream = leaf.drawn(shared)
     if not operations:
         # Nothing is left to prefetch, so that a state is that of the stream.
         return stream
@@ -130,14 +130,14 @@ def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> tuple[D
 
     shared_workers = SharedWorkers()
     sharing = dataclasses.replace(running, shared_workers=shared_workers)
-    stream = leaf._drawn(Shared(shared_workers=shared_workers))  # noqa: SLF001  (not for users)
+    stream = leaf.drawn(Shared(shared_workers=shared_workers))
     if len(chain.operations) > chain.num_local:
         return stream, sharing
     nothing = InOrder(0, None)
     execution = sharing.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
     leader = execution.begin()
     shared_workers.start_on_demand(leader.start_prefetch)
-    stream.lead_with(leader)
+    stream.leader = leader
     return stream, running
 
 

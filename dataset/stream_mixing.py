@@ -43,7 +43,7 @@ class MixedIterDataset(Combined):
     def _drawn(self, shared: Shared) -> MixedIterator:
         return MixedIterator(self.parents, self.weights, self.names if self.is_named else None, shared)
 
-    def _followed_by(
+    def followed_by(  # noqa: D102  (as for any combination)
         self, operations: tuple[Transformation, ...], running: Running, reading: ReadOptions | None
     ) -> DatasetIterator[Any] | None:
         if running.tolerance is not None or not operations:

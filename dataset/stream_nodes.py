@@ -1,6 +1,7 @@
 """The steps of a straight chain: a leaf to read, operations, seeds, and their execution."""
 
 import abc
+import itertools
 from typing import Any, SupportsIndex
 
 from millstream.checks import as_options
@@ -9,6 +10,7 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.seeds import count_random_maps, nearest_seed
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -125,19 +127,25 @@ class Combined(IterDataset[Any]):
     """A dataset that draws from one or more other datasets, which share one set of threads or workers."""
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return self._drawn(Shared())
+        return self.drawn(Shared())
+
+    def drawn(self, shared: Shared) -> RecoveringIterator[Any]:
+        """Returns an iterator that draws in the consumer's thread."""
+        iterator = self._drawn(shared)
+        iterator.name, iterator.dataset = self._line(), self
+        return iterator
 
     @abc.abstractmethod
     def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        """Returns an iterator that draws in the consumer's thread."""
+        """Returns the iterator of `drawn`, without its name."""
 
-    def _followed_by(
+    def followed_by(
         self,
         operations: tuple[Transformation, ...],  # noqa: ARG002  (for subclasses with a faster way)
         running: Running,  # noqa: ARG002
         reading: ReadOptions | None,  # noqa: ARG002
     ) -> DatasetIterator[Any] | None:
-        """Returns an iterator of operations after this dataset; None to draw its elements with `_drawn`.
+        """Returns an iterator of operations after this dataset; None to draw its elements with `drawn`.
 
         Args:
             operations: the operations to apply, in order.
@@ -145,6 +153,25 @@ class Combined(IterDataset[Any]):
             reading: the threads that were requested; None for those that the datasets below request.
         """
         return None
+
+    @property
+    def makes_batches(self) -> bool:
+        """True if its elements are batches, as far as the operations above it tell."""
+        return _makes_batches(self)
+
+    def first_elements(self, count: int) -> list[Any]:
+        """Returns the first elements, up to `count`, which this thread computes."""
+        self._check_no_stream()
+        with iter(self._without_threads()) as iterator:
+            return list(itertools.islice(iterator, count))
+
+
+def _makes_batches(dataset: Any) -> bool:
+    if isinstance(dataset, MapDataset):
+        return any(isinstance(node, Batched) for node in node_of(dataset).line())
+    if isinstance(dataset, Operated) and dataset.operation.makes_batches:
+        return True
+    return bool(dataset.parents) and all(map(_makes_batches, dataset.parents))
 
 
 def _iterator_of(dataset: IterDataset[Any]) -> DatasetIterator[Any]:

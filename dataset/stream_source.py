@@ -52,7 +52,7 @@ class _StatefulIterator(RecoveringIterator[Any]):
     def __init__(self, iterable: Any) -> None:
         super().__init__()
         self._iterable = iterable
-        self._name = type(iterable).__name__
+        self.name = type(iterable).__name__
         self._begin()
 
     def _begin(self, state: Any = None) -> None:
@@ -75,13 +75,13 @@ class _StatefulIterator(RecoveringIterator[Any]):
     def _state(self) -> dict[str, Any]:
         # At the beginning, not all have a state yet.
         below = self._stateful.state_dict() if self._step else None
-        return sealed(_KIND, {"count": self._step, "stream": self._name, "source": below})
+        return sealed(_KIND, {"count": self._step, "stream": self.name, "source": below})
 
     def _move(self, state: dict[str, Any]) -> None:
         checked = unsealed(state, _KIND, {"count": is_number, "stream": is_anything, "source": is_anything})
-        if checked["stream"] != self._name:
+        if checked["stream"] != self.name:
             raise CheckpointError(
-                f"The state belongs to another stream: saved {checked['stream']!r}, here {self._name!r}."
+                f"The state belongs to another stream: saved {checked['stream']!r}, here {self.name!r}."
             )
         close_if_possible(self._iterator)
         self._begin(copy.deepcopy(checked["source"]) if checked["count"] else None)

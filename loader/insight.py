@@ -149,9 +149,9 @@ class Insight:
         from millstream.loader.snapshot_of_loader import ComponentCounter  # noqa: PLC0415
 
         self.count_delivered()
-        plan, profiler, living = self._plan, self.profiler, self.living_iterators()
+        plan, profiler = self._plan, self.profiler
         seconds = profiler.read()
-        step, epoch = living[-1].delivered_position() if living else (0, epoch_of(plan, plan.beginning))
+        step, epoch = self._delivered_position()
         self._counter = self._counter or ComponentCounter(plan)
         measured = Measurements(
             batches=profiler.outputs,
@@ -171,6 +171,11 @@ class Insight:
             components=self._counter.before(step),
         )
         return measured, seconds
+
+    def _delivered_position(self) -> tuple[int, int | None]:
+        """Returns step and epoch of the newest iterator."""
+        living = self.living_iterators()
+        return living[-1].delivered_position() if living else (0, epoch_of(self._plan, self._plan.beginning))
 
     @property
     def _labels(self) -> set[str]:

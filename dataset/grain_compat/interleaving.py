@@ -1,6 +1,6 @@
 """Interleaving of datasets, of which a limited number is open at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer
@@ -106,6 +106,10 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         self._turn = 0
         self._is_begun = self._is_reading = False
 
+    def below(self) -> Iterator[tuple[str, DatasetIterator[Any]]]:
+        """Yields the open datasets, without names, because others replace them."""
+        return (("", slot.iterator) for slot in self._slots if slot.iterator is not None)
+
     def _draw(self) -> Any:
         if not self._is_reading:
             self.start_prefetch()
@@ -164,6 +168,8 @@ class _InterleaveIterator(RecoveringIterator[Any]):
                 if slot.iterator is not None:
                     slot.iterator.close()
             raise
+        for _, replaced in self.below():
+            self.keep_measurements(replaced)
         self._close_all()
         self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
         # A state of a closed iterator may have slots in which no dataset was opened yet.
@@ -202,6 +208,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
             slot.number = number
         self._early.pop(number, None)
         if ended is not None:
+            self.keep_measurements(ended)
             ended.close()
 
     def _following(self) -> tuple[int, DatasetIterator[Any] | None]:

@@ -119,11 +119,11 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         """The views of the pipeline: `profile`, `summary`, `metrics`, `trace`, `preview` and `report` need them.
 
         Raises:
-            NotImplementedError: this iterator runs no operation.
+            NotImplementedError: this iterator measures nothing, because its class is not one of the library.
         """
         raise NotImplementedError(
-            f"A {type(self).__name__} has no profile, summary, metrics, trace, preview and report, because it runs no "
-            "operation. Add one at the end of the chain, for instance .batch(n): its iterator has them."
+            f"A {type(self).__name__} has no profile, summary, metrics, trace, preview and report, because it measures "
+            "nothing. Add an operation at the end of the chain, for instance .batch(n): its iterator has them."
         )
 
     def start_prefetch(self) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -64,6 +64,10 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         self._noted_below: list[Any] = [None] * len(streams)
         self._moved = set(range(len(streams)))
         self._may_move = {row for row, parent in enumerate(self._parents) if not isinstance(parent, ReadIterator)}
+
+    def below(self) -> Iterator[tuple[str, Any]]:
+        """Yields the names and the iterators of the streams."""
+        return zip(map(str, self._names or range(len(self._parents))), self._parents, strict=True)
 
     def skip_absent(self) -> None:
         """Skips the missing elements of streams from now on."""

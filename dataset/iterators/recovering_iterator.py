@@ -7,13 +7,22 @@ then again. A stream is a function, so they are the same.
 
 import abc
 import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.join_insight import JoinInsight, added, snapshots
 from millstream.loader.checkpoints.checkpointable import Exclusive
-from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.iterator import DataLoaderIterator, MeasuringConsumer
+from millstream.loader.measuring.profiler import Profiler
+
+if TYPE_CHECKING:
+    from millstream.dataset.stream_nodes import Combined
+    from millstream.loader.insight import Insight
+    from millstream.loader.reporting.snapshot import LoaderSnapshot
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -29,7 +38,22 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         "element. Its position is that of several datasets, and is known between two elements only. Set a flag in the "
         "handler, and call get_state after next()."
     )
-    _leader: DataLoaderIterator | None = None
+    leader: DataLoaderIterator | None = None
+    """An iterator without elements that dispatches the calls of the iterators below to its workers, if any."""
+    name = ""
+    """The description of what it iterates over."""
+    dataset: "Combined | None" = None
+    """The dataset that it iterates over; None if its elements cannot be drawn a second time for a preview."""
+    replaced: "LoaderSnapshot | None" = None
+    """The sums of earlier iterators below, which others have replaced."""
+    _consumer: "weakref.ref[MeasuringConsumer] | None" = None
+    """The consumer that measures its own waits, for instance device_put; None if the trainer calls this iterator."""
+    _left_at: float | None = None
+    _is_first = False
+    """True if the first of `_waits` is one for the first element of a pass."""
+    _num_waits = 0
+    _counted_step = 0
+    """The step up to which the profiler has counted elements."""
     _is_torn = False
     """True from before an element is drawn until it is counted; it stays so if that fails."""
     _kept_state: Any = None
@@ -39,15 +63,17 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
     _num_since = 0
     """The number of elements since `_kept_state`."""
 
-    def lead_with(self, leader: DataLoaderIterator) -> None:
-        """Lets an iterator without elements dispatch the calls of the iterators below to its workers."""
-        self._leader = leader
+    def __init__(self, parents: Any = ()) -> None:
+        super().__init__(parents)
+        self.profiler = Profiler(())
+        # The start and the end of each wait that the profiler does not have yet: it takes many together.
+        self._waits: list[tuple[float, float]] = []
 
     def close(self) -> None:
         """Closes the iterators below, and ends the workers that only they have."""
         super().close()
-        if self._leader is not None:
-            self._leader.close()
+        if self.leader is not None:
+            self.leader.close()
 
     @property
     def step(self) -> int:
@@ -63,12 +89,20 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
             ValueError: the iterator is closed, or in use by another thread or by interrupted code.
             Exception: the error of a parent; the next call draws the same element again.
         """
-        return self._alone(self._draw_and_count)
+        if self._consumer is not None:
+            return self._alone(self._draw_and_count)
+        start = time.perf_counter()
+        try:
+            return self._alone(self._draw_and_count)
+        finally:
+            self._waits.append((start, time.perf_counter()))
 
     def _draw_and_count(self) -> T_co:
         try:
             self._prepare()
             element = self._draw()
+            if not self._num_since:
+                self.profiler.came(element)
             self._num_since, self._is_torn = self._num_since + 1, False
         except StopIteration:
             self._is_torn = False
@@ -79,15 +113,53 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
     def _prepare(self) -> None:
         """Prepares to draw. Until elements are counted, the iterator is torn."""
         self._check_open()
-        self._recover()
+        if self._is_torn:
+            self._recover()
         if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
+            self.count_delivered()
+            self._is_first = self._kept_state is None
             self._keep()
         self._is_torn = True
 
     def _end_leading(self) -> None:
         """Leaves the workers to the next iterator, at the end of the stream."""
-        if self._leader is not None:
-            self._leader.go(self._leader.position_in_plan(), 0)
+        if self.leader is not None:
+            self.leader.go(self.leader.position_in_plan(), 0)
+
+    def let_measure(self, consumer: MeasuringConsumer) -> None:
+        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
+        self._consumer = weakref.ref(consumer)
+
+    def count_delivered(self) -> None:
+        """Adds the waits and the elements since the last time to the profiler. Any thread may call it."""
+        waits, self._waits = self._waits, []
+        before, self._counted_step = self._counted_step, self.step
+        if self._consumer is not None:
+            return
+        self.profiler.delivered(self._counted_step - before)
+        if waits:
+            self._num_waits += len(waits)
+            self.profiler.waited_often(self._left_at, waits, self._num_waits, is_first=self._is_first)
+            self._left_at, self._is_first = waits[-1][1], False
+
+    def delivered_position(self) -> tuple[int, int | None]:
+        """Returns step and epoch as the trainer knows them. Any thread may call it."""
+        consumer = None if self._consumer is None else self._consumer()
+        return (self.step, self.epoch) if consumer is None else (consumer.step, consumer.epoch)
+
+    @functools.cached_property
+    def insight(self) -> "Insight":
+        """The views: the waits for this iterator, and the stages of the iterators below."""
+        return JoinInsight(self)
+
+    def below(self) -> Iterator[tuple[str, DatasetIterator[Any]]]:
+        """Yields the names and the iterators of the streams below."""
+        return zip(map(str, range(len(self._parents))), self._parents, strict=True)
+
+    def keep_measurements(self, iterator: DatasetIterator[Any]) -> None:
+        """Keeps the measurements of an iterator below that another one replaces."""
+        for _, snapshot in snapshots([("", iterator)]):
+            self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict that JSON can hold.
@@ -120,10 +192,12 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         self._alone(functools.partial(self._keep_and_move, move))
 
     def _keep_and_move(self, move: Callable[[], None]) -> None:
+        self.count_delivered()
         if not self._is_torn:
             self._keep()
         self._is_torn = True
         move()
+        self._counted_step = self._step
         self._kept_state, self._num_since, self._is_torn = None, 0, False
 
     @abc.abstractmethod

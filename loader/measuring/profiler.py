@@ -177,6 +177,25 @@ class Profiler:
         if self.on_wait is not None:
             self.on_wait()
 
+    def waited_often(
+        self, left_at: float | None, waits: Sequence[tuple[float, float]], total: int, *, is_first: bool
+    ) -> None:
+        """Records several waits for one output each, and the time between them.
+
+        Args:
+            left_at: the end of the wait before; None if there was none.
+            waits: their starts and ends, at least one, in order.
+            total: the number of all waits so far.
+            is_first: True if no work had begun before the first of them.
+        """
+        seconds = [stop - start for start, stop in waits]
+        self._seconds[NEXT] += sum(seconds)
+        self._seconds[CONSUMER] += waits[-1][1] - (waits[0][0] if left_at is None else left_at) - sum(seconds)
+        self.first_seconds += seconds.pop(0) if is_first else 0.0
+        self.waits.extend(seconds)
+        # The time after the last output is not known yet; the end of a stream is waited for, too.
+        self.timed_outputs = min(self.outputs, total - 1)
+
     def delivered(self, count: int) -> None:
         """Counts outputs that the consumer got."""
         self.outputs += count

@@ -103,7 +103,7 @@ def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:
         return Advice(
             "something_else",
             f"The pipeline's stages took {share} of the time, so the trainer waited for something else, for instance "
-            "because other programs use the cores.",
+            f"because {'a stream of your own is slow, or ' * snapshot.front.is_fed}other programs use the cores.",
         )
     if slowest.kind is Kind.HAND_OVER or _is_copied(snapshot, slowest):
         # Other rules have the remedy.
@@ -137,13 +137,15 @@ def _slow_units(snapshot: LoaderSnapshot) -> Advice:
 
 
 def _slow_reads(snapshot: LoaderSnapshot) -> Advice:
-    kind, finding, remedies = "bottleneck", _finding(snapshot, "Reading"), []
+    slowest = snapshot.slowest
+    subject = "Reading" if slowest.label == "read" else f"{slowest.label},"
+    kind, finding, remedies = "bottleneck", _finding(snapshot, subject), []
     if _reads_one_by_one(snapshot):
         kind, finding = "batched_reads", f"{finding}, one record at a time"
         remedies.append(_getitems_remedy(snapshot))
     if snapshot.num_workers:
         remedies.append(_capitalized(_workers_remedy(snapshot)))
-    elif snapshot.stage(Kind.READ).location is Location.TRAINER:
+    elif slowest.location is Location.TRAINER:
         kind, finding = "read_ahead", f"{finding}, and nothing is prefetched"
         threads = snapshot.front.reading.format("ReadOptions()")
         remedies.append(f"Use {threads} to read in threads while the trainer works.")

@@ -24,7 +24,10 @@ def metrics_of(snapshot: LoaderSnapshot, previous: Measurements | None = None) -
     recent = measured if previous is None else _since(measured, previous)
     seconds = recent.seconds + recent.first_seconds
     rate = recent.timed_batches / seconds if seconds else 0.0
-    numbers = {metric.path: metric.value for metric in _metrics(snapshot)}
+    numbers: dict[str, float] = {}
+    for metric in _metrics(snapshot):
+        # A join reads several streams: their seconds are added up.
+        numbers[metric.path] = numbers.get(metric.path, 0) + metric.value
     if measured.records is not None:
         numbers["records_per_second"] = rate * measured.records / max(1, measured.batches)
     numbers |= {

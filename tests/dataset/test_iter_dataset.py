@@ -138,8 +138,8 @@ def test_an_iterator_shows_what_it_does() -> None:
     with iter(mixed) as iterator, iter(mixed.map(float)) as fed:
         list(fed)
         assert "operations[0], Map(float)" in fed.profile()
-        for call in (iterator.summary, iterator.profile, iterator.trace, fed.trace):
-            with pytest.raises(NotImplementedError, match=r"Add one at the end|datasets that it draws from"):
+        for call in (iterator.trace, fed.trace):
+            with pytest.raises(NotImplementedError, match="datasets that it draws from"):
                 call()
 
 

@@ -65,7 +65,7 @@ def drawn_iterator(dataset: IterDataset[Any]) -> FedIterator:
     """Returns an iterator that draws from the mixed stream: what a mixture of any streams has."""
     chain = Chain.of(dataset)
     assert isinstance(chain.leaf, MixedIterDataset)
-    return FedIterator(chain.leaf._drawn(Shared()), chain.operations, Running(MultiprocessingOptions(), NO_THREADS))
+    return FedIterator(chain.leaf.drawn(Shared()), chain.operations, Running(MultiprocessingOptions(), NO_THREADS))
 
 
 def listed(batches: Any) -> list[list[float]]:

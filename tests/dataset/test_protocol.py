@@ -1,6 +1,6 @@
 """Iterators of all kinds of chains, and `device_put` of them, have all members of the one protocol, which agree.
 
-A stream has no random access, and what only combines elements measures nothing: these members say what to write.
+A stream has no random access, and a user's iterator measures nothing: these members say what to write.
 """
 
 import contextlib
@@ -30,6 +30,7 @@ class Kind(NamedTuple):
         seeks: whether it moves to a step.
         has_views: whether it measures, and has a summary.
         is_previewed: whether it can be previewed and traced.
+        is_join: whether it only combines streams: it has all views except a trace.
     """
 
     begin: Callable[[], Any]
@@ -37,6 +38,7 @@ class Kind(NamedTuple):
     seeks: bool = False
     has_views: bool = False
     is_previewed: bool = False
+    is_join: bool = False
 
 
 def numbers(start: int = 0) -> IterDataset[Any]:
@@ -99,12 +101,14 @@ KINDS = {
     "mixture, map": Kind(lambda: mixed(abs), True, True, True, True),
     "drawn mixture, map": Kind(lambda: sparse(abs), has_views=True),
     "stream, map": Kind(lambda: iter(Counted().map(abs)), has_views=True),
-    "mixture": Kind(mixed),
-    "zip": Kind(lambda: iter(experimental.ZipIterDataset([numbers(), numbers(100)]))),
-    "interleave": Kind(lambda: iter(experimental.InterleaveIterDataset([numbers(), numbers(50)], cycle_length=2))),
-    "limit": Kind(lambda: iter(experimental.LimitIterDataset(numbers(), COUNT - 1)), seeks=True),
-    "repeat": Kind(lambda: iter(experimental.RepeatIterDataset(numbers(), num_epochs=2))),
-    "cache": Kind(lambda: iter(experimental.CacheIterDataset(numbers()))),
+    "mixture": Kind(mixed, is_join=True),
+    "zip": Kind(lambda: iter(experimental.ZipIterDataset([numbers(), numbers(100)])), is_join=True),
+    "interleave": Kind(
+        lambda: iter(experimental.InterleaveIterDataset([numbers(), numbers(50)], cycle_length=2)), is_join=True
+    ),
+    "limit": Kind(lambda: iter(experimental.LimitIterDataset(numbers(), COUNT - 1)), seeks=True, is_join=True),
+    "repeat": Kind(lambda: iter(experimental.RepeatIterDataset(numbers(), num_epochs=2)), is_join=True),
+    "cache": Kind(lambda: iter(experimental.CacheIterDataset(numbers())), is_join=True),
     "window shuffle": Kind(lambda: iter(numbers().apply(millstream.WindowShuffle(3, seed=0))), False, True, True, True),
     "a user's stream": Kind(lambda: iter(Counted())),
     "a user's iterator": Kind(lambda: iter(Own())),
@@ -201,9 +205,9 @@ def test_a_closed_iterator_says_so(name: str) -> None:
 
 @each_kind
 def test_views_are_there_or_say_what_to_write(name: str, tmp_path: Path) -> None:
-    """Metrics count what was delivered, and all views have the pipeline; without an operation, the error asks for one.
+    """Metrics count what was delivered, and all views have the pipeline; a user's iterator asks for an operation.
 
-    What is after a stream cannot be previewed, because its first elements would then be lost.
+    Operations after a stream cannot be previewed, because its first elements would then be lost.
     """
     kind = ALL_KINDS[name]
     with kind.begin() as iterator:
@@ -215,14 +219,19 @@ def test_views_are_there_or_say_what_to_write(name: str, tmp_path: Path) -> None
             lambda: iterator.report(tmp_path / "report.html").stat().st_size,
             lambda: "millstream_step 2.0" in millstream.prometheus_text(iterator),
         ]
-        computed: list[Callable[[], Any]] = [lambda: iterator.preview(2).batches, lambda: str(iterator.trace())]
-        for there, views in ((kind.has_views, measured), (kind.is_previewed, computed)):
+        previewed: list[Callable[[], Any]] = [lambda: len(iterator.preview(2).batches) == 2]
+        traced: list[Callable[[], Any]] = [lambda: str(iterator.trace())]
+        for there, views in (
+            (kind.has_views or kind.is_join, measured),
+            (kind.is_previewed or kind.is_join, previewed),
+            (kind.is_previewed, traced),
+        ):
             for view in views:
                 if there:
                     assert view()
                     continue
                 with pytest.raises(
-                    NotImplementedError, match=r"Add one at the end of the chain|Cannot (preview|trace)"
+                    NotImplementedError, match=r"Add an operation at the end of the chain|Cannot (preview|trace)"
                 ):
                     view()
         assert iterator.step == 2

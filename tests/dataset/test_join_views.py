@@ -1,0 +1,204 @@
+"""The views of iterators that only combine streams, on a clock that only the user's code moves on."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream import IterDataset, MapDataset, ReadOptions, experimental
+from support.clocks.owned_clock import CLOCK, Spend
+
+SECONDS = 0.125
+ROWS = 8
+BATCH = 2
+spend = Spend(SECONDS)
+
+
+@pytest.fixture(autouse=True)
+def owned_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives this process a clock of the test's own; workers get theirs with what spends."""
+    monkeypatch.setattr(time, "perf_counter", CLOCK.perf_counter)
+
+
+def batches(threads: int = 0, function: Callable[[Any], Any] = spend, rows: int = ROWS) -> IterDataset[Any]:
+    """Returns batches whose rows take SECONDS each."""
+    return MapDataset.range(rows).map(function).to_iter_dataset(ReadOptions(threads, 8)).batch(BATCH)
+
+
+JOINS: dict[str, tuple[Callable[[int], IterDataset[Any]], int, int]] = {
+    "mix": (lambda threads: IterDataset.mix([batches(threads), batches(threads)]), 8, 16),
+    "interleave": (
+        lambda threads: experimental.InterleaveIterDataset([batches(threads) for _ in range(3)], cycle_length=2),
+        *(12, 24),
+    ),
+    "zip": (lambda threads: experimental.ZipIterDataset([batches(threads), batches(threads)]), 4, 16),
+    "limit": (lambda threads: experimental.LimitIterDataset(batches(threads), 4), 4, 8),
+    "repeat": (lambda threads: experimental.RepeatIterDataset(batches(threads), num_epochs=2), 8, 16),
+    "cache": (lambda threads: experimental.CacheIterDataset(batches(threads)), 4, 8),
+    "join of joins": (
+        lambda threads: experimental.RepeatIterDataset(IterDataset.mix([batches(threads), batches(threads)]), 2),
+        *(16, 32),
+    ),
+}
+"""Each join with the number of its elements, and of the rows computed for them."""
+
+each_join = pytest.mark.parametrize("name", JOINS)
+
+
+def train(iterator: Any) -> int:
+    """Reads all elements, computes for SECONDS with each, and returns their number."""
+    count = 0
+    for _ in iterator:
+        CLOCK.spend(SECONDS)
+        count += 1
+    return count
+
+
+def stages_of(iterator: Any) -> dict[str, float]:
+    """Returns the stages that took time, without the trainer's."""
+    profile = iterator.profile()
+    return {stage: seconds for stage, seconds in profile.items() if seconds and stage not in {"next", "consumer"}}
+
+
+@each_join
+def test_a_join_measures_the_waits_for_it_and_the_work_below(name: str) -> None:
+    """Inline, the time in `next` is that of the streams' operations, and the time between calls is the trainer's."""
+    begin, count, rows = JOINS[name]
+    with iter(begin(0)) as iterator:
+        assert train(iterator) == count
+        profile, metrics = iterator.profile(), iterator.metrics()
+        stages = stages_of(iterator)
+        assert all(stage.endswith("operations[0], Map(spend)") for stage in stages)
+        assert sum(stages.values()) == profile["next"] == rows * SECONDS
+        assert profile["consumer"] == metrics["loader/trainer_seconds"] == count * SECONDS
+        assert metrics["loader/batches"] == metrics["loader/step"] == count
+        first = metrics["loader/first_wait_seconds"]
+        assert first == rows / count * SECONDS
+        assert metrics["loader/wait_seconds"] == rows * SECONDS - first
+        assert metrics["loader/batches_per_second"] == count / ((rows + count) * SECONDS)
+        assert metrics["loader/wait_share"] == (rows * SECONDS - first) / ((rows + count) * SECONDS - first)
+        assert f"{count} batches" in str(iterator.summary())
+        assert str(iterator.summary()).startswith(f"{iterator.name}, in order\n")
+
+
+@each_join
+@pytest.mark.parametrize("way", ["threads", "workers", "device_put"])
+def test_a_join_measures_whoever_does_the_work(name: str, way: str) -> None:
+    """With threads, workers or `device_put`, all rows' time is below, and only the trainer's own time is its own."""
+    begin, count, rows = JOINS[name]
+    dataset: Any = begin(2 if way == "threads" else 0)
+    dataset = dataset.mp_prefetch(1) if way == "workers" else dataset
+    dataset = experimental.device_put(dataset, None) if way == "device_put" else dataset
+    with iter(dataset) as iterator:
+        assert train(iterator) == count
+        stages, metrics, summary = stages_of(iterator), iterator.metrics(), str(iterator.summary())
+        assert sum(seconds for stage, seconds in stages.items() if stage != "hand-over") == rows * SECONDS
+        assert metrics["loader/trainer_seconds"] == count * SECONDS
+        assert metrics["loader/batches"] == metrics["loader/step"] == count
+        assert metrics["loader/workers"] == (way == "workers")
+        assert (" workers " in summary) == (way == "workers")
+
+
+def test_streams_have_names() -> None:
+    """Reading and operations of a few streams are listed by name; those of many are sums, and so are the metrics."""
+    slow = Spend(2 * SECONDS)
+    with iter(IterDataset.mix({"web": batches(), "code": batches(function=slow)})) as iterator:
+        train(iterator)
+        own = {"web: operations[0], Map(spend)": ROWS * SECONDS, "code: operations[0], Map(spend)": 2 * ROWS * SECONDS}
+        assert stages_of(iterator) == own
+        assert [label for label in iterator.profile() if label.endswith("read")] == ["web: read", "code: read"]
+        metrics = iterator.metrics()
+        assert metrics["loader/seconds/operation_0"] == ROWS * SECONDS
+        assert metrics["loader/seconds/operation_2"] == 2 * ROWS * SECONDS
+        samples = [line.rpartition(" ")[0] for line in millstream.prometheus_text(iterator).splitlines()]
+        assert len(set(samples)) == len(samples)
+    with iter(IterDataset.mix([batches() for _ in range(9)])) as iterator:
+        train(iterator)
+        assert stages_of(iterator) == {"operations[0], Map(spend)": 9 * ROWS * SECONDS}
+
+
+def test_reads_of_several_streams_are_one_number() -> None:
+    """`loader/seconds/read` is the sum over the streams, because a dict has one number by a name."""
+
+    class Slow(list[int]):
+        def __getitem__(self, key: Any) -> Any:
+            return spend(super().__getitem__(key))
+
+    streams = [MapDataset.source(Slow(range(ROWS))).to_iter_dataset(ReadOptions(0)) for _ in range(2)]
+    with iter(experimental.ZipIterDataset(streams)) as iterator:
+        train(iterator)
+        assert stages_of(iterator) == {"0: read": ROWS * SECONDS, "1: read": ROWS * SECONDS}
+        assert iterator.metrics()["loader/seconds/read"] == 2 * ROWS * SECONDS
+
+
+def test_many_waits_are_recorded_together_and_none_is_lost() -> None:
+    """The sums are exact at any time, also after a thousand elements, a move, and the end of the stream."""
+    numbers = MapDataset.range(3000).map(spend).to_iter_dataset(ReadOptions(0))
+    with iter(experimental.LimitIterDataset(numbers, 3000)) as iterator:
+        for count in range(1, 2501):
+            next(iterator)
+            CLOCK.spend(2 * SECONDS)
+            if count % 700 == 0:
+                assert iterator.profile()["next"] == count * SECONDS
+            if count == 700:
+                # The time after the last one is not known before the next one is requested.
+                rate = iterator.metrics()["loader/batches_per_second"]
+                assert rate == pytest.approx(699 / (700 * SECONDS + 699 * 2 * SECONDS))
+        iterator.seek(1000)
+        assert sum(1 for _ in iterator) == 2000
+        profile, metrics = iterator.profile(), iterator.metrics()
+        assert (profile["next"], profile["consumer"]) == (4500 * SECONDS, 5000 * SECONDS)
+        assert (metrics["loader/batches"], metrics["loader/step"]) == (4500, 3000)
+        assert metrics["loader/first_wait_seconds"] == 2 * SECONDS
+
+
+def test_measurements_stay_when_other_streams_replace_one() -> None:
+    """An interleave closes the datasets that have ended, or that a state replaces, and keeps their sums."""
+    dataset = experimental.InterleaveIterDataset([batches(rows=4) for _ in range(5)], cycle_length=2)
+    with iter(dataset) as iterator:
+        state = iterator.get_state()
+        before = 0.0
+        for number in range(1, 11):
+            next(iterator)
+            seconds = stages_of(iterator)["operations[0], Map(spend)"]
+            assert seconds == number * BATCH * SECONDS > before
+            before = seconds
+        iterator.set_state(state)
+        assert stages_of(iterator) == {"operations[0], Map(spend)": before}
+        assert train(iterator) == 10
+        assert stages_of(iterator) == {"operations[0], Map(spend)": 2 * before}
+
+
+@each_join
+def test_a_preview_shows_the_first_elements(name: str) -> None:
+    """It draws them once more, so that the position does not change, and neither do the measurements."""
+    begin, count, _ = JOINS[name]
+    dataset = begin(0)
+    with iter(dataset) as iterator, iter(dataset) as other:
+        state, first = iterator.get_state(), next(iterator)
+        profile = iterator.profile()
+        page = iterator.preview(2)
+        assert str(page.batches[0]) == str(first)
+        assert str(page.batches) == str([next(other), next(other)])
+        assert len(iterator.preview(100).batches) == count
+        assert "2 of 2 elements" in page._repr_html_()
+        assert (iterator.step, iterator.profile()) == (1, profile)
+        iterator.set_state(state)
+
+
+def test_advice_names_streams_that_measure_nothing() -> None:
+    """If only the user's own stream is slow, the advice says so, and no stage is blamed."""
+
+    class Own(IterDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(map(spend, range(ROWS)))
+
+    own: IterDataset[int] = Own()
+    with iter(experimental.LimitIterDataset(own, ROWS)) as iterator:
+        train(iterator)
+        profile = iterator.profile()
+        assert profile["next"] == ROWS * SECONDS
+        assert stages_of(iterator) == {}
+        assert "a stream of your own is slow" in str(iterator.summary())
