@@ -64,12 +64,12 @@ class _Chunk(NamedTuple):
 class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     """The rows of HDF5 datasets, as dicts by column. A row is an index of the first axis. It needs h5py.
 
-    Rows of datasets without filters are read one by one, in any order, without h5py and its lock. So are chunks that
-    gzip has compressed, with or without shuffle, which are decompressed concurrently. Datasets with other filters (lzf
-    and all others that each h5py has) are decoded by h5py, one chunk at a time per process. Each process caches decoded
-    chunks, up to `cache_bytes`. If they have several rows per chunk, the best order stays among a few chunks for a
-    while, like that of `HierarchicalSampler`; `load(source, shuffle=True)` takes it by itself if not all rows fit into
-    the cache.
+    Rows of datasets without filters are read in any order, without h5py and its lock. Those of a batch that are near
+    each other in the file are read by one call. Chunks that gzip has compressed, with or without shuffle, are also read
+    without h5py, and decompressed concurrently. Datasets with other filters (lzf and all others that each h5py has) are
+    decoded by h5py, one chunk at a time per process. Each process caches decoded chunks, up to `cache_bytes`. If they
+    have several rows per chunk, the best order stays among a few chunks for a while, like that of
+    `HierarchicalSampler`; `load(source, shuffle=True)` takes it by itself if not all rows fit into the cache.
 
     Values have the dtypes of the datasets, in native byte order: NumPy scalars for datasets of one axis, else arrays.
 
