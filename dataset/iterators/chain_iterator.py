@@ -8,6 +8,7 @@ an iterator may begin with the dense plan and change to the sparse one at any po
 import dataclasses
 import functools
 import json
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
@@ -141,8 +142,8 @@ class ReadIterator(ReadViews, EngineIterator):
             leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
         )
         self._was_sought = False
-        # The last brief states, with their steps.
-        self._brief = self._after = _NO_BRIEF_STATE
+        # The last brief state, with its step.
+        self._brief = _NO_BRIEF_STATE
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
         pipeline = self._whole = self._sparse
         maps: Sequence[Transformation] = ()
@@ -220,18 +221,16 @@ class ReadIterator(ReadViews, EngineIterator):
 
     def brief_state_after(self, step: int) -> str:
         """Returns that state after the first `step` elements if each position has one. The iterator does not move."""
-        if self._after[0] != step:
-            block, length, whole_blocks, skip = self._blocks
-            position = step * block if length is None else min(step * block, length)
-            is_final = "0" if whole_blocks is None or step <= whole_blocks else "1"
-            self._after = step, f"{step} {position} {skip} {is_final} {self._ending}"
-        return self._after[1]
+        block, whole_blocks, between, at_end = self._blocks
+        return f"{step} {step * block} {between}" if step <= whole_blocks else f"{step} {at_end}"
 
     @functools.cached_property
-    def _blocks(self) -> tuple[int, int | None, int | None, str]:
-        """The size, the end and the number of the blocks of the dense plan, and the numbers to skip between them."""
-        partition = self._execution.plan.partition
-        return partition.global_block, partition.length, partition.whole_blocks, ",".join("0" * self._num_stages)
+    def _blocks(self) -> tuple[int, float, str, str]:
+        """The size and number of whole blocks of the dense plan, and the ends of states before and after the last."""
+        partition, skip = self._execution.plan.partition, ",".join("0" * self._num_stages)
+        between, at_end = f"{skip} 0 {self._ending}", f"{partition.length} {skip} 1 {self._ending}"
+        whole_blocks = math.inf if partition.whole_blocks is None else partition.whole_blocks
+        return partition.global_block, whole_blocks, between, at_end
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements.

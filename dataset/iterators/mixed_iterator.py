@@ -172,8 +172,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             position: the position.
             drawn: the number of elements drawn from each stream. All of them have random access.
         """
-        readers = [parent for parent in self._parents if isinstance(parent, ReadIterator)]
-        states = [reader.brief_state_after(count) for reader, count in zip(readers, drawn, strict=True)]
+        states = [parent.brief_state_after(count) for parent, count in zip(self._parents, drawn, strict=True)]
         state, texts = self._state_of(states, position, ended=False)
         return state, text_of(state, texts)
 
@@ -184,7 +183,7 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         if self._names is None:
             fields |= {"weights": list(self._weights), "parents": states}
             texts["weights"] = self._weights_text
-            if all(type(state) is str for state in states):
+            if set(map(type, states)) == {str}:
                 # Brief states have only letters, digits, spaces and commas.
                 texts["parents"] = '["' + '","'.join(states) + '"]'
         else:

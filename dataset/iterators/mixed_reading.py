@@ -192,7 +192,9 @@ class MixtureIterator(EngineIterator):
             return state
         (cursor,) = position
         first = self._first_of(cursor.block)
-        drawn = [count + lead for count, lead in zip(self._stream.drawn_at(first), self._lead, strict=True)]
+        drawn: Sequence[int] = self._stream.drawn_at(first)
+        if self._mixed_from is not self._mixed:
+            drawn = [count + lead for count, lead in zip(drawn, self._lead, strict=True)]
         return self._fed.state_of(position, step, cursor.block, self._stream.state_after(first, drawn))
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:

@@ -110,6 +110,8 @@ def canonical(value: Any) -> str:
     """
     if type(value) is int:
         return str(value)
+    if type(value) is str:
+        return json.dumps(value)
     # Twice, because JSON turns keys into strings: only then they have the order that a state read from a file has.
     read = json.loads(json.dumps(value, default=_type_name))
     return json.dumps(read, sort_keys=True, separators=(",", ":"))

@@ -11,6 +11,7 @@ phase keeps the order of its components.
 import bisect
 import dataclasses
 import functools
+import operator
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -57,8 +58,11 @@ class Phase:
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each component before a position of this phase, or before its end."""
+        counts = proportions(self._turns).counts(position - self.start)
+        if len(counts) == len(self.drawn):
+            return tuple(map(operator.add, self.drawn, counts))
         drawn = list(self.drawn)
-        for component, count in zip(self.having, proportions(self._turns).counts(position - self.start), strict=True):
+        for component, count in zip(self.having, counts, strict=True):
             drawn[component] += count
         return tuple(drawn)
 
