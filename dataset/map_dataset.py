@@ -555,6 +555,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         """
         return self._read.block(positions)
 
+    @property
+    def reads_one_by_one(self) -> bool:
+        """True if no source below has batched reads. Several threads then share the elements of a batch."""
+        return node_of(self).reads_one_by_one
+
     def fingerprint(self) -> str:
         """Returns one line that identifies the elements: sources, operations and seeds, but not num_epochs."""
         return fingerprint_of(node_of(self))

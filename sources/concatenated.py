@@ -13,7 +13,7 @@ from millstream.columnar import ColumnarRecords
 from millstream.descriptions import Rendered
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, in_order
 from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
-from millstream.sources.source_checks import batched_read_of, check_source
+from millstream.sources.source_checks import batched_read_of, check_source, reads_one_by_one
 
 _MAX_DESCRIPTION = 160
 """The maximum number of characters that describe the sources in a fingerprint; a longer text is replaced by its CRC."""
@@ -74,6 +74,11 @@ class ConcatenatedDataSource(Rendered, Closing):
 
     def __len__(self) -> int:
         return self._num_records
+
+    @property
+    def reads_one_by_one(self) -> bool:
+        """True if no source has batched reads. Several threads then share the records of a batch."""
+        return reads_one_by_one(self.parts.values())
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
         key = checked_record_key(record_key, self._num_records)

@@ -5,7 +5,7 @@ Tables of other libraries are recognised by the module of their class, so that n
 
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from millstream import grain_kinds
@@ -31,6 +31,20 @@ def batched_read_of(source: Any) -> Callable[[Any], Sequence[Any]] | None:
         return read
     row_of = _ROWS_OF_TABLES.get(source.format.get("type"))
     return read if row_of is None else functools.partial(_rows_of_table, source, row_of)
+
+
+def reads_in_one_call(source: Any) -> bool:
+    """Returns True if a source reads many records in one call that takes less time than as many calls.
+
+    A source of other sources may have `__getitems__`, and yet read each record by itself. It says so by the attribute
+    `reads_one_by_one`. Several threads can then share the records of a batch.
+    """
+    return batched_read_of(source) is not None and getattr(source, "reads_one_by_one", False) is not True
+
+
+def reads_one_by_one(sources: Iterable[Any]) -> bool:
+    """Returns True if each of several sources reads its records one by one, and not from memory."""
+    return not any(type(source) in (list, tuple, range) or reads_in_one_call(source) for source in sources)
 
 
 def _is_up_to_date(source: Any) -> bool:

@@ -66,6 +66,11 @@ class Node(abc.ABC):
         """The number of sources that its elements come from."""
         return sum(parent.breadth for parent in self.parents) or 1
 
+    @functools.cached_property
+    def reads_one_by_one(self) -> bool:
+        """True if each element is read by itself, and not from memory."""
+        return all(parent.reads_one_by_one for parent in self.parents)
+
     def line(self) -> "Iterator[Node]":
         """Yields the node, its only parent, and so on, up to a node with no parent or with several."""
         yield self

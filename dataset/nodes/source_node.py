@@ -16,6 +16,7 @@ from millstream.loader.operations.steps import annotated
 from millstream.loader.pipeline.arguments import source_name
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
+from millstream.sources.source_checks import reads_one_by_one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,6 +41,11 @@ class Source(Node):
     def sources(self) -> tuple[Any, ...]:
         """The source, unless it is empty, because nothing is read from it then."""
         return (self.source,) if self.length else ()
+
+    @functools.cached_property
+    def reads_one_by_one(self) -> bool:
+        """True if the source has no batched reads."""
+        return reads_one_by_one([self.source])
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
         """Returns offsets in the epoch, after the sources before this one."""

@@ -36,7 +36,7 @@ from millstream.loader.pipeline.stages import Instrument, compile_stages, split_
 from millstream.randomness import OF_BATCHES, derive_seed
 from millstream.samplers.protocols import is_mixed
 from millstream.signals import cannot_wait, is_from_signal_handler
-from millstream.sources.source_checks import batched_read_of
+from millstream.sources.source_checks import reads_in_one_call
 from millstream.transforms import Batch, Transformation
 from millstream.warn import log_warning
 
@@ -74,7 +74,7 @@ class Plan:
         self.one_to_one = first_dynamic(pipeline.operations) is None
         self.pipeline = pipeline = _with_shuffled_batches(pipeline, groups)
         source = pipeline.source
-        self.batched_source = batched_read_of(source) is not None
+        self.batched_source = reads_in_one_call(source)
         self.source_may_depend_on_thread = may_depend_on_thread(source)
         self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
         self.shards = tuple(

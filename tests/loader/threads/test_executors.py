@@ -1,6 +1,7 @@
 """Threads really work at once, never further ahead than allowed, in order, and always come to an end."""
 
 import contextlib
+import itertools
 import math
 import subprocess
 import sys
@@ -75,14 +76,32 @@ def all_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_reading, "SLICE_SECONDS", 1e-12)
 
 
-@pytest.mark.usefixtures("all_by_threads")
-def test_records_of_one_block_are_read_at_once() -> None:
-    """With a source that reads one by one, all threads share a single block: each read waits for the others."""
-    barrier = threading.Barrier(4, timeout=WAIT_SECONDS)
-    source = Source(21, lambda key: key and barrier.wait())
+ONE_BY_ONE: dict[str, Callable[[Source, Source], Any]] = {
+    "a source": lambda first, _: Source(21, first.read),
+    "several sources": lambda first, second: millstream.ConcatenatedDataSource([first, second]),
+    "a filtered dataset": lambda first, _: millstream.MapDataset.source(Source(21, first.read)).filter(lambda _: True),
+    "a mixture": lambda first, second: millstream.MapDataset.mix(
+        [millstream.MapDataset.source(first), millstream.MapDataset.source(second)]
+    ),
+    "datasets as a source": lambda first, second: millstream.MapDataset.source(
+        millstream.ConcatenatedDataSource([first, second])
+    ).map(int),
+}
 
-    (batch,) = loader_of(4, Batch(21), source=source)
-    assert batch.tolist() == list(range(21))
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("source", ONE_BY_ONE)
+def test_records_of_one_block_are_read_at_once(source: str) -> None:
+    """All threads share a block of records that are read one by one, also below other sources and in datasets.
+
+    Each read but the first waits for three others.
+    """
+    barrier = threading.Barrier(4, timeout=WAIT_SECONDS)
+    reads = itertools.count()
+    halves = [Source(size, lambda _: next(reads) and barrier.wait()) for size in (11, 10)]
+
+    (batch,) = loader_of(4, Batch(21), source=ONE_BY_ONE[source](*halves))
+    assert len(batch) == 21
 
 
 @pytest.mark.usefixtures("all_by_threads")
