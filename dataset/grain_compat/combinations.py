@@ -5,8 +5,8 @@ from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import move_to, state_below
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, opened_below
@@ -52,33 +52,52 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         self._strict = strict
         self._ended = self._is_reading = False
 
-    def _draw(self) -> tuple[Any, ...]:
+    def _draw_one(self) -> tuple[Any, ...]:
         if self._ended:
             raise StopIteration
+        self._begin()
+        drawn: list[Any] = []
+        try:
+            for parent in self._parents:
+                drawn.append(next(parent))  # noqa: PERF401  (their number is needed if one has ended)
+        except StopIteration:
+            self._ended = True
+            raise self._unequal(len(drawn)) or StopIteration from None
+        return tuple(drawn)
+
+    def _draw(self, count: int) -> Drawn[tuple[Any, ...]]:
+        if self._ended:
+            return Drawn([])
+        self._begin()
+        columns: list[list[Any]] = []
+        shortest, error = None, None
+        for number, parent in enumerate(self._parents):
+            drawn = drawn_from(parent, count) if count else Drawn([])
+            columns.append(drawn.values)
+            if len(drawn.values) < count:
+                count, shortest, error = len(drawn.values), number, drawn.error
+        if shortest is not None and error is None:
+            self._ended = True
+            error = self._unequal(shortest)
+        return Drawn(list(zip(*[column[:count] for column in columns], strict=True)), error)
+
+    def _begin(self) -> None:
+        """Starts prefetching in all streams, before the first of them is waited for."""
         if not self._is_reading:
             self.start_prefetch()
             self._is_reading = True
-        drawn = []
-        for parent in self._parents:
-            try:
-                drawn.append(next(parent))
-            except StopIteration:
-                self._end(len(drawn))
-        self._step += 1
-        return tuple(drawn)
 
-    def _end(self, shorter: int) -> None:
-        """Ends, because one of the streams has ended. If it is strict, all streams must end together."""
+    def _unequal(self, shorter: int) -> ValueError | None:
+        """Returns an error if streams must end together, and one has ended before another."""
         longer = 0
         if self._strict and not shorter:
             longer = next((number for number, one in enumerate(self._parents) if number and _has_more(one)), 0)
-        self._ended = True
-        if self._strict and shorter != longer:
-            raise ValueError(
-                f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends "
-                "with the shortest."
-            )
-        raise StopIteration
+        if not self._strict or shorter == longer:
+            return None
+        return ValueError(
+            f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends "
+            "with the shortest."
+        )
 
     def _state(self) -> dict[str, Any]:
         parents = [state_below(parent) for parent in self._parents]
@@ -139,12 +158,14 @@ class _LimitIterator(RecoveringIterator[Any]):
         super().__init__(parent)
         self._limit = limit
 
-    def _draw(self) -> Any:
+    def _draw_one(self) -> Any:
         if self._step >= self._limit:
             raise StopIteration
-        element = next(self._parent)
-        self._step += 1
-        return element
+        return next(self._parent)
+
+    def _draw(self, count: int) -> Drawn[Any]:
+        count = min(count, self._limit - self._step)
+        return drawn_from(self._parent, count) if count else Drawn([])
 
     def _state(self) -> dict[str, Any]:
         return sealed("a limited dataset", {"count": self._step, "parent": state_below(self._parent)})
@@ -213,18 +234,36 @@ class _RepeatIterator(RecoveringIterator[Any]):
         # True until this epoch yields an element. An epoch that yields nothing is the last.
         self._is_empty = True
 
-    def _draw(self) -> Any:
+    def _draw_one(self) -> Any:
         while True:
             try:
                 element = next(self._parent)
             except StopIteration:
-                if self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs):
+                if self._is_last:
                     raise
-                move_to(self._parent, self._beginning)
-                self._epoch, self._is_empty = self._epoch + 1, True
+                self._restart()
             else:
-                self._step, self._is_empty = self._step + 1, False
+                self._is_empty = False
                 return element
+
+    def _draw(self, count: int) -> Drawn[Any]:
+        values: list[Any] = []
+        while True:
+            drawn = drawn_from(self._parent, count - len(values))
+            values += drawn.values
+            self._is_empty = self._is_empty and not drawn.values
+            if drawn.error is not None or len(values) == count or self._is_last:
+                return Drawn(values, drawn.error)
+            self._restart()
+
+    def _restart(self) -> None:
+        move_to(self._parent, self._beginning)
+        self._epoch, self._is_empty = self._epoch + 1, True
+
+    @property
+    def _is_last(self) -> bool:
+        """True if no epoch follows the one that has ended."""
+        return self._is_empty or (self._num_epochs is not None and self._epoch + 1 >= self._num_epochs)
 
     def _state(self) -> dict[str, Any]:
         own = {"step": self._step, "epoch": self._epoch, "is_empty": self._is_empty}
@@ -278,12 +317,10 @@ class _CacheIterator(RecoveringIterator[Any]):
         # False while the parent may be after another element than the last one kept.
         self._is_in_step = True
 
-    def _draw(self) -> Any:
-        while len(self._kept) <= self._step:
-            self._keep_next()
-        element = own(self._kept[self._step])
-        self._step += 1
-        return element
+    def _draw(self, count: int) -> Drawn[Any]:
+        missing = self._step + count - len(self._kept)
+        error = self._keep_next(missing) if missing > 0 else None
+        return Drawn(list(map(own, self._kept[self._step : self._step + count])), error)
 
     def _state(self) -> dict[str, Any]:
         return sealed("a cached dataset", {"position": self._step, "parent": self._beginning})
@@ -298,19 +335,19 @@ class _CacheIterator(RecoveringIterator[Any]):
         # The elements before it are drawn with the next one, when the workers below are there.
         self._step = checked["position"]
 
-    def _keep_next(self) -> None:
+    def _keep_next(self, count: int) -> BaseException | None:
+        """Keeps the next elements of the parent. Returns the error that follows them, if any."""
         if not self._is_in_step:
             move_to(self._parent, self._beginning)
-            for _ in self._kept:
-                next(self._parent)
+            again = drawn_from(self._parent, len(self._kept)) if self._kept else Drawn([])
+            if again.error is not None:
+                return again.error
         self._is_in_step = False
-        try:
-            self._kept.append(next(self._parent))
-        except StopIteration:
-            self._is_in_step = True
-            if len(self._kept) < self._step:
-                raise CheckpointError(
-                    f"The state is at element {self._step} of a cached dataset, which has {len(self._kept)}."
-                ) from None
-            raise
-        self._is_in_step = True
+        values, error = drawn_from(self._parent, count)
+        self._kept += values
+        self._is_in_step = error is None
+        if error is None and len(self._kept) < self._step:
+            return CheckpointError(
+                f"The state is at element {self._step} of a cached dataset, which has {len(self._kept)}."
+            )
+        return error

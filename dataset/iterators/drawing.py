@@ -1,41 +1,14 @@
 """Drawing of many elements of an iterator in one call, for operations after a stream."""
 
-import abc
 import itertools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from millstream.dataset.iterators.chain_iterator import EngineIterator, ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
 from millstream.signals import interrupts
-
-
-class Drawn(NamedTuple):
-    """Elements of an iterator.
-
-    Attributes:
-        values: the elements, fewer than requested if the iterator ends or fails.
-        error: the error that followed them, if it failed.
-    """
-
-    values: list[Any]
-    error: BaseException | None
-
-
-class DrawnIterator(DatasetIterator[Any]):
-    """An iterator that yields many elements faster in one call than one by one."""
-
-    @abc.abstractmethod
-    def draw(self, count: int) -> Drawn:
-        """Returns the next elements.
-
-        If there are fewer than `count`, the iterator's position is undefined until it is moved to a state.
-        """
-
-    @abc.abstractmethod
-    def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns a function that returns the current state of `get_state` later."""
 
 
 def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
@@ -46,7 +19,7 @@ def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
     if isinstance(iterator, ReadIterator):
         text = iterator.get_brief_state()
         return lambda: text
-    if isinstance(iterator, DrawnIterator | EngineIterator):
+    if isinstance(iterator, RecoveringIterator | EngineIterator):
         return iterator.noted_state()
     state = iterator.get_state()
     return lambda: state
@@ -77,21 +50,23 @@ def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
         ) from error
 
 
-def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn:
+def drawn_from(iterator: Iterator[Any], count: int) -> Drawn[Any]:
     """Returns the next `count` elements of any iterator, fewer if it ends or fails."""
-    if isinstance(iterator, DrawnIterator):
-        return iterator.draw(count)
     values: list[Any] = []
     try:
+        if count == 1:
+            return Drawn([next(iterator)])
+        if isinstance(iterator, RecoveringIterator):
+            return iterator.draw(count)
         if isinstance(iterator, EngineIterator):
             while len(values) < count:
                 values.extend(iterator.take(count - len(values)).values)
         else:
             values.extend(itertools.islice(iterator, count))
     except StopIteration:
-        return Drawn(values, None)
+        return Drawn(values)
     except BaseException as failure:
         if interrupts(failure):
             raise
         return Drawn(values, failure)
-    return Drawn(values, None)
+    return Drawn(values)

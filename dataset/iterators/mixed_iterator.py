@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.drawing import Drawn, DrawnIterator, drawn_from, move_to, noted_state
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.drawing import drawn_from, move_to, noted_state
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.streams import opened_below
 from millstream.errors import CheckpointError
@@ -33,7 +33,7 @@ LOOK_AHEAD = 1024
 
 
 @final
-class MixedIterator(RecoveringIterator[Any], DrawnIterator):
+class MixedIterator(RecoveringIterator[Any]):
     """Draws from the stream that is due; ends when that has ended.
 
     Args:
@@ -76,7 +76,24 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
             if isinstance(parent, ReadIterator):
                 parent.raises_absent = False
 
-    def _draw(self) -> Any:
+    def _draw(self, count: int) -> Drawn[Any]:
+        if self._ended:
+            return Drawn([])
+        if not self._is_reading:
+            self._begin()
+        values: list[Any] = [None] * count
+        end, failure = count, None
+        for number, own in self._turns(count):
+            self._moved.add(number)
+            drawn = drawn_from(self._parents[number], len(own))
+            for position, value in zip(own, drawn.values, strict=False):
+                values[position] = value
+            if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
+                end, failure = own[len(drawn.values)], drawn.error
+        self._ended = end < count and failure is None
+        return Drawn(values[:end], failure)
+
+    def _draw_one(self) -> Any:
         if self._ended:
             raise StopIteration
         if not self._is_reading:
@@ -84,46 +101,19 @@ class MixedIterator(RecoveringIterator[Any], DrawnIterator):
         (due,) = self._streams_due(1).tolist()
         self._moved.add(due)
         try:
-            element = next(self._parents[due])
+            return next(self._parents[due])
         except StopIteration:
             self._ended = True
             raise
-        self._step += 1
-        return element
 
-    def draw(self, count: int) -> Drawn:
-        """Returns the next elements, drawn from each stream in one call.
-
-        If there are fewer than `count`, streams have been drawn from beyond the end, and the iterator must be moved to
-        a state.
-        """
-        self._check_open()
-        if self._ended:
-            return Drawn([], None)
-        self._prepare()
-        if not self._is_reading:
-            self._begin()
+    def _turns(self, count: int) -> Iterator[tuple[int, list[int]]]:
+        """Yields each stream that is due among the next elements, and the positions of its elements among them."""
         due = self._streams_due(count)
         positions = np.argsort(due, kind="stable")
-        bounds = np.searchsorted(due[positions], np.arange(len(self._parents) + 1)).tolist()
-        values: list[Any] = [None] * count
-        end, failure = count, None
-        for number, (start, stop) in enumerate(itertools.pairwise(bounds)):
-            if start == stop:
-                continue
-            self._moved.add(number)
+        bounds = np.flatnonzero(np.diff(due[positions], prepend=-1, append=-1)).tolist()
+        for start, stop in itertools.pairwise(bounds):
             own = positions[start:stop].tolist()
-            drawn = drawn_from(self._parents[number], len(own))
-            for position, value in zip(own, drawn.values, strict=False):
-                values[position] = value
-            if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
-                end, failure = own[len(drawn.values)], drawn.error
-        self._step, self._num_since = self._step + end, self._num_since + end
-        if end < count and failure is None:
-            self._ended = True
-            self._end_leading()
-        self._is_torn = end < count
-        return Drawn(values[:end], failure)
+            yield int(due[own[0]]), own
 
     def _begin(self) -> None:
         """Starts prefetching in all streams, before the first of them is waited for."""

@@ -10,7 +10,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
@@ -30,8 +30,27 @@ KEPT_ELEMENTS = 1024
 """Interval between two saved states, in elements, and therefore the maximum number of elements drawn again."""
 
 
+FAST_SECONDS = 20e-6
+"""The time of an element above which drawing it in a call of its own costs little."""
+
+
+class Drawn(NamedTuple, Generic[T_co]):
+    """Elements of an iterator.
+
+    Attributes:
+        values: the elements, fewer than requested if the iterator ends or fails.
+        error: the error that followed them, if it failed.
+    """
+
+    values: list[T_co]
+    error: BaseException | None = None
+
+
 class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
-    """Draws from its parents, and stays at the same position as they, whatever interrupts it."""
+    """Draws from its parents, and stays at the same position as they, whatever interrupts it.
+
+    Many elements are drawn in one call, which takes a fraction of the time of as many calls.
+    """
 
     _in_use = (
         "This iterator is in use: another thread, or the code that a signal handler interrupted, is drawing an "
@@ -59,9 +78,13 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
     _kept_state: Any = None
     _kept_step = 0
     _step = 0
-    """The number of elements yielded, which `_draw` counts."""
+    """The number of elements yielded."""
     _num_since = 0
     """The number of elements since `_kept_state`."""
+    _run = 1
+    """The maximum number of elements of the next run."""
+    _is_at_end = False
+    """True if the stream ended before a draw had all of its elements."""
 
     def __init__(self, parents: Any = ()) -> None:
         super().__init__(parents)
@@ -100,11 +123,12 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
     def _draw_and_count(self) -> T_co:
         try:
             self._prepare()
-            element = self._draw()
+            element = self._draw_one()
             if not self._num_since:
                 self.profiler.came(element)
-            self._num_since, self._is_torn = self._num_since + 1, False
+            self._step, self._num_since, self._is_torn = self._step + 1, self._num_since + 1, False
         except StopIteration:
+            # No parent was drawn from beyond its end.
             self._is_torn = False
             self._end_leading()
             raise
@@ -119,7 +143,38 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
             self.count_delivered()
             self._is_first = self._kept_state is None
             self._keep()
-        self._is_torn = True
+        self._is_torn, self._is_at_end = True, False
+
+    def draw(self, count: int) -> Drawn[T_co]:
+        """Returns the next elements: fewer than `count` if they end, or if an error follows. At least one is wanted."""
+        self._prepare()
+        drawn = self._draw_in_runs(count)
+        self._num_since += len(drawn.values)
+        # If elements are lacking, some parents may have been drawn from beyond the position.
+        self._is_torn = len(drawn.values) < count
+        self._is_at_end = self._is_torn and drawn.error is None
+        if self._is_at_end:
+            self._end_leading()
+        return drawn
+
+    def _draw_in_runs(self, count: int) -> Drawn[T_co]:
+        """Draws and counts elements.
+
+        A run draws from one parent after another. The others read ahead meanwhile, but not far, so runs are long only
+        where elements come fast.
+        """
+        values: list[T_co] = []
+        while left := count - len(values):
+            limit = min(left, self._run)
+            begin = time.perf_counter()
+            drawn, error = self._draw(limit)
+            values += drawn
+            self._step += len(drawn)
+            if len(drawn) < limit:
+                return Drawn(values, error)
+            is_fast = time.perf_counter() - begin < FAST_SECONDS * limit
+            self._run = min(2 * self._run, KEPT_ELEMENTS) if is_fast else max(self._run // 2, 1)
+        return Drawn(values)
 
     def _end_leading(self) -> None:
         """Leaves the workers to the next iterator, at the end of the stream."""
@@ -161,6 +216,12 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         for _, snapshot in snapshots([("", iterator)]):
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that returns the current state of `get_state` later."""
+        self._recover()
+        state = self._state()
+        return lambda: state
+
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict that JSON can hold.
 
@@ -198,11 +259,20 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         self._is_torn = True
         move()
         self._counted_step = self._step
-        self._kept_state, self._num_since, self._is_torn = None, 0, False
+        self._kept_state, self._num_since, self._is_torn, self._is_at_end = None, 0, False, False
+
+    def _draw_one(self) -> T_co:
+        """Returns the next element, and does not count it. The caller recovers from a failure."""
+        values, error = self._draw(1)
+        if error is not None:
+            raise error
+        if not values:
+            raise StopIteration
+        return values[0]
 
     @abc.abstractmethod
-    def _draw(self) -> T_co:
-        """Returns the next element. The caller recovers from a failure."""
+    def _draw(self, count: int) -> Drawn[T_co]:
+        """Returns the next elements, and does not count them. The caller recovers from a failure."""
 
     @abc.abstractmethod
     def _state(self) -> dict[str, Any]:
@@ -219,6 +289,10 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         if not self._is_torn:
             return
         self._move(self._kept_state)
-        for _ in range(self._num_since):
-            self._draw()
+        if self._num_since:
+            _, error = self._draw_in_runs(self._num_since)
+            if error is not None:
+                raise error
+        if self._is_at_end:
+            self._draw(1)
         self._is_torn = False
