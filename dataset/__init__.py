@@ -35,7 +35,6 @@ if TYPE_CHECKING:
         CacheIterDataset,
         LimitIterDataset,
         RepeatIterDataset,
-        ZipIterDataset,
     )
     from millstream.dataset.grain_compat.elastic import ElasticIterator
     from millstream.dataset.grain_compat.element_spec import (
@@ -60,6 +59,7 @@ if TYPE_CHECKING:
         multithread_prefetch,
     )
     from millstream.dataset.grain_compat.random_numbers import RngPool, index_shuffle
+    from millstream.dataset.grain_compat.zipping import ZipIterDataset
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.map_dataset import MapDataset
@@ -95,7 +95,7 @@ else:
             "WindowShuffleIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "WindowShuffleMapDataset": "millstream.dataset.grain_compat.map_datasets",
             "WithOptionsIterDataset": "millstream.dataset.grain_compat.prefetching",
-            "ZipIterDataset": "millstream.dataset.grain_compat.combinations",
+            "ZipIterDataset": "millstream.dataset.grain_compat.zipping",
             "ZipMapDataset": "millstream.dataset.grain_compat.map_datasets",
             "apply_transformations": "millstream.dataset.grain_compat.checking",
             "assert_equal_output_after_checkpoint": "millstream.dataset.grain_compat.checking",

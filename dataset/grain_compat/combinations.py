@@ -1,9 +1,8 @@
-"""Streams of other streams: zipped, limited, repeated, cached."""
+"""Streams of one other stream: limited, repeated, cached."""
 
-from collections.abc import Sequence
 from typing import Any, SupportsIndex, final
 
-from millstream.checks import as_flag, as_integer, as_integer_or_none
+from millstream.checks import as_integer, as_integer_or_none
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
@@ -11,116 +10,8 @@ from millstream.dataset.iterators.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, opened_below
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import is_anything, is_flag, is_list, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import is_anything, is_flag, is_number, sealed, unsealed
 from millstream.sources.base import own
-
-
-@final
-class ZipIterDataset(Combined):
-    """Tuples of the elements that datasets yield at the same time.
-
-    Args:
-        parents: the datasets, at least one.
-        strict: True to raise an error if one ends before the others; False to end with the shortest.
-
-    Raises:
-        TypeError, ValueError: there are no datasets, or one is not a dataset. While reading, a ValueError if their
-            lengths differ.
-
-    Examples:
-        >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b", "c"])
-        >>> list(millstream.experimental.ZipIterDataset([numbers, letters], strict=False))
-        [(0, 'a'), (1, 'b')]
-    """
-
-    def __init__(self, parents: Sequence[Any], *, strict: bool = True) -> None:
-        if not parents:
-            raise ValueError("ZipIterDataset needs at least one dataset, got none.")
-        super().__init__([as_stream(parent, f"parents[{number}]") for number, parent in enumerate(parents)])
-        self.strict = as_flag(strict, "strict")
-
-    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
-        return _ZipIterator([opened_below(parent, shared) for parent in self.parents], self.strict)
-
-
-@final
-class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
-    """Draws an element of each stream, in order."""
-
-    def __init__(self, parents: Sequence[DatasetIterator[Any]], strict: bool) -> None:
-        super().__init__(parents)
-        self._strict = strict
-        self._ended = self._is_reading = False
-
-    def _draw_one(self) -> tuple[Any, ...]:
-        if self._ended:
-            raise StopIteration
-        self._begin()
-        drawn: list[Any] = []
-        try:
-            for parent in self._parents:
-                drawn.append(next(parent))  # noqa: PERF401  (their number is needed if one has ended)
-        except StopIteration:
-            self._ended = True
-            raise self._unequal(len(drawn)) or StopIteration from None
-        return tuple(drawn)
-
-    def _draw(self, count: int) -> Drawn[tuple[Any, ...]]:
-        if self._ended:
-            return Drawn([])
-        self._begin()
-        columns: list[list[Any]] = []
-        shortest, error = None, None
-        for number, parent in enumerate(self._parents):
-            drawn = drawn_from(parent, count) if count else Drawn([])
-            columns.append(drawn.values)
-            if len(drawn.values) < count:
-                count, shortest, error = len(drawn.values), number, drawn.error
-        if shortest is not None and error is None:
-            self._ended = True
-            error = self._unequal(shortest)
-        return Drawn(list(zip(*[column[:count] for column in columns], strict=True)), error)
-
-    def _begin(self) -> None:
-        """Starts prefetching in all streams, before the first of them is waited for."""
-        if not self._is_reading:
-            self.start_prefetch()
-            self._is_reading = True
-
-    def _unequal(self, shorter: int) -> ValueError | None:
-        """Returns an error if streams must end together, and one has ended before another."""
-        longer = 0
-        if self._strict and not shorter:
-            longer = next((number for number, one in enumerate(self._parents) if number and _has_more(one)), 0)
-        if not self._strict or shorter == longer:
-            return None
-        return ValueError(
-            f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends "
-            "with the shortest."
-        )
-
-    def _state(self) -> dict[str, Any]:
-        parents = [state_below(parent) for parent in self._parents]
-        return sealed("zipped datasets", {"step": self._step, "ended": self._ended, "parents": parents})
-
-    def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, "zipped datasets", {"step": is_number, "ended": is_flag, "parents": is_list})
-        if len(checked["parents"]) != len(self._parents):
-            raise CheckpointError(
-                f"The state is of {len(checked['parents'])} zipped datasets, but there are {len(self._parents)} "
-                "here: zip the same datasets as when it was saved."
-            )
-        for parent, saved in zip(self._parents, checked["parents"], strict=True):
-            move_to(parent, saved)
-        self._step, self._ended, self._is_reading = checked["step"], checked["ended"], False
-
-
-def _has_more(iterator: DatasetIterator[Any]) -> bool:
-    try:
-        next(iterator)
-    except StopIteration:
-        return False
-    return True
 
 
 @final

@@ -10,8 +10,8 @@ from millstream.dataset.grain_compat.combinations import (
     CacheIterDataset,
     LimitIterDataset,
     RepeatIterDataset,
-    ZipIterDataset,
 )
+from millstream.dataset.grain_compat.zipping import ZipIterDataset
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.batch_node import Batched

@@ -80,7 +80,15 @@ FOR_THE_LIBRARY = {
     "call_at_end",
     "states_are_bytes",
 }
-FOR_THE_LIBRARY |= {"noted_state", "position_and_step", "position_in_plan", "loader_state", "go", "takes_key_arrays"}
+FOR_THE_LIBRARY |= {
+    "draw",
+    "noted_state",
+    "position_and_step",
+    "position_in_plan",
+    "loader_state",
+    "go",
+    "takes_key_arrays",
+}
 FOR_THE_LIBRARY |= {"prepare", "begin", "arrange", "make", "unit", "keeps_remainder"}  # of operations that group
 FOR_THE_LIBRARY |= {"located", "located_segments", "known_size", "acquire", "stackable_columns", "default_values"}
 FOR_THE_LIBRARY |= {
