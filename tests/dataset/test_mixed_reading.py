@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from millstream import IterDataset, MapDataset
 from millstream.dataset.chain import NO_THREADS, Chain
+from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_reading import MixtureIterator
 from millstream.dataset.iterators.running import Running, Shared
@@ -100,6 +101,21 @@ def test_a_mixture_read_at_random_is_the_one_drawn_from(mixture: MixedIterDatase
                 resumed.set_state(of_drawn[step])
                 assert resumed.get_state() == of_drawn[step]
                 assert listed(itertools.islice(resumed, 2)) == expected[step : step + 2]
+
+
+@pytest.mark.parametrize("drop_remainder", [False, True])
+@pytest.mark.parametrize("rows", range(10))
+def test_a_stream_knows_its_states_in_advance(rows: int, drop_remainder: bool) -> None:
+    """The state after any number of batches is that of a stream which is there, also after a short or only batch."""
+    dataset = MapDataset.range(rows).to_iter_dataset().batch(4, drop_remainder=drop_remainder)
+    with iter(dataset) as stream, iter(dataset) as first, iter(dataset) as moved:
+        assert isinstance(first, ReadIterator)
+        assert isinstance(moved, ReadIterator)
+        for count in range(sum(1 for _ in dataset) + 1):
+            moved.set_brief_state(first.brief_state_after(count))
+            assert moved.get_state() == stream.get_state()
+            assert listed(moved) == listed(itertools.islice(dataset, count, None))
+            next(stream, None)
 
 
 @settings(max_examples=12, deadline=None)
