@@ -136,6 +136,11 @@ class Own(Node):
         """True, because positions are passed on unchanged."""
         return True
 
+    @functools.cached_property
+    def reads_one_by_one(self) -> bool:
+        """True, whatever its parents do."""
+        return True
+
     def locate(self, positions: Positions) -> Positions:
         return positions
 

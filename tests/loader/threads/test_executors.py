@@ -76,6 +76,21 @@ def all_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sliced_reading, "SLICE_SECONDS", 1e-12)
 
 
+class Waiting(millstream.MapDataset[int]):
+    """A dataset of the user's over a list in memory, whose elements wait."""
+
+    def __init__(self, read: Callable[[int], object]) -> None:
+        super().__init__(millstream.MapDataset.source([*range(21)]))
+        self.read = read
+
+    def __len__(self) -> int:
+        return 21
+
+    def __getitem__(self, index: Any) -> Any:
+        self.read(index)
+        return self._parent[index]
+
+
 ONE_BY_ONE: dict[str, Callable[[Source, Source], Any]] = {
     "a source": lambda first, _: Source(21, first.read),
     "several sources": lambda first, second: millstream.ConcatenatedDataSource([first, second]),
@@ -83,6 +98,7 @@ ONE_BY_ONE: dict[str, Callable[[Source, Source], Any]] = {
     "a mixture": lambda first, second: millstream.MapDataset.mix(
         [millstream.MapDataset.source(first), millstream.MapDataset.source(second)]
     ),
+    "a dataset of the user's, filtered": lambda first, _: Waiting(first.read).filter(lambda _: True),
     "datasets as a source": lambda first, second: millstream.MapDataset.source(
         millstream.ConcatenatedDataSource([first, second])
     ).map(int),
