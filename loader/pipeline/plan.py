@@ -36,7 +36,7 @@ from millstream.loader.pipeline.stages import Instrument, compile_stages, split_
 from millstream.randomness import OF_BATCHES, derive_seed
 from millstream.samplers.protocols import is_mixed
 from millstream.signals import cannot_wait, is_from_signal_handler
-from millstream.sources.source_checks import reads_in_one_call
+from millstream.sources.source_checks import batched_read_of, reads_in_one_call
 from millstream.transforms import Batch, Transformation
 from millstream.warn import log_warning
 
@@ -57,6 +57,9 @@ class Plan:
         stages: the compiled operations.
         one_to_one: True if step k is block k: no operation drops, splits or regroups elements.
         batched_source: True if the source reads many records in one call.
+        has_batched_reads: True if the source has batched reads, even if these read one record after another.
+        record_seconds: the time of a record in the last call of such a source that reads one by one; infinite if
+            unknown.
         source_may_depend_on_thread: True if a record may depend on the thread that reads it.
         source_is_stream: True if the source may be a stream that ignores the keys. It is then read by exactly the
             requested number of threads, and no record is read twice.
@@ -75,6 +78,8 @@ class Plan:
         self.pipeline = pipeline = _with_shuffled_batches(pipeline, groups)
         source = pipeline.source
         self.batched_source = reads_in_one_call(source)
+        self.has_batched_reads = batched_read_of(source) is not None
+        self.record_seconds = math.inf
         self.source_may_depend_on_thread = may_depend_on_thread(source)
         self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
         self.shards = tuple(

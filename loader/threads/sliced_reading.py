@@ -45,6 +45,10 @@ class SlicedReading:
             origins = self._plan.locate(start, stop, shard)
         except BaseException:  # noqa: BLE001  (the plan reports the error at the right block)
             return self._plan.prepare_blocks(start, stop, shard)
+        if self._plan.record_seconds * len(origins) < SLICE_SECONDS:
+            whole, seconds = self._readers.timed(lambda: self._plan.prepare(origins))
+            self._plan.record_seconds = seconds / len(origins)
+            return whole
         first, seconds = self._readers.timed(lambda: self._plan.prepare(origins.take(slice(1))))
         rest = 0 if first.error is not None else len(origins) - 1
         count = min(self._readers.size, rest, max(1, math.ceil(seconds * rest / SLICE_SECONDS)))
@@ -56,11 +60,16 @@ class SlicedReading:
         if count > 1:
             self._readers.submit(self._help)
         outcomes: list[Elements | None] = [None] * count
-        for number, prepared, _ in self._work_off():
+        seconds = 0.0
+        for number, prepared, spent in self._work_off():
             outcomes[number] = prepared
+            seconds += spent
         while None in outcomes:
             number, outcomes[number], spent = self._read.get()
             self.seconds_of_others += spent
+        if self._plan.has_batched_reads:
+            # A call takes much longer than a record, so that the first record says little about the others.
+            self._plan.record_seconds = (seconds + self.seconds_of_others) / rest
         return Elements.concatenate([first, *(prepared for prepared in outcomes if prepared is not None)])
 
     def _help(self) -> None:

@@ -120,6 +120,33 @@ def test_records_of_one_block_are_read_at_once(source: str) -> None:
     assert len(batch) == 21
 
 
+class OneByOne(Source):
+    """Numbers whose batched reads read one by one, and the sizes of these reads."""
+
+    reads_one_by_one = True
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.sizes: list[int] = []
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        self.sizes.append(len(keys))
+        return list(keys)
+
+
+@pytest.mark.parametrize(("slice_seconds", "is_shared"), [(math.inf, False), (1e-12, True)])
+def test_only_slow_records_are_read_in_slices(
+    slice_seconds: float, is_shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the time of a record is known, quick ones are read in one call per block; slow ones are shared as before."""
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(sliced_reading, "SLICE_SECONDS", slice_seconds)
+    source = OneByOne(64)
+    assert len(list(rushed(loader_of(1, Batch(8), source=source)))) == 8
+    assert source.sizes[0] == 1
+    assert (1 in source.sizes[2:]) is is_shared
+
+
 @pytest.mark.usefixtures("all_by_threads")
 def test_blocks_of_a_batched_source_are_read_at_once() -> None:
     """With a source that reads many at once, each thread has a block of its own: each read waits for the others."""
