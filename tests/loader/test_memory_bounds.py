@@ -103,14 +103,14 @@ def test_a_budget_is_a_number_of_bytes(value: Any) -> None:
 
 @pytest.mark.parametrize(("num_threads", "most"), [(0, 3), (4, 12)])
 def test_no_record_is_split_before_a_batch_needs_its_children(num_threads: int, most: int, tmp_path: Path) -> None:
-    """A batch of 16 reads few more records than the two whose children fill it."""
+    """A batch of 16 reads two records, whose children fill it, and threads a few more, as far as the buffer allows."""
     file = tmp_path / "read"
     source = Recorded(file)
     loader = millstream.DataLoader(
         data_source=source,
         sampler=millstream.SequentialSampler(100),
         operations=[FlatMap(eighths, max_fan_out=8), Batch(16)],
-        read_options=millstream.ReadOptions(num_threads=num_threads),
+        read_options=millstream.ReadOptions(num_threads, prefetch_buffer_size=4),
     )
     with iter(loader) as iterator:
         next(iterator)
