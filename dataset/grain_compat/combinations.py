@@ -55,8 +55,7 @@ class _LimitIterator(RecoveringIterator[Any]):
         return next(self._parent)
 
     def _draw(self, count: int) -> Drawn[Any]:
-        count = min(count, self._limit - self._step)
-        return drawn_from(self._parent, count) if count else Drawn([])
+        return drawn_from(self._parent, min(count, self._limit - self._step))
 
     def _state(self) -> dict[str, Any]:
         return sealed("a limited dataset", {"count": self._step, "parent": state_below(self._parent)})
@@ -230,9 +229,9 @@ class _CacheIterator(RecoveringIterator[Any]):
         """Keeps the next elements of the parent. Returns the error that follows them, if any."""
         if not self._is_in_step:
             move_to(self._parent, self._beginning)
-            again = drawn_from(self._parent, len(self._kept)) if self._kept else Drawn([])
-            if again.error is not None:
-                return again.error
+            _, error = drawn_from(self._parent, len(self._kept))
+            if error is not None:
+                return error
         self._is_in_step = False
         values, error = drawn_from(self._parent, count)
         self._kept += values

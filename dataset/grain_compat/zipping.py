@@ -71,7 +71,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         columns: list[list[Any]] = []
         shortest, error = None, None
         for number, parent in enumerate(self._parents):
-            drawn = drawn_from(parent, count) if count else Drawn([])
+            drawn = drawn_from(parent, count)
             columns.append(drawn.values)
             if len(drawn.values) < count:
                 count, shortest, error = len(drawn.values), number, drawn.error

@@ -54,6 +54,8 @@ def drawn_from(iterator: Iterator[Any], count: int) -> Drawn[Any]:
     """Returns the next `count` elements of any iterator, fewer if it ends or fails."""
     values: list[Any] = []
     try:
+        if not count:
+            return Drawn(values)
         if count == 1:
             return Drawn([next(iterator)])
         if isinstance(iterator, RecoveringIterator):

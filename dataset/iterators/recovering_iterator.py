@@ -146,7 +146,7 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         self._is_torn, self._is_at_end = True, False
 
     def draw(self, count: int) -> Drawn[T_co]:
-        """Returns the next elements: fewer than `count` if they end, or if an error follows. At least one is wanted."""
+        """Returns the next elements: fewer than `count` if they end, or if an error follows."""
         self._prepare()
         drawn = self._draw_in_runs(count)
         self._num_since += len(drawn.values)
@@ -262,7 +262,10 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         self._kept_state, self._num_since, self._is_torn, self._is_at_end = None, 0, False, False
 
     def _draw_one(self) -> T_co:
-        """Returns the next element, and does not count it. The caller recovers from a failure."""
+        """Returns the next element, and does not count it. The caller recovers from a failure.
+
+        Joins override it, because a run of one element takes several times as long.
+        """
         values, error = self._draw(1)
         if error is not None:
             raise error
