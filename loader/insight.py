@@ -6,7 +6,7 @@ A loader and its iterators share one `Insight`. It imports the modules that comp
 import dataclasses
 import itertools
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.checks import as_integer
 from millstream.loader.measuring.front import LOADER, Front
@@ -121,17 +121,22 @@ class Insight:
         With `is_batched`, the source builds batches, so that the pipeline needs no operation for them.
         """
         from millstream.loader.reporting.preview import Preview  # noqa: PLC0415  (lazy, as above)
-        from millstream.loader.tracing import first_outputs, makes_batches  # noqa: PLC0415
 
         count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
+        batches, are_batches, known = self._first_outputs(count, pipeline)
+        known = known if classes is None else classes
+        # A user's source may have an attribute of that name with another meaning.
+        names = known if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else ()
+        return Preview(batches, is_batched=is_batched or are_batches, rows=rows, decode=decode, classes=names)
+
+    def _first_outputs(self, count: int, pipeline: Pipeline | None) -> tuple[list[Any], bool, Any]:
+        """Returns the first outputs, True if operations make batches of them, and the classes of the source, if any."""
+        from millstream.loader.tracing import first_outputs, makes_batches  # noqa: PLC0415  (lazy, as above)
+
         self._check_random_access("preview")
         pipeline = pipeline or self._plan.pipeline
         batches = list(itertools.islice(first_outputs(pipeline), count))
-        known = getattr(pipeline.source, "classes", ()) if classes is None else classes
-        # A user's source may have an attribute of that name with another meaning.
-        names = known if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else ()
-        is_batched = is_batched or makes_batches(pipeline)
-        return Preview(batches, is_batched=is_batched, rows=rows, decode=decode, classes=names)
+        return batches, makes_batches(pipeline), getattr(pipeline.source, "classes", ())
 
     def count_delivered(self) -> None:
         """Adds the batches that iterators have delivered since the last time. Any thread may call it."""

@@ -5,7 +5,6 @@ import dataclasses
 import weakref
 from typing import TYPE_CHECKING, Any, final
 
-from millstream.checks import as_integer
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.loader.insight import Insight
 from millstream.loader.measuring.front import FED_CHAIN
@@ -16,11 +15,10 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.sharding import NoSharding
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
-    from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.snapshot import LoaderSnapshot, StageSnapshot
 
 MAX_NAMED = 8
@@ -77,24 +75,11 @@ class JoinInsight(Insight):
         stages, trainer = self.snapshot().stages, self.profiler.read()
         return {stage.label: stage.seconds for stage in stages} | {label: trainer[label] for label in (NEXT, CONSUMER)}
 
-    def preview(
-        self,
-        num_batches: int,
-        *,
-        rows: int,
-        decode: "Callable[[list[int]], str] | None",
-        classes: "Sequence[str] | None",
-        is_batched: bool = False,
-        pipeline: Pipeline | None = None,
-    ) -> "Preview":
-        """Returns a rendering of the first elements, which this thread draws a second time."""
-        from millstream.loader.reporting.preview import Preview  # noqa: PLC0415  (lazy, as above)
-
-        count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
+    def _first_outputs(self, count: int, pipeline: Pipeline | None) -> tuple[list[Any], bool, Any]:
+        """Returns the first elements, which this thread draws a second time."""
         if (dataset := self._join.dataset) is None:
-            return super().preview(count, rows=rows, decode=decode, classes=classes, pipeline=pipeline)
-        batches, is_batched = dataset.first_elements(count), is_batched or dataset.makes_batches
-        return Preview(batches, is_batched=is_batched, rows=rows, decode=decode, classes=classes or ())
+            return super()._first_outputs(count, pipeline)
+        return dataset.first_elements(count), dataset.makes_batches, ()
 
     @property
     def _join(self) -> "RecoveringIterator[Any]":
