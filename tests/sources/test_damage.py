@@ -253,7 +253,7 @@ FORMATS = {
     "text": Format(millstream.TextLineDataSource, lambda path: path.write_text("\r\n".join(TEXTS)), read_text),
 }
 IN_MEMORY = (millstream.ArrayRecordDataSource, millstream.Hdf5DataSource, millstream.ParquetDataSource)
-"""What keeps all of a small file, once that was read."""
+"""Sources that keep all of a small file in memory once it was read."""
 ENDINGS = {"Bagz": ".bag", "Bagz, compressed": ".bagz"}
 
 
