@@ -1,5 +1,6 @@
 """Several sources one after another: the source of a mixture."""
 
+import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, SupportsIndex, final
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.columnar import ColumnarRecords
+from millstream.concurrent_reads import read_all
 from millstream.descriptions import Rendered
 from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, in_order
 from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
@@ -25,10 +27,10 @@ _KEY_LIMIT = 1 << 63
 class ConcatenatedDataSource(Rendered, Closing):
     """The records of several sources, one source after another.
 
-    A batch takes one read of each source that it touches, by its `__getitems__` if it has one. Lists and tuples are
-    joined to one list when the first batch is read, which takes 8 bytes per record; columns of `InMemoryDataSource`s
-    that are alike are read without a copy of all of them. `locate` finds the source of a record. With a
-    `MixtureSampler` for the order, this is the source of a mixture.
+    A batch takes one read of each source that it touches, by its `__getitems__` if it has one. Slow reads are shared by
+    threads of the loader. Lists and tuples are joined to one list when the first batch is read, which takes 8 bytes per
+    record; columns of `InMemoryDataSource`s that are alike are read without a copy of all of them. `locate` finds the
+    source of a record. With a `MixtureSampler` for the order, this is the source of a mixture.
 
     Args:
         sources: the sources: a list, or a mapping that names them. Each is anything with `len` and `source[key]`.
@@ -99,12 +101,13 @@ class ConcatenatedDataSource(Rendered, Closing):
         # As small integers, they are sorted in a tenth of the time.
         order = np.argsort(numbers.astype(np.min_scalar_type(len(self.names))), kind="stable")
         own_keys = own_keys[order]
-        read: list[Sequence[Any]] = []
+        reads: list[Callable[[], Sequence[Any]]] = []
         stop = 0
         for number, count in enumerate(np.bincount(numbers, minlength=len(self.names)).tolist()):
             if count:
                 start, stop = stop, stop + count
-                read.append(self._read(number, own_keys[start:stop]))
+                reads.append(functools.partial(self._read, number, own_keys[start:stop]))
+        read = read_all(reads)
         columnar = [records for records in read if isinstance(records, ColumnarRecords)]
         if columnar and len(columnar) == len(read):
             return RecordsOfSources(columnar, order)

@@ -27,11 +27,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, TypeVar, final
 
-from millstream.loader.operations.elements import Elements
 from millstream.loader.threads.waiting import TimedQueue
 from millstream.signals import SignalSafeLock
+
+Result = TypeVar("Result")
 
 CLOSE_SECONDS = 1.0
 """The time that the end of an executor waits for threads inside user code, in seconds."""
@@ -116,8 +117,10 @@ class ReaderThreads:
             # Wakes an idle thread, which finds that it is surplus.
             self._jobs.put(_do_nothing)
 
-    def timed(self, work: Callable[[], Elements]) -> tuple[Elements, float]:
-        """Runs work, and returns its result and the seconds that it would take alone. An exception becomes its error.
+    def timed(self, work: Callable[[], Result], failed: Callable[[BaseException], Result]) -> tuple[Result, float]:
+        """Runs work, and returns its result and the seconds that it would take alone.
+
+        If it raises, the result is that of `failed`.
 
         The more threads work, the longer each waits for the interpreter's lock and for a core. This wait is not a
         property of the work. Only time beyond the processor time of all threads, one after another, is a wait for
@@ -125,11 +128,11 @@ class ReaderThreads:
         """
         start, start_work = time.perf_counter(), time.thread_time()
         try:
-            elements = work()
+            result = work()
         except BaseException as error:  # noqa: BLE001  (the consumer gets any error)
-            elements = Elements.failed(error)
+            result = failed(error)
         seconds, working = time.perf_counter() - start, time.thread_time() - start_work
-        return elements, working + max(0.0, seconds - working * max(1, len(self._busy)))
+        return result, working + max(0.0, seconds - working * max(1, len(self._busy)))
 
     def stop(self) -> None:
         """Ends the threads after their current jobs, and drops the others. Idempotent.

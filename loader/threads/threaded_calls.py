@@ -18,6 +18,7 @@ from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.shared_work import SharedWork
 from millstream.loader.threads.sliced_reading import SlicedReading
 from millstream.loader.threads.waiting import TimedQueue, Wait
 
@@ -85,8 +86,9 @@ class ThreadedCalls:
         self._readers.check_process()
 
     def submit(self, call: Call) -> None:
-        """Submits a call to the threads. If the source reads record by record, several threads share its reads."""
-        reading = SlicedReading(self._plan, self._readers)
+        """Submits a call to the threads. Several threads share reads that are made one by one or of several sources."""
+        work = SharedWork(self._readers)
+        reading = SlicedReading(self._plan, self._readers, work)
         prepare_blocks = None if self._plan.batched_source else reading.prepare_blocks
         request = call.request  # Now: a call that stalls is completed, and has another one then.
 
@@ -94,8 +96,9 @@ class ThreadedCalls:
             if self._is_closed or self._owner() is None:
                 return
             make = functools.partial(self._plan.make, request, self._allocate, prepare_blocks)
-            elements, seconds = self._readers.timed(make)
-            self._finished.put(Finished(call, elements, seconds + reading.seconds_of_others))
+            with work.for_sources():
+                elements, seconds = self._readers.timed(make, Elements.failed)
+            self._finished.put(Finished(call, elements, seconds + work.seconds_of_others))
 
         self._in_flight[call] = None
         self._readers.submit(job)

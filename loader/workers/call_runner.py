@@ -21,6 +21,7 @@ from millstream.loader.operations.elements import Elements, FailedRecord, Locati
 from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
+from millstream.loader.threads.shared_work import SharedWork
 from millstream.loader.threads.sliced_reading import SlicedReading
 from millstream.loader.transport.carried_elements import load_request
 from millstream.loader.transport.class_table import ClassTable
@@ -112,7 +113,7 @@ class CallRunner(Generic[Packed]):
             return self._read_in_advance(*message)
 
         def job() -> None:
-            records, reading.seconds = self._readers.timed(read)
+            records, reading.seconds = self._readers.timed(read, Elements.failed)
             if not isinstance(records.error, _SamplerFailed):
                 reading.records = records
             reading.is_done = True
@@ -157,10 +158,12 @@ class CallRunner(Generic[Packed]):
         return CallResult(packed, failure, end - start, idle, read_seconds, self._profiler.take(), start, failures)
 
     def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements:
+        work = SharedWork(self._readers)
         if not self._plan.batched_source:
-            return SlicedReading(self._plan, self._readers).prepare_blocks(start, stop, shard)
+            return SlicedReading(self._plan, self._readers, work).prepare_blocks(start, stop, shard)
         try:
-            return self._plan.read_blocks(start, stop, shard)
+            with work.for_sources():
+                return self._plan.read_blocks(start, stop, shard)
         except Exception:  # noqa: BLE001  (the call reads again, and reports the error of the right block)
             return Elements.failed(_SamplerFailed())
 
@@ -169,11 +172,15 @@ class CallRunner(Generic[Packed]):
         if records is not None:
             prepared = self._plan.run_record_steps(records) if self._plan.batched_source else records
             return self._plan.make(request, self._allocate, lambda *_: prepared)
-        in_one = self._readers.size == 0 or self._plan.batched_source
-        prepare_blocks = None if in_one else SlicedReading(self._plan, self._readers).prepare_blocks
+        if self._readers.size == 0:
+            return self._plan.make(request, self._allocate)
+        work = SharedWork(self._readers)
+        sliced = SlicedReading(self._plan, self._readers, work)
+        prepare_blocks = None if self._plan.batched_source else sliced.prepare_blocks
         if prepare_blocks is not None and self._plan.source_may_depend_on_thread:
             prepare_blocks = functools.partial(_in_thread_of, self._readers, prepare_blocks)
-        return self._plan.make(request, self._allocate, prepare_blocks)
+        with work.for_sources():
+            return self._plan.make(request, self._allocate, prepare_blocks)
 
 
 def _idle_seconds(seconds: float, start: resource.struct_rusage, end: resource.struct_rusage) -> float:
@@ -194,7 +201,7 @@ class _SamplerFailed(Exception):  # noqa: N818  (internal)
 def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, start: int, stop: int, shard: int) -> Elements:
     """Prepares blocks in a reader thread, because the source may depend on the thread that reads it."""
     outcome: queue.SimpleQueue[Elements] = queue.SimpleQueue()
-    readers.submit(lambda: outcome.put(readers.timed(lambda: prepare_blocks(start, stop, shard))[0]))
+    readers.submit(lambda: outcome.put(readers.timed(lambda: prepare_blocks(start, stop, shard), Elements.failed)[0]))
     return outcome.get()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.loader.threads import shared_threads, sliced_reading, thread_executor
+from millstream.loader.threads import shared_threads, shared_work, sliced_reading, thread_executor
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, Map
@@ -155,6 +155,39 @@ def test_blocks_of_a_batched_source_are_read_at_once() -> None:
 
     batches = [batch.tolist() for batch in rushed(loader_of(8, Batch(3), source=source))]
     assert batches == [[key, key + 1, key + 2] for key in range(0, 48, 3)]
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("is_chain", [False, True])
+def test_sources_of_one_block_are_read_at_once(is_chain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All threads share the batched reads of several sources: each but the first waits for three others."""
+    monkeypatch.setattr(shared_work, "SLICE_SECONDS", 0.0)
+    barrier = threading.Barrier(4, timeout=WAIT_SECONDS)
+    sources = [BatchedSource(4, lambda _: barrier.wait()) for _ in range(8)]
+
+    def mixed() -> Any:
+        if is_chain:
+            return millstream.MapDataset.concatenate([millstream.MapDataset.source(source) for source in sources])
+        return millstream.ConcatenatedDataSource(sources)
+
+    (batch,) = loader_of(4, Batch(32), source=mixed())
+    assert batch.tolist() == [*range(4)] * 8
+
+
+@pytest.mark.usefixtures("all_by_threads")
+@pytest.mark.parametrize("slice_seconds", [0.0, math.inf])
+def test_the_first_source_that_fails_is_named(slice_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If several sources fail, the error is that of the first in order, whether threads share the reads or not."""
+    monkeypatch.setattr(shared_work, "SLICE_SECONDS", slice_seconds)
+
+    def fails(key: int) -> None:
+        raise OSError(f"no record {key}")
+
+    parts = {"a": BatchedSource(4, bool), "b": BatchedSource(5, fails), "c": BatchedSource(6, fails)}
+    source = millstream.ConcatenatedDataSource(parts)
+    with pytest.raises(OSError, match="no record 0") as caught:
+        list(loader_of(4, Batch(15), source=source))
+    assert "in source 'b', its record 0" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.usefixtures("all_by_threads")
