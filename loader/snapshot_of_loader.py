@@ -27,7 +27,7 @@ from millstream.samplers.base import AdaptedSampler
 from millstream.samplers.epochs import EpochSampler
 from millstream.samplers.protocols import is_mixed
 from millstream.sources.files.multi_file import Files
-from millstream.sources.source_checks import batched_read_of
+from millstream.sources.source_checks import batched_read_of, reads_one_by_one
 
 Structures = Mapping[str, tuple[str, ...]]
 """Descriptions of the leaves of each stage's results, by the stage's label."""
@@ -53,7 +53,7 @@ def snapshot_of(
             name=source_name(source),
             kind=type(source).__name__,
             num_records=len(source),
-            reads_batches=type(source) in (list, tuple, range) or batched_read_of(source) is not None,
+            one_by_one=_one_by_one(source),
             bars=_bars(source),
             window_units=source.window_units if isinstance(source, Files) and hasattr(source, "window_units") else None,
         ),
@@ -104,6 +104,14 @@ class ComponentCounter:
         ]
         self._last = drawn, tokens
         return tuple(map(ComponentSnapshot, map(str, order.names), drawn, tokens))
+
+
+def _one_by_one(source: object) -> str:
+    """Returns the name of the class that lacks a batched read, also if it is below a source that has one."""
+    if not reads_one_by_one([source]):
+        return ""
+    kind = type(source).__name__
+    return kind if batched_read_of(source) is None else f"the sources of {kind}"
 
 
 def _bars(whole: object) -> Bars:

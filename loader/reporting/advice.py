@@ -177,11 +177,11 @@ def batched_reads(snapshot: LoaderSnapshot) -> Advice | None:
 
 
 def _reads_one_by_one(snapshot: LoaderSnapshot) -> bool:
-    return not snapshot.source.reads_batches and not snapshot.front.is_fed
+    return bool(snapshot.source.one_by_one) and not snapshot.front.is_fed
 
 
 def _getitems_remedy(snapshot: LoaderSnapshot) -> str:
-    return f"Add a method __getitems__(keys) to {snapshot.source.kind} that reads a batch in one call."
+    return f"Add a method __getitems__(keys) to {snapshot.source.one_by_one} that reads a batch in one call."
 
 
 def _capitalized(sentence: str) -> str:

@@ -70,7 +70,7 @@ class SourceSnapshot:
         name: its description.
         kind: the name of its class.
         num_records: the number of its records.
-        reads_batches: True if one call reads many records, or if they are in memory.
+        one_by_one: the class, or classes, whose records are read one by one; "" if one call reads many.
         bars: one bar of the concatenated sources, by number of records; empty if there is one source.
         window_units: the number of its units that a shuffle should keep together; None if any order is as fast.
     """
@@ -78,7 +78,7 @@ class SourceSnapshot:
     name: str
     kind: str
     num_records: int
-    reads_batches: bool
+    one_by_one: str
     bars: Bars = ()
     window_units: int | None = None
 

@@ -110,7 +110,7 @@ ALL_KINDS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         {"waiting": "", "something_else": "took 3 % of the time"},
     ),
     "no batched reads": (
-        with_source(run_of(read=6.0, augment=4.0), reads_batches=False),
+        with_source(run_of(read=6.0, augment=4.0), one_by_one="Tokens"),
         {
             "waiting": "",
             "batched_reads": "Reading takes 60 % of the pipeline's time, one record at a time, with up to 500 records "
@@ -183,9 +183,9 @@ def test_advice_is_of_what_was_measured(case: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "snapshot"),
     [
-        ("batched_reads", with_source(run_of(read=6.0, augment=4.0), reads_batches=True)),
-        ("batched_reads", with_source(run_of(read=1.0, augment=9.0), reads_batches=False)),
-        ("batched_reads", with_source(run_of(read=6.0, augment=4.0, front=FED_CHAIN), reads_batches=False)),
+        ("batched_reads", with_source(run_of(read=6.0, augment=4.0), one_by_one="")),
+        ("batched_reads", with_source(run_of(read=1.0, augment=9.0), one_by_one="Tokens")),
+        ("batched_reads", with_source(run_of(read=6.0, augment=4.0, front=FED_CHAIN), one_by_one="Tokens")),
         ("sampler_keys", with_order(run_of(keys=5.0, augment=5.0), is_vectorised=True)),
         ("sampler_keys", with_order(run_of(keys=0.5, augment=5.0), is_vectorised=False)),
         ("hand_over", run_of(augment=5.0, hand_over=0.5, workers=2)),

@@ -73,15 +73,20 @@ def test_a_slow_trainer_does_not_wait() -> None:
 
 @pytest.mark.usefixtures("owned_clock")
 @pytest.mark.parametrize(
-    ("source", "is_missing"),
-    [(SlowSource(RECORDS, SECONDS), True), (QuickSource(RECORDS, SECONDS), False)],
-    ids=["one", "many"],
+    ("source", "unbatched"),
+    [
+        (SlowSource(RECORDS, SECONDS), "SlowSource"),
+        (millstream.ConcatenatedDataSource([SlowSource(RECORDS, SECONDS)]), "the sources of ConcatenatedDataSource"),
+        (QuickSource(RECORDS, SECONDS), None),
+    ],
+    ids=["one", "one of several", "many"],
 )
-def test_missing_batched_reads_are_found(source: Any, is_missing: bool) -> None:
+def test_missing_batched_reads_are_found(source: Any, unbatched: str | None) -> None:
     """A slow source without `__getitems__` is named, one that has it is not, though it is as slow."""
     summary = summary_of(source, trains=1)
     assert "waiting" in kinds(summary)
-    assert ("batched_reads" in kinds(summary)) is is_missing
+    assert ("batched_reads" in kinds(summary)) is (unbatched is not None)
+    assert unbatched is None or f"__getitems__(keys) to {unbatched} that reads" in str(summary)
 
 
 def test_a_stacking_trainer_is_found() -> None:
