@@ -1,7 +1,6 @@
-"""Measures what grows with hosts, records, components and workers, on one machine, and writes docs/scale.md.
+"""Measures what grows with hosts, records, components and workers, on one machine.
 
-    python benchmarks/at_scale.py               half a minute; writes results/scale.json and docs/scale.md
-    python benchmarks/at_scale.py --page        writes docs/scale.md anew from results/scale.json
+    python benchmarks/at_scale.py       half a minute; writes results/scale.json and prints the tables of docs/scale.md
 
 Hosts are simulated: what 1,024 of them compute is computed here, one after the other. What they would read is not: a
 source says that it has 10^12 records, and makes those that are asked for.
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import millstream
 from millstream.transforms import Filter
-from suite.at_scale_page import page
 from suite.machine import describe_machine
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
-PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 
 BLOCK, BATCH = 8_192, 8
 """Positions that are asked for at once: many, and a single small batch."""
@@ -142,21 +139,6 @@ def dealt_checkpoints(num_records: int, hosts: int) -> dict[str, Any]:
     return {"hosts": hosts, "bytes_per_host": float(np.mean(list(map(len, states)))), "set_states_ms": took * 1e3}
 
 
-def index_bytes(records: int) -> dict[str, float]:
-    """Returns how many bytes the index of a format has for each record."""
-    found = {}
-    for name, suffix, kind, content in (
-        ("JSON lines", ".jsonl", millstream.JsonLinesDataSource, b'{"a": 1}\n' * records),
-        ("text", ".txt", millstream.TextLineDataSource, b"a line\n" * records),
-    ):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / f"data{suffix}"
-            path.write_bytes(content)
-            assert len(kind(path)) == records
-            found[name] = sum(file.stat().st_size for file in Path(folder).iterdir() if file != path) / records
-    return found
-
-
 def files(count: int) -> dict[str, float]:
     """Returns what each of many ArrayRecord files costs a process that has them as one source."""
     with tempfile.TemporaryDirectory() as folder:
@@ -204,7 +186,7 @@ def print_process(records: int, components: int, hosts: int, workers: int) -> No
 
 
 def measure(hosts: int, records: int, components: int, documents: int, num_files: int) -> dict[str, Any]:
-    """Returns all that the page says, measured."""
+    """Returns the numbers of docs/scale.md."""
     machine = describe_machine()
     of_index = {str(count): order(index_sampler(count), count) for count in (10**6, 10**9, records)}
     counts = sorted({2, 10, 100, components})
@@ -224,7 +206,6 @@ def measure(hosts: int, records: int, components: int, documents: int, num_files
         ],
         "checkpoints_of_mixture": checkpoints(records, max(4, hosts // 16), mixture(records, components)),
         "dealt": [dealt_checkpoints(records, max(4, hosts // 16)), dealt_checkpoints(records, hosts)],
-        "index_bytes": index_bytes(documents // 100),
         "files": files(num_files),
         "processes": [
             process(10**6, 1, 1, 0),
@@ -238,10 +219,77 @@ def measure(hosts: int, records: int, components: int, documents: int, num_files
     }
 
 
+def tables(measured: dict[str, Any]) -> Iterator[str]:
+    """Yields the tables of docs/scale.md."""
+    orders = {f"shuffle of {int(count):,} records": cost for count, cost in measured["order"].items()}
+    orders |= {
+        f"mixture of {int(count):,} components, {measured['records']:,} records": cost
+        for count, cost in measured["mixture"].items()
+    }
+    yield _table(
+        {
+            "order": name,
+            "a position of 8,192": f"{cost['ns_per_position']:,.0f} ns",
+            "8 positions": f"{cost['us_per_batch']:,.0f} µs",
+            "bytes sent to a worker": f"{cost['bytes']:,}",
+        }
+        for name, cost in orders.items()
+    )
+    yield _table(
+        {
+            "documents": f"{plan['documents']:,}",
+            "to plan": f"{plan['seconds']:.2f} s",
+            "bytes a document, lengths included": f"{plan['bytes_per_document']:.0f}",
+        }
+        for plan in measured["packing"]
+    )
+    mixed = measured["checkpoints_of_mixture"]
+    states = [("", one) for one in measured["checkpoints"]] + [(f", mixture of {measured['components']:,}", mixed)]
+    yield _table(
+        {
+            **_states(one, order),
+            "to take": f"{one['get_state_us']:.0f} µs",
+            "to resume": f"{one['set_state_us']:.0f} µs",
+        }
+        for order, one in states
+    )
+    yield _table(
+        {**_states(one), "to resume from all, on each host": f"{one['set_states_ms']:,.1f} ms"}
+        for one in measured["dealt"]
+    )
+    yield _table(
+        {
+            "records": f"{one['records']:,}",
+            "components": f"{one['components']:,}",
+            "hosts": f"{one['hosts']:,}",
+            "workers": f"{one['workers']}",
+            "memory": f"{one['mb']:.0f} MB",
+            "processes": f"{one['processes']}",
+            "open files of the trainer": f"{one['descriptors']}",
+        }
+        for one in measured["processes"]
+    )
+
+
+def _states(measured: dict[str, Any], order: str = "") -> dict[str, str]:
+    size = measured["bytes_per_host"]
+    return {
+        "": f"{measured['hosts']:,} hosts{order}",
+        "a host's state": f"{size:.0f} bytes",
+        "of all hosts": f"{size * measured['hosts'] / 1e3:,.0f} KB",
+    }
+
+
+def _table(rows: Iterator[dict[str, str]]) -> str:
+    """Returns rows, which have the same names, as a table in Markdown."""
+    first, *others = rows
+    lines = [list(first), ["---"] * len(first), *(list(row.values()) for row in (first, *others))]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
 def main() -> None:
     """Does what the arguments say."""
-    parser = argparse.ArgumentParser(description="Measures what grows, and writes docs/scale.md.")
-    parser.add_argument("--page", action="store_true", help="only write the page, from what was measured last")
+    parser = argparse.ArgumentParser(description="Measures what grows, and prints the tables of docs/scale.md.")
     parser.add_argument("--output", type=Path, help="only measure a little, to see that it runs, and write it there")
     parser.add_argument("--process", type=int, nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -250,9 +298,9 @@ def main() -> None:
     elif given.output:
         given.output.write_text(json.dumps(measure(4, 10**9, 10, 10_000, 10)))
     else:
-        if not given.page:
-            RESULTS.write_text(json.dumps(measure(1_024, 10**12, 1_000, 10**7, 2_000), indent=1) + "\n")
-        PAGE.write_text(page(json.loads(RESULTS.read_text())))
+        measured = measure(1_024, 10**12, 1_000, 10**7, 2_000)
+        RESULTS.write_text(json.dumps(measured, indent=1) + "\n")
+        print("\n".join(tables(measured)))
 
 
 if __name__ == "__main__":
