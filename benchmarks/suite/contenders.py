@@ -3,6 +3,16 @@
 from suite.case import Contender, Goal, Pick
 
 
+def modes(peer: str, *names: str, workers: tuple[int, ...] = (0, 2), threads: int | None = 0) -> tuple[Contender, ...]:
+    """Returns a peer in each of some modes, with each number of workers."""
+    return tuple(Contender(peer, count, threads, mode) for mode in names or ("",) for count in workers)
+
+
+def fork_server(peer: str) -> tuple[Contender, ...]:
+    """Returns a peer without workers, and with two that a fork server starts."""
+    return Contender(peer), Contender(peer, workers=2, mode="forkserver")
+
+
 def rates(*bounds: str, from_files: bool = False, as_chain: bool = False) -> tuple[Contender, ...]:
     """Returns all contenders of a case that measures a rate.
 
@@ -20,10 +30,7 @@ def rates(*bounds: str, from_files: bool = False, as_chain: bool = False) -> tup
         Contender("millstream", workers=2),
         *([Contender("millstream", workers=2, threads=None)] if from_files else []),
         *(chains(from_files=from_files) if as_chain else ()),
-        Contender("grain", threads=threads, mode="DataLoader"),
-        Contender("grain", threads=threads, workers=2, mode="DataLoader"),
-        Contender("grain", threads=threads, mode="Dataset"),
-        Contender("grain", threads=threads, workers=2, mode="Dataset"),
+        *modes("grain", "DataLoader", "Dataset", threads=threads),
         Contender("pytorch"),
         Contender("pytorch", workers=2, mode="fork"),
         Contender("pytorch", workers=2, mode="forkserver"),
@@ -37,8 +44,7 @@ def rates(*bounds: str, from_files: bool = False, as_chain: bool = False) -> tup
 def chains(*, from_files: bool = False) -> tuple[Contender, ...]:
     """Returns millstream as a chain, in the modes in which its `DataLoader` may be best."""
     return (
-        Contender("millstream", mode="chain"),
-        Contender("millstream", workers=2, mode="chain"),
+        *modes("millstream", "chain"),
         *([Contender("millstream", workers=2, threads=None, mode="chain")] if from_files else []),
     )
 
@@ -68,8 +74,6 @@ def with_workers(count: int) -> tuple[Contender, ...]:
     """Returns all contenders that have worker processes, with this many of them."""
     return (
         Contender("millstream", workers=count),
-        Contender("grain", workers=count, mode="DataLoader"),
-        Contender("grain", workers=count, mode="Dataset"),
-        Contender("pytorch", workers=count, mode="fork"),
-        Contender("pytorch", workers=count, mode="forkserver"),
+        *modes("grain", "DataLoader", "Dataset", workers=(count,)),
+        *modes("pytorch", "fork", "forkserver", workers=(count,)),
     )

@@ -124,13 +124,6 @@ class Work:
     packing: str = ""
 
     @property
-    def in_memory(self) -> bool:
-        """Whether reading a record is only looking it up."""
-        return isinstance(self.source, Columns) or (
-            isinstance(self.source, Records) and isinstance(self.source.values, list)
-        )
-
-    @property
     def filters(self) -> bool:
         """Whether steps drop records."""
         return any(isinstance(step, Filter) for step in self.steps)

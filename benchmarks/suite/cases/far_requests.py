@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run, UnsupportedError
 from suite.cases.packing import number_of_cells, sums_of_documents
 from suite.cases.workers import MEGABYTE, memory_of_all
+from suite.contenders import modes
 from suite.scale import Scale
 from suite.work import SEED, Records, Work
 
@@ -65,17 +66,7 @@ def document(key: int) -> NDArray[np.int32]:
     return np.full(DOCUMENT_TOKENS, key % 30_000, np.int32)
 
 
-def _contenders() -> tuple[Contender, ...]:
-    return (
-        Contender("millstream", threads=None),
-        Contender("millstream", workers=2, threads=None),
-        Contender("grain", threads=None, mode="DataLoader"),
-        Contender("grain", threads=None, workers=2, mode="DataLoader"),
-        Contender("grain", threads=None, mode="Dataset"),
-        Contender("grain", threads=None, workers=2, mode="Dataset"),
-        Contender("pytorch", workers=2, mode="fork"),
-        Contender("pytorch", workers=16, mode="fork"),
-    )
+_OURS = modes("millstream", threads=None)
 
 
 def _reads(name: str, kind: type[FarSource], milliseconds: int, goals: tuple[Goal, ...]) -> Case:
@@ -88,7 +79,11 @@ def _reads(name: str, kind: type[FarSource], milliseconds: int, goals: tuple[Goa
         name=name,
         title=f"a store with {milliseconds} ms a request of {asks}, jitter of half of it, batch 64",
         make_work=work,
-        contenders=_contenders(),
+        contenders=(
+            *_OURS,
+            *modes("grain", "DataLoader", "Dataset", threads=None),
+            *modes("pytorch", "fork", workers=(2, 16)),
+        ),
         goals=goals,
     )
 
@@ -166,12 +161,7 @@ CASES = (
         name="far_pack",
         title=f"first-fit packing into rows of {ROW_TOKENS} tokens, 20 ms a request of any number of documents",
         make_work=_packed,
-        contenders=(
-            Contender("millstream", threads=None),
-            Contender("millstream", workers=2, threads=None),
-            Contender("grain", threads=None, mode="Dataset"),
-            Contender("grain", threads=None, workers=2, mode="Dataset"),
-        ),
+        contenders=(*_OURS, *modes("grain", "Dataset", threads=None)),
         goals=(Goal("5 times Grain", 5, _GRAIN),),
         unit="cells/s",
         view=sums_of_documents,
@@ -181,12 +171,7 @@ CASES = (
         name="flat_map_memory",
         title=f"MB that frames add: {FRAMES} of 100 KB from each record, batches of {FRAMES_IN_BATCH}",
         make_work=_packed,
-        contenders=(
-            Contender("millstream", threads=None),
-            Contender("millstream", workers=2, threads=None),
-            Contender("grain", threads=None, mode="Dataset"),
-            Contender("grain", threads=None, workers=2, mode="Dataset"),
-        ),
+        contenders=(*_OURS, *modes("grain", "Dataset", threads=None)),
         goals=(Goal("100 MB at most, with 2 workers", 1, 100.0, Pick("millstream", 2)),),
         measure=measure_frames,
         unit="MB",

@@ -6,7 +6,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
-from suite.contenders import chain_goals, rates
+from suite.contenders import chain_goals, fork_server, rates
 from suite.scale import Scale
 from suite.steps import crop_and_flip, crop_and_flip_in_graph, decode, decode_in_graph, tokens_in_graph, tokens_of
 from suite.work import Map, RandomMap, Work
@@ -42,8 +42,7 @@ CASES = (
         contenders=(
             *rates("read", "read singly", from_files=True, as_chain=True),
             Contender("bare", mode="read singly", copies=2),
-            Contender("pytorch_our_source"),
-            Contender("pytorch_our_source", workers=2, mode="forkserver"),
+            *fork_server("pytorch_our_source"),
         ),
         goals=(
             *chain_goals(),

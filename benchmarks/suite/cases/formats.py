@@ -7,6 +7,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
+from suite.contenders import fork_server, modes
 from suite.scale import Scale
 from suite.steps import (
     fields_of_json,
@@ -30,27 +31,20 @@ OURS = (
 
 BY_OUR_SOURCE = (
     Contender("grain_our_source", threads=None, mode="DataLoader"),
-    Contender("grain_our_source", threads=None, mode="Dataset"),
-    Contender("grain_our_source", threads=None, workers=2, mode="Dataset"),
-    Contender("pytorch_our_source"),
-    Contender("pytorch_our_source", workers=2, mode="forkserver"),
+    *modes("grain_our_source", "Dataset", threads=None),
+    *fork_server("pytorch_our_source"),
 )
 """Loaders that have no source for most formats, but take ours: it reads a batch at a time for PyTorch only."""
+
+LOOP = Contender("bare", mode="loop")
 
 SPANS_QUICKER = Goal("1.5 times ArrayRecord, uncompressed", 1.5, Pick("millstream", case="array_record"))
 """Reading pieces of files is worth code of our own where that is clearly quicker than ArrayRecord's library."""
 
-GRAIN = (
-    Contender("grain", threads=None, mode="Dataset"),
-    Contender("grain", threads=None, workers=2, mode="Dataset"),
-)
+GRAIN = modes("grain", "Dataset", threads=None)
 TENSORFLOW = (Contender("tensorflow"), Contender("tensorflow", mode="batches first"))
 HUGGINGFACE = (Contender("huggingface", mode="table"), Contender("huggingface", mode="streamed"))
-WEBDATASET = tuple(
-    Contender(peer, workers=workers, mode=mode)
-    for peer in ("webdataset", "wids", "mosaicml")
-    for workers, mode in ((0, ""), (2, "forkserver"))
-)
+WEBDATASET = (*fork_server("webdataset"), *fork_server("wids"), *fork_server("mosaicml"))
 
 
 def label_and_tokens(batch: dict[str, Any]) -> dict[str, Any]:
@@ -67,25 +61,26 @@ def _case(
     name: str,
     title: str,
     files: Callable[[int], Files],
-    step: Map,
+    step: Map | None,
     *,
     peers: tuple[Contender, ...],
-    bounds: tuple[Contender, ...] = (Contender("bare", mode="pread"), Contender("bare", mode="loop")),
+    bounds: tuple[Contender, ...] = (Contender("bare", mode="pread"), LOOP),
     goals: tuple[Goal, ...] = (),
     view: Callable[[Any], Any] = identity,
 ) -> Case:
-    def work(scale: Scale) -> Work:
-        return Work(files(scale.pick(tiny=1024, quick=65_536, full=262_144)), (step,), BATCH_SIZE)
+    """Returns a case of files. Tables have no step, and their columns no bare loop over records."""
 
+    def work(scale: Scale) -> Work:
+        count = scale.pick(tiny=1024, quick=65_536, full=262_144)
+        return Work(files(count), () if step is None else (step,), BATCH_SIZE)
+
+    half = Goal("0.5 of the bare loop, without workers", 0.5, Pick("bare", mode="loop"), Pick("millstream", 0))
     return Case(
         name=name,
         title=f"{title}, batch {BATCH_SIZE}",
         make_work=work,
         contenders=(*OURS, *peers, *bounds),
-        goals=(
-            *goals,
-            Goal("0.5 of the bare loop, without workers", 0.5, Pick("bare", mode="loop"), Pick("millstream", 0)),
-        ),
+        goals=(*goals, half) if LOOP in bounds else goals,
         view=view,
     )
 
@@ -97,34 +92,12 @@ def _tokens(form: str, options: str = "") -> Callable[[int], Files]:
 _TOKENS = Map(tokens_of, tokens_in_graph, tokens_in_graph)
 
 
-def _table_case(
-    name: str,
-    title: str,
-    files: Callable[[int], Files],
-    *,
-    peers: tuple[Contender, ...],
-    bounds: tuple[Contender, ...],
-    goals: tuple[Goal, ...],
-    view: Callable[[Any], Any] = identity,
-) -> Case:
-    def work(scale: Scale) -> Work:
-        return Work(files(scale.pick(tiny=1024, quick=65_536, full=262_144)), (), BATCH_SIZE)
-
-    return Case(
-        name=name,
-        title=f"{title}, batch {BATCH_SIZE}",
-        make_work=work,
-        contenders=(*OURS, *peers, *bounds),
-        goals=goals,
-        view=view,
-    )
-
-
 def _parquet_case(name: str, title: str, *, is_wide: bool) -> Case:
-    return _table_case(
+    return _case(
         name,
         title,
         lambda count: data.table_files(count, "parquet", is_wide=is_wide),
+        None,
         peers=GRAIN,
         bounds=(Contender("bare", mode="row groups"), Contender("bare", mode="index")),
         goals=(
@@ -140,8 +113,8 @@ CASES = (
         "1 KB records from uncompressed ArrayRecord files, as uint16",
         _tokens("array_record", "uncompressed"),
         _TOKENS,
-        peers=(*GRAIN, Contender("pytorch"), Contender("pytorch", workers=2, mode="forkserver")),
-        bounds=(Contender("bare", mode="read"), Contender("bare", mode="read singly"), Contender("bare", mode="loop")),
+        peers=(*GRAIN, *fork_server("pytorch")),
+        bounds=(Contender("bare", mode="read"), Contender("bare", mode="read singly"), LOOP),
     ),
     _case(
         "tfrecord",
@@ -160,7 +133,7 @@ CASES = (
         "1 KB records from Bagz files, uncompressed, as uint16",
         _tokens("bagz"),
         _TOKENS,
-        peers=(*GRAIN, Contender("pytorch"), Contender("pytorch", workers=2, mode="forkserver"), *BY_OUR_SOURCE),
+        peers=(*GRAIN, *fork_server("pytorch"), *BY_OUR_SOURCE),
         goals=(SPANS_QUICKER,),
     ),
     _case(
@@ -211,10 +184,11 @@ CASES = (
         view=label_and_tokens,
     ),
     _parquet_case("parquet", "rows of Parquet files: a number and 512 tokens, 16 row groups shuffled", is_wide=False),
-    _table_case(
+    _case(
         "parquet_default",
         "the same, four times as large as the memory for row groups, as load(shuffle=True) has it by itself",
         lambda count: data.table_files(count, "parquet", is_wide=False),
+        None,
         peers=(Contender("millstream", threads=None, mode="default"), *GRAIN),
         bounds=(Contender("bare", mode="row groups"),),
         goals=(
@@ -227,16 +201,16 @@ CASES = (
         ),
     ),
     _parquet_case("parquet_columns", "the same, two of four columns of 2 KB a row", is_wide=True),
-    _table_case(
+    _case(
         "huggingface",
         "rows of a Hugging Face dataset: a number and 512 tokens",
         lambda count: data.table_files(count, "arrow"),
+        None,
         peers=(
             Contender("huggingface", mode="Python"),
             Contender("huggingface", mode="NumPy"),
             Contender("huggingface", mode="Arrow"),
-            Contender("pytorch"),
-            Contender("pytorch", workers=2, mode="forkserver"),
+            *fork_server("pytorch"),
         ),
         bounds=(Contender("bare", mode="index"),),
         goals=(

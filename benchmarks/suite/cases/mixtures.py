@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
+from suite.contenders import fork_server, modes
 from suite.scale import Scale
 from suite.steps import identity, tokens_in_graph, tokens_of
 from suite.work import Map, Mixture, Work
@@ -36,19 +37,11 @@ def _case(
         title=f"{components:,} components {title}, in equal shares, batch {BATCH_SIZE}",
         make_work=work,
         contenders=(
-            *(
-                Contender(peer, workers, threads)
-                for peer in ("millstream", "millstream_one_source")
-                for workers in (0, 2)
-            ),
-            Contender("grain", 0, threads, "Dataset"),
-            Contender("grain", 2, threads, "Dataset"),
+            *modes("millstream", threads=threads),
+            *modes("millstream_one_source", threads=threads),
+            *modes("grain", "Dataset", threads=threads),
             *(() if components > 64 else (Contender("tensorflow"), Contender("tensorflow", mode="batches first"))),
-            *(
-                ()
-                if in_memory or components > 64
-                else (Contender("mosaicml"), Contender("mosaicml", 2, mode="forkserver"))
-            ),
+            *(() if in_memory or components > 64 else fork_server("mosaicml")),
             Contender("bare", mode="loop"),
         ),
         goals=(

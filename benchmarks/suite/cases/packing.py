@@ -10,7 +10,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run
-from suite.contenders import chain_goals, chains
+from suite.contenders import chain_goals, chains, modes
 from suite.data import ROW_LENGTH
 from suite.peers import PEERS
 from suite.scale import Scale
@@ -132,11 +132,9 @@ def _as_they_come(name: str, packing: str, view: Callable[[Any], Any]) -> Case:
         title=f"documents in memory, packed as they come ({packing}) into rows of 2,048 tokens, batch {ROWS_IN_BATCH}",
         make_work=work,
         contenders=(
-            Contender("millstream"),
-            Contender("millstream", workers=2),
+            *modes("millstream"),
             *chains(),
-            Contender("grain", mode="Dataset"),
-            Contender("grain", workers=2, mode="Dataset"),
+            *modes("grain", "Dataset"),
         ),
         goals=(
             *chain_goals(10),
@@ -202,8 +200,7 @@ CASES = (
         title="until 100,000 documents in memory (30,000 in quick runs) are in rows of 2,048 tokens, the plan included",
         make_work=_documents,
         contenders=(
-            Contender("millstream"),
-            Contender("millstream", workers=2),
+            *modes("millstream"),
             Contender("grain", mode="Dataset, best fit"),
             Contender("trl"),
         ),
@@ -232,8 +229,7 @@ CASES = (
             Contender("millstream"),
             Contender("millstream", threads=None),
             Contender("millstream", workers=2),
-            Contender("millstream_unpacked"),
-            Contender("millstream_unpacked", workers=2),
+            *modes("millstream_unpacked"),
             *(Contender("grain", mode=mode) for mode in _WHOLE),
             Contender("grain", workers=2, mode="Dataset"),
             Contender("bare", mode="loop"),

@@ -7,6 +7,7 @@ from typing import Any
 
 from suite import data
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run, UnsupportedError
+from suite.contenders import modes
 from suite.peers import PEERS
 from suite.peers.base import Position, Stream
 from suite.scale import Scale
@@ -103,17 +104,6 @@ def measure_sampler(run: Run) -> Measurement:
     return Measurement(_milliseconds(times, lambda: adapter.sample_keys(NUM_RECORDS, starts, BLOCK)))
 
 
-_RESUMABLE = (
-    Contender("millstream"),
-    Contender("millstream", workers=2),
-    Contender("grain", mode="DataLoader"),
-    Contender("grain", workers=2, mode="DataLoader"),
-    Contender("grain", mode="Dataset"),
-    Contender("grain", workers=2, mode="Dataset"),
-    Contender("pytorch"),
-)
-
-
 def _case(
     name: str, title: str, unit: str, measure: Callable[[Run], Measurement], goals: tuple[Goal, ...] = ()
 ) -> Case:
@@ -121,7 +111,7 @@ def _case(
         name=name,
         title=title,
         make_work=_endless,
-        contenders=_RESUMABLE,
+        contenders=(*modes("millstream"), *modes("grain", "DataLoader", "Dataset"), Contender("pytorch")),
         goals=goals,
         measure=measure,
         unit=unit,

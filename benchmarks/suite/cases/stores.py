@@ -7,19 +7,13 @@ import numpy as np
 
 from suite import array_files, data
 from suite.case import Case, Contender, Goal, Pick
+from suite.contenders import fork_server, modes
 from suite.peers import PEERS
 from suite.scale import Scale
 from suite.steps import identity
 from suite.work import Work
 
 BATCH_SIZE = 256
-
-OURS = (
-    Contender("millstream", threads=None, mode="default"),
-    Contender("millstream", workers=2, threads=None, mode="default"),
-)
-PYTORCH = (Contender("pytorch"), Contender("pytorch", workers=2, mode="forkserver"))
-MOSAICML = (Contender("mosaicml"), Contender("mosaicml", workers=2, mode="forkserver"))
 
 
 def tokens_of_batch(batch: dict[str, Any]) -> dict[str, Any]:
@@ -35,19 +29,20 @@ def _case(
     *,
     shape: tuple[int, ...] = (array_files.TOKENS,),
     view: Callable[[Any], Any] = tokens_of_batch,
-    pytorch: tuple[Contender, ...] = PYTORCH,
+    pytorch: tuple[Contender, ...] = fork_server("pytorch"),
     is_flat: bool = False,
 ) -> Case:
     def work(scale: Scale) -> Work:
         return Work(data.array_files(scale.pick(tiny=512, quick=8192, full=32_768), name, shape), (), BATCH_SIZE)
 
     bounds = (Contender("bare", mode="pread"),) if is_flat else ()
-    peers = MOSAICML if peer == "mosaicml" else (Contender(peer, mode="loop"),)
+    ours = modes("millstream", "default", threads=None)
+    peers = fork_server(peer) if peer == "mosaicml" else (Contender(peer, mode="loop"),)
     return Case(
         name=name,
         title=f"{title}, batch {BATCH_SIZE}",
         make_work=work,
-        contenders=(*OURS, *peers, *pytorch, *bounds),
+        contenders=(*ours, *peers, *pytorch, *bounds),
         goals=(
             Goal(f"{times:g} times {PEERS[peer].title}", times, Pick(peer)),
             *[Goal("0.8 of bare pread", 0.8, Pick("bare"), Pick("millstream", 0)) for _ in bounds],

@@ -11,7 +11,7 @@ import psutil
 from suite import data
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run
 from suite.cases.files import token_work
-from suite.contenders import with_workers
+from suite.contenders import modes, with_workers
 from suite.peers import PEERS
 from suite.scale import Scale
 from suite.steps import identity, is_chosen
@@ -118,12 +118,8 @@ CASES = (
         title="a filter of 30 µs of Python before the batch; records that are kept",
         make_work=_cpu_filter,
         contenders=(
-            Contender("millstream"),
-            Contender("millstream", workers=2),
-            Contender("grain", mode="DataLoader"),
-            Contender("grain", workers=2, mode="DataLoader"),
-            Contender("grain", mode="Dataset"),
-            Contender("grain", workers=2, mode="Dataset"),
+            *modes("millstream"),
+            *modes("grain", "DataLoader", "Dataset"),
             Contender("pytorch"),
             Contender("pytorch", workers=2, mode="fork"),
             Contender("pytorch", workers=2, mode="forkserver"),
