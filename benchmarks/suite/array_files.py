@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
@@ -26,13 +25,11 @@ class ArrayFormat:
     Attributes:
         write: writes rows to a path.
         open: returns what reads records, as the documentation of the format's library does.
-        ours: returns millstream's source.
         first_byte: returns the offset of the first row in the file, if rows follow each other as they are.
     """
 
     write: Callable[[Path, NDArray[Any]], object]
     open: Callable[[str], Read]
-    ours: Callable[[str], Any]
     first_byte: Callable[[str], int] | None = None
 
 
@@ -62,13 +59,6 @@ class Rows:
         return self._read(keys)
 
 
-def write(path: Path, form: str, rows: NDArray[Any]) -> None:
-    """Writes a file or folder, which is either complete or not there."""
-    partial = path.with_suffix(f".partial-{os.getpid()}")
-    ARRAY_FORMATS[form].write(partial, rows)
-    partial.rename(path)
-
-
 def _write_hdf5(path: Path, rows: NDArray[Any], **options: Any) -> None:
     import h5py  # noqa: PLC0415  (only where it is a contender)
 
@@ -95,17 +85,6 @@ def _first_byte(path: str) -> int:
         return int(file["x"].id.get_offset())
 
 
-def _our_hdf5(path: str) -> Any:
-    import millstream  # noqa: PLC0415  (for the adapters that ask for it)
-
-    return millstream.Hdf5DataSource({"x": f"{path}/x"}, cache_bytes=_window_bytes(path))
-
-
-def _window_bytes(path: str) -> int:
-    """Returns room for a sixteenth of the rows, so that the order has windows."""
-    return max(1 << 22, int(path.rpartition("-")[2].partition(".")[0]) * int(np.prod(ROW_SHAPE)) // 16)
-
-
 def _write_zarr(path: Path, rows: NDArray[Any]) -> None:
     import tensorstore  # noqa: PLC0415
 
@@ -120,12 +99,6 @@ def _open_zarr(path: str) -> Read:
     spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": f"{path}/"}}
     array = tensorstore.open(spec, recheck_cached_data=False).result()
     return lambda keys: [{"x": array[key].read().result()} for key in keys]
-
-
-def _our_zarr(path: str) -> Any:
-    import millstream  # noqa: PLC0415
-
-    return millstream.ZarrDataSource({"x": path}, cache_bytes=_window_bytes(path))
 
 
 def _write_lance(path: Path, rows: NDArray[Any]) -> None:
@@ -146,12 +119,6 @@ def _open_lance(path: str) -> Read:
         return [{"tokens": row} for row in values.reshape(len(keys), -1)]
 
     return read
-
-
-def _our_lance(path: str) -> Any:
-    import millstream  # noqa: PLC0415
-
-    return millstream.LanceDataSource(path)
 
 
 def _write_mds(path: Path, rows: NDArray[Any]) -> None:
@@ -191,12 +158,6 @@ def _open_mds(path: str) -> Read:
     return lambda keys: [{"tokens": samples[key]} for key in keys]
 
 
-def _our_mds(path: str) -> Any:
-    import millstream  # noqa: PLC0415
-
-    return millstream.MdsDataSource(path, cache=millstream.FileCache(1 << 32, f"{path}.copies"))
-
-
 def _open_tokens(path: str) -> Read:
     """Returns nanoGPT's `get_batch` for given windows: a new memory map for each batch, and int64."""
 
@@ -207,18 +168,12 @@ def _open_tokens(path: str) -> Read:
     return read
 
 
-def _our_tokens(path: str) -> Any:
-    import millstream  # noqa: PLC0415
-
-    return millstream.TokenDataSource(path, TOKENS, dtype="uint16")
-
-
 ARRAY_FORMATS = {
-    "hdf5": ArrayFormat(_write_hdf5, _open_hdf5, _our_hdf5, _first_byte),
-    "hdf5_gzip": ArrayFormat(_write_hdf5_gzip, _open_hdf5, _our_hdf5),
-    "zarr": ArrayFormat(_write_zarr, _open_zarr, _our_zarr),
-    "lance": ArrayFormat(_write_lance, _open_lance, _our_lance),
-    "mds": ArrayFormat(_write_mds, _open_mds, _our_mds),
-    "token_windows": ArrayFormat(lambda path, rows: rows.tofile(path), _open_tokens, _our_tokens, lambda _: 0),
+    "hdf5": ArrayFormat(_write_hdf5, _open_hdf5, _first_byte),
+    "hdf5_gzip": ArrayFormat(_write_hdf5_gzip, _open_hdf5),
+    "zarr": ArrayFormat(_write_zarr, _open_zarr),
+    "lance": ArrayFormat(_write_lance, _open_lance),
+    "mds": ArrayFormat(_write_mds, _open_mds),
+    "token_windows": ArrayFormat(lambda path, rows: rows.tofile(path), _open_tokens, lambda _: 0),
 }
 """By name."""

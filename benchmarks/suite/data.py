@@ -1,5 +1,6 @@
 """The data: made here, the same on every machine, files kept in a folder that git ignores."""
 
+import functools
 import io
 import os
 from collections.abc import Callable, Iterable
@@ -9,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from suite import array_files as arrays
 from suite import formats, tables
+from suite.array_files import ARRAY_FORMATS
 from suite.steps import IMAGE_SIDE, TOKEN_BYTES
 from suite.work import SEED, Files, Mixture, Records
 
@@ -148,10 +149,8 @@ def table_files(count: int, form: str, *, is_wide: bool = False) -> Files:
     name = f"tables-{'wide-' if is_wide else ''}{count}"
     paths = [FOLDER / f"{name}-{part}-of-{NUM_FILES}.{form}" for part in range(NUM_FILES)]
     for part, path in enumerate(paths):
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            tables.write(path, part * size, size, np.random.default_rng((SEED, part)), is_wide=is_wide)
-        bring_into_memory(path)
+        rng = np.random.default_rng((SEED, part))
+        _keep(path, functools.partial(tables.write, form=form, first=part * size, count=size, rng=rng, is_wide=is_wide))
     return Files(tuple(map(str, paths)), size, form, tables.COLUMNS)
 
 
@@ -163,15 +162,14 @@ def array_files(count: int, form: str, shape: tuple[int, ...]) -> Files:
         form: one of `suite.array_files.ARRAY_FORMATS`.
         shape: that of a row.
     """
-    path = FOLDER / f"rows-{count}.{form}"
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(partial: Path) -> None:
         dtype = np.uint8 if len(shape) > 1 else np.uint16
         rows = np.random.default_rng(SEED).integers(0, 50_000 if len(shape) == 1 else 256, (count, *shape), dtype)
-        arrays.write(path, form, rows)
-    for file in path.rglob("*") if path.is_dir() else [path]:
-        if file.is_file():
-            bring_into_memory(file)
+        ARRAY_FORMATS[form].write(partial, rows)
+
+    path = FOLDER / f"rows-{count}.{form}"
+    _keep(path, write)
     return Files((str(path),), count, form)
 
 
@@ -199,10 +197,22 @@ def image_files(count: int) -> Files:
 
 
 def bring_into_memory(path: Path) -> None:
-    """Reads a file to its end: it is in the system's page cache then, and no contender waits for the disk."""
-    with path.open("rb", buffering=0) as file:
-        while file.read(1 << 24):
-            pass
+    """Reads a file, or those of a folder: they are in the page cache then, and no contender waits for the disk."""
+    for part in path.rglob("*") if path.is_dir() else [path]:
+        if part.is_file():
+            with part.open("rb", buffering=0) as file:
+                while file.read(1 << 24):
+                    pass
+
+
+def _keep(path: Path, write: Callable[[Path], object]) -> None:
+    """Writes a file or folder unless it is there, which it is only if it is complete; brings it into memory."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".partial-{os.getpid()}")
+        write(partial)
+        partial.rename(path)
+    bring_into_memory(path)
 
 
 def _jpeg(rng: np.random.Generator) -> bytes:
@@ -237,23 +247,17 @@ def _files(
     suffix = form if form == "array_record" else formats.FORMATS[form].suffix
     paths = [FOLDER / f"{name}-{part}-of-{num_files}.{suffix}" for part in range(num_files)]
     for part, path in enumerate(paths):
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if form == "array_record":
-                _write(path, records(part), options)
-            else:
-                formats.write(path, formats.FORMATS[form], records(part))
-        bring_into_memory(path)
+        write: Callable[[Path], object] = functools.partial(_write_array_record, records, part, options)
+        if form != "array_record":
+            write = functools.partial(formats.write, formats.FORMATS[form], records, part, formats.pieces_path_of(path))
+        _keep(path, write)
     return Files(tuple(map(str, paths)), records_per_file, form)
 
 
-def _write(path: Path, records: Iterable[bytes], options: str) -> None:
-    """Writes an ArrayRecord file that is either complete or not there."""
+def _write_array_record(records: Callable[[int], Iterable[bytes]], part: int, options: str, path: Path) -> None:
     from array_record.python.array_record_module import ArrayRecordWriter  # noqa: PLC0415  (starts threads)
 
-    partial = path.with_suffix(f".partial-{os.getpid()}")
-    writer = ArrayRecordWriter(str(partial), ",".join(["group_size:1", *([options] if options else [])]))
-    for record in records:
+    writer = ArrayRecordWriter(str(path), ",".join(["group_size:1", *([options] if options else [])]))
+    for record in records(part):
         writer.write(record)
     writer.close()
-    partial.replace(path)

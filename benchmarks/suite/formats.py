@@ -7,7 +7,6 @@ import csv
 import dataclasses
 import io
 import json
-import os
 import struct
 import tarfile
 from collections.abc import Callable, Iterable
@@ -42,29 +41,28 @@ class Format:
     foot: Callable[[NDArray[np.int64]], bytes] = lambda _: b""
 
 
-def write(path: Path, form: Format, records: Iterable[Any]) -> None:
-    """Writes where the records of a file are, and then the file, which is either complete or not there."""
-    partial = path.with_suffix(f".partial-{os.getpid()}")
+def write(form: Format, records: Callable[[int], Iterable[Any]], part: int, pieces_path: Path, path: Path) -> None:
+    """Writes a file of the records of a part, and beforehand where they are."""
     pieces = []
-    with partial.open("wb") as file:
+    with path.open("wb") as file:
         file.write(form.head)
-        for record in records:
+        for record in records(part):
             before, piece, after = form.frame(record)
             pieces.append((file.tell() + len(before), len(piece)))
             file.write(before + piece + after)
         places = np.array(pieces, np.int64)
         file.write(form.foot(places))
-    np.save(_pieces_path(path), places)
-    partial.replace(path)
+    np.save(pieces_path, places)
 
 
 def pieces_of(path: str) -> NDArray[np.int64]:
     """Returns where each record of a file begins and how long it is, shape (records, 2)."""
-    places: NDArray[np.int64] = np.load(_pieces_path(Path(path)))
+    places: NDArray[np.int64] = np.load(pieces_path_of(Path(path)))
     return places
 
 
-def _pieces_path(path: Path) -> Path:
+def pieces_path_of(path: Path) -> Path:
+    """Returns the path of the file that says where the records of a file are."""
     return path.with_name(f"{path.name}.pieces.npy")
 
 

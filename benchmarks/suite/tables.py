@@ -1,6 +1,5 @@
 """Tables: Parquet files, and Arrow files as HF datasets keeps them, written and read by pyarrow alone."""
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,20 @@ ROWS_AT_ONCE = 1000
 TOKENS = 512
 
 
-def write(path: Path, first: int, count: int, rng: np.random.Generator, *, is_wide: bool) -> None:
-    """Writes a file of some rows, numbered from `first` on; it is either complete or not there."""
-    partial = path.with_suffix(f".partial-{os.getpid()}")
+def write(path: Path, *, form: str, first: int, count: int, rng: np.random.Generator, is_wide: bool) -> None:
+    """Writes a file of some rows, numbered from `first` on: "parquet", or "arrow"."""
     schema = pa.schema([("id", pa.int64()), ("tokens", pa.list_(pa.uint16()))])
     if is_wide:
         schema = schema.append(pa.field("text", pa.string())).append(pa.field("noise", pa.binary()))
     batches = (_batch(schema, start, min(ROWS_AT_ONCE, first + count - start), rng) for start in _starts(first, count))
-    if path.suffix == ".parquet":
-        with pq.ParquetWriter(partial, schema) as parquet:
+    if form == "parquet":
+        with pq.ParquetWriter(path, schema) as parquet:
             for batch in batches:
                 parquet.write_batch(batch, row_group_size=ROWS_AT_ONCE)
     else:
-        with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as stream:
             for batch in batches:
                 stream.write_batch(batch)
-    partial.replace(path)
 
 
 def row_groups(paths: Sequence[str], columns: Sequence[str]) -> Iterator[dict[str, NDArray[Any]]]:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from suite.array_files import ARRAY_FORMATS
+from suite.array_files import ROW_SHAPE, TOKENS
 from suite.case import Contender, UnsupportedError
 from suite.work import Columns, Files, Records, Work
 
@@ -72,22 +72,28 @@ def our_source(files: Files) -> Any:
     """Returns millstream's source for files, for peers that have none for the format but take any object with `[]`."""
     import millstream  # noqa: PLC0415  (for the adapters that ask for it)
 
-    if files.format == "parquet":
-        return millstream.ParquetDataSource(list(files.paths), columns=files.columns)
-    if files.format == "arrow":
-        return millstream.HuggingFaceDataSource(huggingface_dataset(files))
-    if files.format in ARRAY_FORMATS:
-        return ARRAY_FORMATS[files.format].ours(files.paths[0])
-    sources = {
-        "array_record": millstream.ArrayRecordDataSource,
-        "tfrecord": millstream.TFRecordDataSource,
-        "bagz": millstream.BagzDataSource,
-        "text": millstream.TextLineDataSource,
-        "json_lines": millstream.JsonLinesDataSource,
-        "csv": millstream.CsvDataSource,
-        "webdataset": millstream.WebDatasetDataSource,
+    paths = list(files.paths)
+    path = paths[0]
+    # Room for a sixteenth of the rows, so that the order has windows.
+    window_bytes = max(1 << 22, files.records_per_file * int(np.prod(ROW_SHAPE)) // 16)
+    sources: dict[str, Callable[[], Any]] = {
+        "array_record": lambda: millstream.ArrayRecordDataSource(paths),
+        "tfrecord": lambda: millstream.TFRecordDataSource(paths),
+        "bagz": lambda: millstream.BagzDataSource(paths),
+        "text": lambda: millstream.TextLineDataSource(paths),
+        "json_lines": lambda: millstream.JsonLinesDataSource(paths),
+        "csv": lambda: millstream.CsvDataSource(paths),
+        "webdataset": lambda: millstream.WebDatasetDataSource(paths),
+        "parquet": lambda: millstream.ParquetDataSource(paths, columns=files.columns),
+        "arrow": lambda: millstream.HuggingFaceDataSource(huggingface_dataset(files)),
+        "hdf5": lambda: millstream.Hdf5DataSource({"x": f"{path}/x"}, cache_bytes=window_bytes),
+        "hdf5_gzip": lambda: millstream.Hdf5DataSource({"x": f"{path}/x"}, cache_bytes=window_bytes),
+        "zarr": lambda: millstream.ZarrDataSource({"x": path}, cache_bytes=window_bytes),
+        "lance": lambda: millstream.LanceDataSource(path),
+        "mds": lambda: millstream.MdsDataSource(path, cache=millstream.FileCache(1 << 32, f"{path}.copies")),
+        "token_windows": lambda: millstream.TokenDataSource(path, TOKENS, dtype="uint16"),
     }
-    return sources[files.format](list(files.paths))
+    return sources[files.format]()
 
 
 def huggingface_dataset(files: Files) -> Any:

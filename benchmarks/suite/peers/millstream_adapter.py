@@ -4,6 +4,7 @@ Two more peers show what mixing and packing cost it: the same records in one sou
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, final
 
@@ -37,12 +38,9 @@ class MillstreamAdapter:
         if contender.peer == "millstream_unpacked":
             work = dataclasses.replace(work, row_length=None, batch_size=DOCUMENTS_AT_ONCE)
         if contender.mode == "chain":
-            chain = iter(_chain(work, contender))
-            return Stream(chain, chain.close, _Position(chain), chain)
+            return _stream(_chain(work, contender))
         if contender.mode == "default":
-            loader = _default(work, contender)
-            iterator = iter(loader)
-            return Stream(iterator, iterator.close, _Position(iterator), loader)
+            return _stream(_default(work, contender))
         as_columns = contender.mode == "columns"
         source = millstream.InMemoryDataSource(columns_of(work)) if as_columns else _source(work.source)
         batch_fn = list if contender.peer == "millstream_unpacked" else None
@@ -55,8 +53,7 @@ class MillstreamAdapter:
             shard_options=millstream.ShardOptions(*work.shard),
             read_options=millstream.ReadOptions() if threads is None else millstream.ReadOptions(num_threads=threads),
         )
-        iterator = iter(loader)
-        return Stream(iterator, iterator.close, _Position(iterator), loader)
+        return _stream(loader)
 
     def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
         """Returns the record keys of `count` positions from each start on."""
@@ -65,6 +62,11 @@ class MillstreamAdapter:
 
 
 ADAPTER = MillstreamAdapter()
+
+
+def _stream(loader: Any) -> Stream:
+    iterator = iter(loader)
+    return Stream(iterator, iterator.close, _Position(iterator), loader)
 
 
 @final
@@ -155,17 +157,9 @@ def _sampler(work: Work, source: Any, strategy: str) -> Any:
     return millstream.MixtureSampler(samplers, [1] * len(samplers))
 
 
-def _first_fit(lengths: dict[str, int]) -> Any:
-    return millstream.FirstFitPack(lengths, num_packing_bins=PACKING_BINS, seed=SEED)
-
-
-def _best_fit(lengths: dict[str, int]) -> Any:
-    return millstream.BestFitPack(lengths, num_packing_bins=PACKING_BINS, seed=SEED)
-
-
 _AS_THEY_COME: dict[str, Callable[[dict[str, int]], Any]] = {
-    "first fit": _first_fit,
-    "best fit": _best_fit,
+    "first fit": functools.partial(millstream.FirstFitPack, num_packing_bins=PACKING_BINS, seed=SEED),
+    "best fit": functools.partial(millstream.BestFitPack, num_packing_bins=PACKING_BINS, seed=SEED),
     "concatenated": millstream.ConcatThenSplit,
 }
 """How documents are packed whose lengths are not known ahead."""
