@@ -8,12 +8,12 @@ iter_dataset.py      IterDataset and its methods
 dataset_iterator.py  DatasetIterator
 stream_nodes.py      the steps of a straight chain, and the seeds of its random operations
 chain.py             compiles a straight chain to a loader's pipeline; running.py: with workers that stay warm
-chain_iterator.py    iterates over a MapDataset
+chain_iterator.py    iterates over a MapDataset; engine_iterator.py: the base of iterators that run a loader's
 fed_iterator.py      applies operations to another stream; drawing.py: draws many of its elements in one call
 stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those with
                      random access as one dataset
 streams.py           opens the streams below others; counted_iterator.py: those without states
-shown_chain.py       the views of an iterator; options.py: the options of an entire chain
+options.py           the options of an entire chain
 
 grain_compat/        the other names of `millstream.experimental`: more datasets, and functions for a user's own
 """

@@ -3,7 +3,8 @@
 from typing import Any, NoReturn, SupportsIndex, final
 
 from millstream.checks import as_options
-from millstream.dataset.iterators.chain_iterator import EngineIterator, checked_maps
+from millstream.dataset.iterators.chain_iterator import checked_maps
+from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import lower
 from millstream.errors import CheckpointError

@@ -10,121 +10,37 @@ import functools
 import json
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.iterators.brief_states import brief_state, cursor_at_end, ending_of, restored
-from millstream.dataset.iterators.dataset_iterator import CLOSED
+from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.running import Running
-from millstream.dataset.iterators.shown_chain import ReadViews, ShownIterator, shown_names
 from millstream.dataset.map_dataset import node_of
+from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, Stream
-from millstream.loader.execution import Execution
-from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring.front import CHAIN
-from millstream.loader.operations.elements import Elements
-from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.state_of_plan import saved_cursor, stream_of
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import AbsentElement, DropAbsent, KeepAll, Present
 
-
-class EngineIterator(ShownIterator):
-    """An iterator whose elements come from a loader's iterator."""
-
-    _options: tuple[MultiprocessingOptions, ReadOptions]
-
-    def __next__(self) -> Any:
-        """Returns the next element.
-
-        Raises:
-            StopIteration: the stream has ended.
-            ValueError: the iterator is closed.
-            Exception: an error of an operation or of the source, with notes that locate it.
-        """
-        if self._closed:
-            raise ValueError(CLOSED)
-        try:
-            return next(self._inner)
-        except AbsentElement as missing:
-            self._change_plan(missing)
-        return next(self._inner)
-
-    def take(self, limit: int) -> Elements:
-        """Returns the next elements with their origins, at least one and at most `limit`. Raises as `next` does."""
-        self._check_open()
-        try:
-            return self._inner.take(limit)
-        except AbsentElement as missing:
-            self._change_plan(missing)
-        return self._inner.take(limit)
-
-    def start_prefetch(self) -> None:
-        """Starts prefetching in threads or processes, if there are any, and returns immediately."""
-        self._check_open()
-        self._inner.start_prefetch()
-
-    def close(self) -> None:
-        """Ends the threads and processes of this iterator and those below, and frees prefetched data. Idempotent."""
-        self._closed = True
-        self._inner.close()
-        super().close()
-
-    def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns a function that returns the current state later, because computing it takes longer."""
-        state = self.get_state()
-        return lambda: state
-
-    def __repr__(self) -> str:
-        workers, reading = self._options
-        execution = "in this thread"
-        if workers.num_workers:
-            execution = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
-        elif reading.reads_ahead:
-            execution = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
-        now = self._inner.status()
-        names = shown_names(self._execution.pipeline)
-        made = f": {', '.join(names)}" if names else ""
-        return f"<{type(self).__name__} at step {now.step}, {now.lifecycle}, {execution}{self._drawn_from()}{made}>"
-
-    def _repr_html_(self) -> str:
-        from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
-
-        return render_loader(self.insight.snapshot(), iterator=repr(self))
-
-    def position_and_step(self) -> tuple[Position, int]:
-        """Returns the position of the plan, and the number of elements yielded."""
-        return self._inner.position_in_plan(), self._inner.step
-
-    def go(self, position: Position, step: int) -> None:
-        """Moves to a position of the plan, which `step` elements precede."""
-        self._inner.go(position, step)
-
-    def _change_plan(self, missing: AbsentElement) -> None:
-        raise missing
-
-    def _take_over(self, execution: Execution, inner: DataLoaderIterator) -> None:
-        """Closes the plan before the current one, which takes over its consumer and the number of its batches."""
-        if inner.consumer is not None:
-            self._inner.let_measure(inner.consumer)
-        inner.close()
-        self._execution.profiler.delivered(execution.profiler.outputs)
-
+if TYPE_CHECKING:
+    from millstream.loader.reporting.preview import Preview
+    from millstream.loader.tracing import Trace
 
 _NO_BRIEF_STATE = -1, ""
 """No state, at no step."""
 
 
 @final
-class ReadIterator(ReadViews, EngineIterator):
+class ReadIterator(EngineIterator):
     """Yields the results of a chain over the elements of a MapDataset."""
 
     def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
@@ -253,6 +169,31 @@ class ReadIterator(ReadViews, EngineIterator):
     def next_index(self) -> int | None:
         """The number of elements yielded if each position has one, so that `seek` costs nothing; otherwise None."""
         return self._inner.step if self._execution.plan.one_to_one else None
+
+    def trace(self) -> "Trace":  # noqa: D102  (as for any iterator)
+        try:
+            return self.insight.trace(self._whole)
+        except AbsentElement:
+            return self.insight.trace(self._sparse)
+
+    def preview(  # noqa: D102  (as for any iterator)
+        self,
+        num_batches: int = 1,
+        *,
+        rows: int = 8,
+        decode: Callable[[list[int]], str] | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> "Preview":
+        *nodes, first = self._node.line()
+        (source, *_) = first.sources or (None,)
+        return self.insight.preview(
+            num_batches,
+            rows=rows,
+            decode=decode,
+            classes=getattr(source, "classes", None) if classes is None else classes,
+            is_batched=any(isinstance(node, Batched) for node in nodes),
+            pipeline=self._sparse,
+        )
 
     @functools.cached_property
     def _ending(self) -> str:

@@ -4,8 +4,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from millstream.dataset.iterators.chain_iterator import EngineIterator, ReadIterator
+from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
 from millstream.signals import interrupts

@@ -8,10 +8,11 @@ from typing import Any, final
 import numpy as np
 
 from millstream.dataset.iterators.brief_states import strictly
-from millstream.dataset.iterators.chain_iterator import EngineIterator, decoded
+from millstream.dataset.iterators.chain_iterator import decoded
 from millstream.dataset.iterators.counted_iterator import CountedIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, noted_state
+from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from millstream.dataset.chain import Chain, iterates_itself
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.iterators.chain_iterator import EngineIterator, checked_maps, sought_past
+from millstream.dataset.iterators.chain_iterator import checked_maps, sought_past
+from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_iterator import MixedIterator
 from millstream.dataset.iterators.running import Running, WarmWorkers

@@ -1,0 +1,135 @@
+"""Iterators of chains that run a loader's iterator."""
+
+from collections.abc import Callable
+from typing import Any
+
+from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator
+from millstream.loader.execution import Execution
+from millstream.loader.insight import Insight
+from millstream.loader.iterator import DataLoaderIterator, MeasuringConsumer
+from millstream.loader.operations.elements import Elements
+from millstream.loader.pipeline.outputs import Position
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.transforms.of_chains import AbsentElement
+
+
+class EngineIterator(DatasetIterator[Any]):
+    """An iterator whose elements come from a loader's iterator."""
+
+    _execution: Execution
+    _inner: DataLoaderIterator
+    _options: tuple[MultiprocessingOptions, ReadOptions]
+
+    @property
+    def step(self) -> int:
+        """The number of elements yielded since the beginning of the stream."""
+        return self._inner.step
+
+    @property
+    def epoch(self) -> int | None:  # type: ignore[override]  # Nobody sets it here.
+        """The epoch that the next element begins in, from 0; None if the elements have no epochs."""
+        return self._inner.epoch
+
+    @property
+    def stall_timeout(self) -> float:
+        """The number of seconds after which a wait for one element is an error."""
+        return self._inner.stall_timeout
+
+    @property
+    def insight(self) -> Insight:
+        """The views of the chain's pipeline."""
+        return self._execution.insight
+
+    def let_measure(self, consumer: MeasuringConsumer) -> None:
+        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
+        self._inner.let_measure(consumer)
+
+    def interrupt(self) -> None:
+        """Ends all prefetching and keeps the position. Another thread that waits in `next` gets a ValueError."""
+        self._inner.interrupt()
+
+    def batches_after(self, step: int) -> int:
+        """Returns the number of elements after the first `step` ones; TypeError if it is not known."""
+        return self._inner.batches_after(step)
+
+    def __len__(self) -> int:
+        """Returns the number of elements left; TypeError if it is not known."""
+        return self._inner.batches_after(self._inner.step)
+
+    def __next__(self) -> Any:
+        """Returns the next element.
+
+        Raises:
+            StopIteration: the stream has ended.
+            ValueError: the iterator is closed.
+            Exception: an error of an operation or of the source, with notes that locate it.
+        """
+        if self._closed:
+            raise ValueError(CLOSED)
+        try:
+            return next(self._inner)
+        except AbsentElement as missing:
+            self._change_plan(missing)
+        return next(self._inner)
+
+    def take(self, limit: int) -> Elements:
+        """Returns the next elements with their origins, at least one and at most `limit`. Raises as `next` does."""
+        self._check_open()
+        try:
+            return self._inner.take(limit)
+        except AbsentElement as missing:
+            self._change_plan(missing)
+        return self._inner.take(limit)
+
+    def start_prefetch(self) -> None:
+        """Starts prefetching in threads or processes, if there are any, and returns immediately."""
+        self._check_open()
+        self._inner.start_prefetch()
+
+    def close(self) -> None:
+        """Ends the threads and processes of this iterator and those below, and frees prefetched data. Idempotent."""
+        self._closed = True
+        self._inner.close()
+        super().close()
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that returns the current state later, because computing it takes longer."""
+        state = self.get_state()
+        return lambda: state
+
+    def __repr__(self) -> str:
+        workers, reading = self._options
+        execution = "in this thread"
+        if workers.num_workers:
+            execution = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
+        elif reading.reads_ahead:
+            execution = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
+        now = self._inner.status()
+        pipeline = self._execution.pipeline
+        pairs = zip(pipeline.names, pipeline.operations, strict=True)
+        names = [name for name, operation in pairs if not operation.is_between]
+        made = f": {', '.join(names)}" if names else ""
+        return f"<{type(self).__name__} at step {now.step}, {now.lifecycle}, {execution}{self._drawn_from()}{made}>"
+
+    def _repr_html_(self) -> str:
+        from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
+
+        return render_loader(self.insight.snapshot(), iterator=repr(self))
+
+    def position_and_step(self) -> tuple[Position, int]:
+        """Returns the position of the plan, and the number of elements yielded."""
+        return self._inner.position_in_plan(), self._inner.step
+
+    def go(self, position: Position, step: int) -> None:
+        """Moves to a position of the plan, which `step` elements precede."""
+        self._inner.go(position, step)
+
+    def _change_plan(self, missing: AbsentElement) -> None:
+        raise missing
+
+    def _take_over(self, execution: Execution, inner: DataLoaderIterator) -> None:
+        """Closes the plan before the current one, which takes over its consumer and the number of its batches."""
+        if inner.consumer is not None:
+            self._inner.let_measure(inner.consumer)
+        inner.close()
+        self._execution.profiler.delivered(execution.profiler.outputs)
