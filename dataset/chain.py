@@ -8,7 +8,7 @@ from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator, with_states
-from millstream.dataset.iterators.running import Running, SameObject, Shared, WarmWorkers
+from millstream.dataset.iterators.running import Running, Shared, WarmWorkers
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.options import DatasetOptions, in_force
 from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
@@ -85,7 +85,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
         warm_workers_of(dataset),
         options.filter_limits,
         shared_workers,
-        None if shared is None else SameObject(dataset),
+        None if shared is None else dataset,
         None if shared is None else shared.threads,
         tolerance=options.tolerance,
         num_local=chain.num_local,

@@ -41,20 +41,6 @@ class WarmWorkers:
 
 
 @final
-class SameObject:
-    """A key that equals another one of the same object. It keeps the object, so that no other gets its identity."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SameObject) and other._value is self._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-
-@final
 @dataclasses.dataclass(frozen=True)
 class Shared:
     """The resources that all chains below one combination of datasets share.
