@@ -12,7 +12,6 @@ Guarantees:
 """
 
 import contextlib
-import enum
 import functools
 import time
 import weakref
@@ -38,17 +37,6 @@ if TYPE_CHECKING:
     from millstream.loader.data_loader import DataLoader
     from millstream.loader.execution import Execution
     from millstream.loader.scheduling.status import IteratorStatus
-
-
-class Lifecycle(enum.Enum):
-    """The state of an iterator's executor."""
-
-    IDLE = enum.auto()
-    """There is no executor, and nothing is prefetched. The next call of `next` creates one."""
-    RUNNING = enum.auto()
-    """An executor works from the iterator's position."""
-    CLOSED = enum.auto()
-    """The user has closed the iterator. `next` raises an error; the state can still be taken."""
 
 
 class MeasuringConsumer(Protocol):
@@ -123,7 +111,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._executor: Executor | None = None
         # Executors that are no longer used, until they are closed. If an interruption prevents that, it is retried.
         self._left: set[Executor] = set()
-        self._lifecycle = Lifecycle.IDLE
+        self._is_closed = False
         self._reason = "call iter(loader) for a new one"
         self._step = 0
         # The step up to which the profiler has counted delivered batches.
@@ -272,7 +260,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             step=step,
             records=records_before(self._plan, self.position_in_plan()),
             epoch=epoch,
-            lifecycle=self._lifecycle.name.lower(),
+            lifecycle=self._lifecycle,
             waits_for=None if asked_at is None else max(0.0, now - asked_at),
             at_hand=max(0, self._stop - self._row),
             load=load,
@@ -404,7 +392,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
         Another thread that waits in `next` gets a ValueError.
         """
-        self._lifecycle = Lifecycle.CLOSED
+        self._is_closed = True
         self._end()
         self._execution.stop_idle_workers()
         if self._at_end is not None:
@@ -424,9 +412,14 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
     def __repr__(self) -> str:
         shard = self._plan.pipeline.shard
         return (
-            f"<DataLoaderIterator at step {self._step}, {self._lifecycle.name.lower()}, "
+            f"<DataLoaderIterator at step {self._step}, {self._lifecycle}, "
             f"shard {shard.shard_index} of {shard.shard_count}>"
         )
+
+    @property
+    def _lifecycle(self) -> str:
+        """The word for the state of its executor: idle iterators have none, and prefetch nothing."""
+        return "closed" if self._is_closed else "idle" if self._executor is None else "running"
 
     def _begin(self) -> None:
         if self._outputs is None:
@@ -496,11 +489,10 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
                 self._passes.begin()
             self._executor = executor = self._execution.make_executor(self.position_in_plan())
             self._is_sound = True
-            if self._lifecycle is Lifecycle.CLOSED:
+            if self._is_closed:
                 # Another thread closed the iterator before it could see this executor.
                 self._end()
                 self._check_open()
-            self._lifecycle = Lifecycle.RUNNING
             return executor
         return self._executor
 
@@ -544,8 +536,6 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         if (executor := self._executor) is not None:
             self._left.add(executor)
         self._executor = None
-        if self._lifecycle is Lifecycle.RUNNING:
-            self._lifecycle = Lifecycle.IDLE
         return executor
 
     def _resume(self, saved: LoaderState, allow: Collection[str], *, strict: bool) -> None:
@@ -588,7 +578,7 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
             raise
 
     def _check_open(self) -> None:
-        if self._lifecycle is Lifecycle.CLOSED:
+        if self._is_closed:
             raise ValueError(f"The iterator is closed: {self._reason}.")
 
     def _check_can_resume(self) -> None:

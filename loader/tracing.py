@@ -99,7 +99,5 @@ class Trace:
             line for label, leaves in self.leaves.items() for line in (label, *(f"    {leaf}" for leaf in leaves))
         )
 
-    __str__ = __repr__
-
     def _repr_html_(self) -> str:
         return render_loader(self._snapshot)

@@ -51,10 +51,10 @@ def figure(*fragments: str, style: str = "") -> str:
     return f'<div class="millstream"><style>{STYLE}{style}</style>{"".join(fragments)}</div>'
 
 
-def card(kind: str, title: str, *fragments: str, mark: str = "") -> str:
+def card(kind: str, title: str, *fragments: str) -> str:
     """Returns a box with a kind, a title, and fragments of HTML below them."""
     head = f'<div class="ms-head"><span class="ms-kind">{escaped(kind)}</span><code>{escaped(title)}</code></div>'
-    return f'<div class="ms-card {mark}">{head}{"".join(fragments)}</div>'
+    return f'<div class="ms-card">{head}{"".join(fragments)}</div>'
 
 
 def soft(text: str) -> str:

@@ -8,7 +8,7 @@ from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import lower
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
+from millstream.loader.checkpoints.compatibility import accept_content
 from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
 from millstream.loader.execution import Execution
 from millstream.loader.measuring.front import ELASTIC
@@ -111,9 +111,7 @@ class ElasticIterator(EngineIterator):
                 f"The state belongs to another dataset: saved {checked['dataset']!r}, here {self._identity!r}. Build "
                 "it as it was."
             )
-        changes = differences(checked["content"], self._content)
-        if strict and changes:
-            raise CheckpointError("The state belongs to another dataset:\n  " + "\n  ".join(changes))
+        accept_content(checked["content"], self._content, strict=strict)
         index = checked["global_next_index"]
         if index % self._global_batch:
             raise CheckpointError(
@@ -124,8 +122,6 @@ class ElasticIterator(EngineIterator):
             self._inner.seek(index // self._global_batch)
         except IndexError as error:
             raise CheckpointError(f"The state lies beyond the end: {error}") from error
-        if changes:
-            warn_of_changes(changes)
 
     def _change_plan(self, hole: AbsentElement) -> NoReturn:
         raise ValueError(

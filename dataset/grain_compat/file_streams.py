@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.map_dataset import MapDataset, dataset_of, node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import DataSourceError
@@ -80,16 +80,8 @@ class ParquetIterDataset(ReadIterDataset):
             source = kind(path, **given, cache_bytes=turns * CACHE_BYTES_PER_FILE)
         rows = MapDataset.source(source)
         if turns > 1:
-            rows = _RowsInTurn(rows, sizes, turns)
+            rows = dataset_of(InterleavedRows(node_of(rows), sizes, turns), rows)
         super().__init__(rows)
-
-
-class _RowsInTurn(MapDataset[Any]):
-    """Rows of concatenated files, interleaved one by one."""
-
-    def __init__(self, rows: MapDataset[Any], sizes: tuple[int, ...], cycle_length: int) -> None:
-        super().__init__(rows)
-        self._node = InterleavedRows(node_of(rows), sizes, cycle_length)
 
 
 def _sizes_of_files(source: ParquetDataSource) -> tuple[int, ...]:

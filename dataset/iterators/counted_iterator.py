@@ -7,7 +7,7 @@ from typing import Any, final
 from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.compatibility import differences, warn_of_changes
+from millstream.loader.checkpoints.compatibility import accept_content
 from millstream.loader.checkpoints.description import Description
 from millstream.loader.checkpoints.envelope import is_dict, is_number, sealed, unsealed
 
@@ -68,23 +68,19 @@ class CountedIterator(DatasetIterator[Any]):
         """Restarts, and drops the elements before the position. With `strict`, changed content refuses the state."""
         self._check_open()
         checked = unsealed(state, _KIND, {"count": is_number, "words": is_dict, "content": is_dict})
+        here = self._described
+        if checked["words"] != here["words"]:
+            raise CheckpointError(
+                f"The state belongs to another stream: saved {checked['words']}, here {here['words']}."
+            )
         with strictly(strict=strict) as is_strict:
-            self._compare(checked, strict=is_strict)
+            accept_content(checked["content"], here["content"], strict=is_strict)
         before = self._count
         self._restart(checked["count"])
         if self._count < checked["count"]:
             there, self._has_failed = self._count, True
             self._count = before
             raise CheckpointError(f"The state is after {checked['count']} elements of {self.name}, which has {there}.")
-
-    def _compare(self, saved: dict[str, Any], *, strict: bool) -> None:
-        here = self._described
-        if saved["words"] != here["words"]:
-            raise CheckpointError(f"The state belongs to another stream: saved {saved['words']}, here {here['words']}.")
-        if changes := differences(saved["content"], here["content"]):
-            if strict:
-                raise CheckpointError("The state belongs to another stream:\n  " + "\n  ".join(changes))
-            warn_of_changes(changes)
 
     def _restart(self, count: int) -> None:
         """Restarts, and drops the first elements."""

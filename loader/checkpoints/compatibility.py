@@ -87,11 +87,19 @@ def warn_of_changes(changes: Collection[str]) -> None:
     )
 
 
-def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Returns descriptions of the differences between the texts of two streams."""
+def accept_content(before: Mapping[str, str], after: Mapping[str, str], *, strict: bool) -> None:
+    """Logs the differences between the contents of two streams.
+
+    Raises:
+        CheckpointError: there are some, and they are to be refused.
+    """
     paths = sorted(before.keys() | after.keys(), key=_natural_order)
     found = [_unequal(path, path, before.get(path), after.get(path)) for path in paths]
-    return [difference.text for each in found for difference in each]
+    changes = [difference.text for each in found for difference in each]
+    if strict and changes:
+        raise CheckpointError("The state belongs to another stream:\n  " + "\n  ".join(changes))
+    if changes:
+        warn_of_changes(changes)
 
 
 class _Difference(NamedTuple):

@@ -121,9 +121,7 @@ class ActorPool:
 
     def submit(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes, epoch: int | None) -> None:
         """Sends a call of an epoch to an actor."""
-        if not actor.calls:
-            actor.waited = 0.0
-        actor.calls.append(call)
+        actor.record_call(call)
         self._awaited[actor.handle.make.remote(message, epoch)] = actor, call
 
     def replace(self, actor: Actor) -> None:
@@ -220,7 +218,7 @@ class ActorPool:
             del self._awaited[reference]
             actor.waited, actor.warned = 0.0, False
             if call is not None:
-                actor.calls.remove(call)
+                actor.record_result(call)
                 actor.runs_suspect = False
             if isinstance(event, int):
                 actor.pid = event

@@ -6,30 +6,21 @@ from typing import Any, TypeAlias, final
 from millstream.loader.cluster.actor import Packed
 from millstream.loader.transport.payload import Failure
 from millstream.loader.workers.call_runner import CallResult
+from millstream.loader.workers.warm_pools import AnyWorker
 
 
 @final
-class Actor:
-    """The trainer's side of an actor.
+class Actor(AnyWorker):
+    """The trainer's side of an actor. It has a process ID, that on its node, once it is ready.
 
     Attributes:
-        number: the actor's number. It is unique in the pool.
         handle: Ray's handle.
-        pid: the process ID on its node; None until it is ready.
-        calls: the numbers of the unanswered calls, in the order sent.
-        waited: seconds that the consumer has waited since the actor began its first unanswered call, or since its
-            last sign of life.
-        warned: True if a warning about the current stall has been logged.
         runs_suspect: True if its only call is one with which another actor has died.
     """
 
     def __init__(self, number: int, handle: Any) -> None:
-        self.number = number
+        super().__init__(number)
         self.handle = handle
-        self.pid: int | None = None
-        self.calls: list[int] = []
-        self.waited = 0.0
-        self.warned = False
         self.runs_suspect = False
 
     @property

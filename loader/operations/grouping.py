@@ -5,7 +5,7 @@ are passed on, and the error names its record.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,15 +15,8 @@ from millstream.loader.operations.elements import Elements, Location, Origins
 from millstream.loader.operations.steps import Step, collect
 from millstream.segments import Segments
 from millstream.signals import cannot_wait
+from millstream.transforms import Pack
 from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperation, Prepared
-
-
-class Preparing(Protocol):
-    """An object that prepares elements for grouping."""
-
-    def prepare(self, values: Sequence[Any], /) -> Prepared:
-        """Returns the prepared elements, and their sizes."""
-        ...
 
 
 def prepare_step(operation: GroupingOperation, where: str) -> Step:
@@ -36,7 +29,7 @@ def prepare_step(operation: GroupingOperation, where: str) -> Step:
     return step
 
 
-def prepared(operation: Preparing, run: Elements, where: str, *, splits: bool = False) -> Elements:
+def prepared(operation: GroupingOperation | Pack, run: Elements, where: str, *, splits: bool = False) -> Elements:
     """Returns a run of prepared elements, whose origins contain their sizes.
 
     Args:

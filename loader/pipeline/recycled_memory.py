@@ -30,8 +30,6 @@ MAX_IDLE_BYTES = 1 << 28
 
 @final
 class RecycledMemory:
-    """Allocates the arrays of batches in this process."""
-
     """Allocates the arrays that batches are stacked into, in this process."""
 
     def __init__(self) -> None:

@@ -38,8 +38,6 @@ class Summary:
     def __repr__(self) -> str:
         return "\n".join(_lines(self._snapshot, self.advice))
 
-    __str__ = __repr__
-
     def _repr_html_(self) -> str:
         from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
 

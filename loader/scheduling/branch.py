@@ -1,7 +1,7 @@
 """A branch: the leaf and the stages of one logical shard, with their calls."""
 
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 from millstream.loader.operations.elements import SourceEnded
 from millstream.loader.pipeline.calls import BlockCall, Call
@@ -11,25 +11,9 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Stage
 
 
-class Leaf(Protocol):
-    """An input of stage 0. `BlockLeaf` reads records, and a `Feed` draws elements from an iterator."""
-
-    def next_blocks(self, limit: int) -> int:
-        """Returns the number of blocks of the next call, at most `limit`."""
-
-    def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> BlockCall | None:
-        """Returns the next call, or None if the leaf has just ended.
-
-        Args:
-            shard: the logical shard of the blocks.
-            max_blocks: the maximum number of blocks.
-            skip: the number of outputs of the first block that are consumed already.
-        """
-
-
 @final
 class BlockLeaf:
-    """The blocks of positions of a logical shard.
+    """The blocks of positions of a logical shard: an input of stage 0. A `Feed` is the other kind.
 
     Args:
         num_blocks: the number of blocks; None if they never end.
@@ -46,7 +30,13 @@ class BlockLeaf:
         return limit if last is None else max(0, min(limit, last - self._block))
 
     def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> BlockCall:
-        """Returns the next call."""
+        """Returns the next call.
+
+        Args:
+            shard: the logical shard of the blocks.
+            max_blocks: the maximum number of blocks.
+            skip: the number of outputs of the first block that are consumed already.
+        """
         start = self._block
         self._block += self.next_blocks(max_blocks)
         return BlockCall(shard, start, self._block, skip)
@@ -100,7 +90,7 @@ class Branch:
     def __init__(self, plan: Plan, shard: int, cursor: Cursor, feed: "Feed | None") -> None:
         self._plan = plan
         self.shard = plan.shards[shard]
-        self.leaf: Leaf = BlockLeaf(self.shard.num_blocks, cursor.block) if feed is None else feed
+        self.leaf: BlockLeaf | Feed = BlockLeaf(self.shard.num_blocks, cursor.block) if feed is None else feed
         self.may_read = self.leaf.next_blocks(1) > 0
         self.queues: list[CallQueue] = []
         self.lanes: list[Lane] = []

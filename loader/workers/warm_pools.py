@@ -149,11 +149,11 @@ def release(pools: "weakref.ref[WarmPools[PoolT]]", pool: "weakref.ref[PoolT]") 
         keeper.release(kept)
 
 
-class Worker(Protocol):
-    """A worker.
+class AnyWorker:
+    """The consumer's side of a worker, wherever it runs.
 
     Attributes:
-        number: the worker's number. It is unique, and later workers have higher numbers.
+        number: the worker's number. It is unique in its pool, and replacements get new ones.
         pid: the process ID; None until it is known.
         calls: the numbers of the unanswered calls, in the order sent.
         waited: seconds that the consumer has waited since the worker began its first unanswered call, or since its
@@ -161,18 +161,31 @@ class Worker(Protocol):
         warned: True if a warning about the current stall has been logged.
     """
 
-    number: int
-    pid: int | None
-    calls: list[int]
-    waited: float
-    warned: bool
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pid: int | None = None
+        self.calls: list[int] = []
+        self.waited = 0.0
+        self.warned = False
 
     @property
     def accepts_calls(self) -> bool:
-        """True if the worker may get calls, up to its limit."""
+        """True if the worker may get calls, up to its limit. By default, they wait until it is ready."""
+        return True
+
+    def record_call(self, call: int) -> None:
+        """Adds a call that is sent to the worker."""
+        if not self.calls:
+            self.waited = 0.0
+        self.calls.append(call)
+
+    def record_result(self, call: int) -> None:
+        """Removes a call that was answered."""
+        self.calls.remove(call)
+        self.waited, self.warned = 0.0, False
 
 
-WorkerT = TypeVar("WorkerT", bound=Worker)
+WorkerT = TypeVar("WorkerT", bound=AnyWorker)
 
 
 class WorkersPool(Pool, Protocol[WorkerT]):
