@@ -11,7 +11,7 @@ from millstream.dataset.iterators.fed_iterator import FedIterator, with_states
 from millstream.dataset.iterators.running import Running, Shared, WarmWorkers
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.options import DatasetOptions, in_force
-from millstream.dataset.stream_nodes import Ahead, Combined, Operated, ReadIterDataset, Seeded
+from millstream.dataset.stream_nodes import Ahead, Combined, Compiled, Operated, ReadIterDataset, Seeded
 from millstream.loader.measuring.front import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -170,4 +170,4 @@ def warm_workers_of(dataset: IterDataset[Any]) -> WarmWorkers:
 def iterates_itself(dataset: IterDataset[Any]) -> bool:
     """Returns True if a dataset is not compiled, because its class or a base class has its own `__iter__`."""
     own = type(dataset).__iter__
-    return not any(own is kind.__iter__ for kind in (Ahead, Combined, Operated, ReadIterDataset, Seeded))
+    return not any(own is kind.__iter__ for kind in (Combined, Compiled))

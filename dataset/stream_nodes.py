@@ -11,7 +11,7 @@ from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.batch_node import Batched
-from millstream.dataset.nodes.seeds import count_random_maps, nearest_seed
+from millstream.dataset.nodes.seeds import combined, count_random_maps, longest_count, nearest_seed
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import OF_GROUPS, as_seed, derive_seed
@@ -20,7 +20,16 @@ from millstream.transforms.grouping import GroupingOperation
 from millstream.transforms.of_chains import SeededRandomMap
 
 
-class Operated(IterDataset[Any]):
+class Compiled(IterDataset[Any]):
+    """A step of a straight chain, which is compiled as a whole."""
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        from millstream.dataset.chain import iterator_of  # noqa: PLC0415  (which needs the classes below)
+
+        return iterator_of(self)
+
+
+class Operated(Compiled):
     """The elements after an operation.
 
     Attributes:
@@ -40,28 +49,22 @@ class Operated(IterDataset[Any]):
             operation = seeded_group(operation, parent)
         self.operation = operation
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _iterator_of(self)
-
     def _line(self) -> str:
         return f".apply({described(self.operation)})"
 
 
-class Seeded(IterDataset[Any]):
+class Seeded(Compiled):
     """The same elements, with a seed for the operations after it."""
 
     def __init__(self, parent: IterDataset[Any], seed: int) -> None:
         super().__init__(parent)
         self.given_seed = seed
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _iterator_of(self)
-
     def _line(self) -> str:
         return f".seed({self.given_seed})"
 
 
-class Ahead(IterDataset[Any]):
+class Ahead(Compiled):
     """The same elements, prefetched by processes or threads.
 
     Attributes:
@@ -83,9 +86,6 @@ class Ahead(IterDataset[Any]):
         self.reading = reading
         self.is_boundary = is_boundary
 
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _iterator_of(self)
-
     def _without_threads(self) -> IterDataset[Any]:
         parent: IterDataset[Any] = self._parent
         return parent._without_threads()  # noqa: SLF001  (of the same classes)
@@ -96,7 +96,7 @@ class Ahead(IterDataset[Any]):
         return f".mp_prefetch(num_workers={self.workers.num_workers})"
 
 
-class ReadIterDataset(IterDataset[Any]):
+class ReadIterDataset(Compiled):
     """The elements of a `MapDataset` in order: the leaf of a straight chain.
 
     Attributes:
@@ -112,9 +112,6 @@ class ReadIterDataset(IterDataset[Any]):
         self.map_dataset = map_dataset
         self.reading = read_options or ReadOptions()
         self.allow_nones = allow_nones
-
-    def __iter__(self) -> DatasetIterator[Any]:
-        return _iterator_of(self)
 
     def _without_threads(self) -> IterDataset[Any]:
         return ReadIterDataset(self.map_dataset, ReadOptions(num_threads=0), self.allow_nones)
@@ -174,12 +171,6 @@ def _makes_batches(dataset: Any) -> bool:
     return bool(dataset.parents) and all(map(_makes_batches, dataset.parents))
 
 
-def _iterator_of(dataset: IterDataset[Any]) -> DatasetIterator[Any]:
-    from millstream.dataset.chain import iterator_of  # noqa: PLC0415  (which needs the classes above)
-
-    return iterator_of(dataset)
-
-
 def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRandomMap:
     """Returns a random operation after a dataset, with its seed and its number under that seed.
 
@@ -198,15 +189,8 @@ def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRand
 def seeded_group(operation: GroupingOperation, parent: Any) -> GroupingOperation:
     """Returns a grouping operation after a dataset. If it shuffles, it has its own seed or a derived one."""
     chosen = None if operation.seed is not None else _nearest_seed(parent)
-    return operation.seeded(0 if chosen is None else derive_seed(chosen, OF_GROUPS - _count_groups(parent)))
-
-
-def _count_groups(dataset: Any) -> int:
-    """Returns the number of grouping operations from this dataset upwards."""
-    if isinstance(dataset, MapDataset):
-        return 0
-    above = max(map(_count_groups, dataset.parents), default=0)
-    return above + isinstance(getattr(dataset, "operation", None), GroupingOperation)
+    number = longest_count(parent, lambda one: isinstance(getattr(one, "operation", None), GroupingOperation))
+    return operation.seeded(0 if chosen is None else derive_seed(chosen, OF_GROUPS - number))
 
 
 def _nearest_seed(dataset: Any) -> int | None:
@@ -216,13 +200,7 @@ def _nearest_seed(dataset: Any) -> int | None:
     own: int | None = getattr(dataset, "given_seed", None)
     if own is not None:
         return own
-    found = [seed for parent in dataset.parents if (seed := _nearest_seed(parent)) is not None]
-    if len(set(found)) < 2:
-        return found[0] if found else None
-    combined, *others = found
-    for seed in others:
-        combined = derive_seed(combined, seed)
-    return combined
+    return combined(seed for parent in dataset.parents if (seed := _nearest_seed(parent)) is not None)
 
 
 def _count_random_maps(dataset: Any, seed: int) -> int:

@@ -19,7 +19,7 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, final
+from typing import Any
 
 from millstream.checks import as_integer
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
@@ -68,7 +68,6 @@ def device_put(
     )
 
 
-@final
 class DeviceIterator(Inspectable, ResumableIterator):
     """Yields the batches of a loader or chain on the device, and knows its position among them.
 
@@ -91,6 +90,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
         ...     print(batch["x"], isinstance(batch["x"], jax.Array), batches.step)
         [1. 1. 1. 1.] True 1
     """
+
+    _call_for_another = "millstream.device_put(iter(loader))"
 
     def __init__(self, iterator: Any, placement: Placement, buffer_size: int) -> None:
         self._iterator = iterator
@@ -237,7 +238,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         deadline = time.monotonic() + CLOSE_SECONDS
         self._is_closed = True
         if (current := self._staging) is not None:
-            current.outcomes.put(_closed_error())
+            current.outcomes.put(self._closed_error())
         self._end_staging()
         self._readers.stop()
         self._iterator.close()
@@ -318,15 +319,14 @@ class DeviceIterator(Inspectable, ResumableIterator):
                 getattr(self._iterator, "interrupt", _do_nothing)()
         self._staging = None
 
+    def _closed_error(self) -> ValueError:
+        return ValueError(f"The iterator is closed: call {self._call_for_another} for a new one.")
+
     def _check_open(self) -> None:
         if self._is_closed:
-            raise _closed_error()
+            raise self._closed_error()
         self._readers.check_process()
 
 
 def _do_nothing() -> None:
     """Interrupts nothing, because only the thread waits for a stream."""
-
-
-def _closed_error() -> ValueError:
-    return ValueError("The iterator is closed: call millstream.device_put(iter(loader)) for a new one.")

@@ -131,12 +131,13 @@ class Insight:
 
     def _first_outputs(self, count: int, pipeline: Pipeline | None) -> tuple[list[Any], bool, Any]:
         """Returns the first outputs, True if operations make batches of them, and the classes of the source, if any."""
-        from millstream.loader.tracing import first_outputs, makes_batches  # noqa: PLC0415  (lazy, as above)
+        from millstream.loader.tracing import first_outputs  # noqa: PLC0415  (lazy, as above)
 
         self._check_random_access("preview")
         pipeline = pipeline or self._plan.pipeline
         batches = list(itertools.islice(first_outputs(pipeline), count))
-        return batches, makes_batches(pipeline), getattr(pipeline.source, "classes", ())
+        are_batches = any(operation.makes_batches for operation in pipeline.operations)
+        return batches, are_batches, getattr(pipeline.source, "classes", ())
 
     def count_delivered(self) -> None:
         """Adds the batches that iterators have delivered since the last time. Any thread may call it."""

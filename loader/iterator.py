@@ -16,7 +16,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
 
 from millstream.checks import as_integer
 from millstream.errors import CheckpointError
@@ -53,6 +53,26 @@ class MeasuringConsumer(Protocol):
         """The epoch that the next of these begins in."""
 
 
+class Measured:
+    """An iterator that measures the trainer's waits, unless a consumer around it does so, for instance device_put."""
+
+    _consumer: "weakref.ref[MeasuringConsumer] | None" = None
+
+    @property
+    def consumer(self) -> "MeasuringConsumer | None":
+        """The consumer that measures its own waits; None if this iterator measures those of the trainer."""
+        return None if self._consumer is None else self._consumer()
+
+    def let_measure(self, consumer: "MeasuringConsumer") -> None:
+        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
+        self._consumer = weakref.ref(consumer)
+
+    def delivered_position(self) -> tuple[int, int | None]:
+        """Returns step and epoch as the trainer knows them. Any thread may call it."""
+        own, consumer = cast("MeasuringConsumer", self), self.consumer
+        return (own.step, own.epoch) if consumer is None else (consumer.step, consumer.epoch)
+
+
 class Beginning(NamedTuple):
     """The beginning of a stream.
 
@@ -68,7 +88,7 @@ class Beginning(NamedTuple):
 
 
 @final
-class DataLoaderIterator(Inspectable, ResumableIterator):
+class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
     """Yields the batches of a `DataLoader`, and knows its position among them.
 
     `iter(loader)` returns it. Its position is just after the last batch delivered. Prefetched batches do not count,
@@ -116,8 +136,6 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
         self._step = 0
         # The step up to which the profiler has counted delivered batches.
         self._counted_step = 0
-        # The consumer that measures its own waits, for instance device_put; None if the trainer calls this iterator.
-        self._consumer: weakref.ref[MeasuringConsumer] | None = None
         # The position is `_start`, or that after output `_row - 1` of `_outputs` if any of these were delivered.
         self._start = self._plan.beginning
         self._outputs: Outputs | None = None
@@ -218,27 +236,13 @@ class DataLoaderIterator(Inspectable, ResumableIterator):
 
     def __del__(self) -> None:
         # Without the names of any module, which may be gone at the end of the interpreter.
-        if hasattr(self, "_consumer"):
+        if hasattr(self, "_counted_step"):
             self.count_delivered()
 
     def describe_next(self) -> str:
         """Returns the records of the next batch as text, for errors. Any thread may call it."""
         block = self.position_in_plan()[0].block
         return self._plan.describe(Blocks(block, block + 1, 0))
-
-    @property
-    def consumer(self) -> "MeasuringConsumer | None":
-        """The consumer that measures its own waits; None if this iterator measures those of the trainer."""
-        return None if self._consumer is None else self._consumer()
-
-    def let_measure(self, consumer: "MeasuringConsumer") -> None:
-        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
-        self._consumer = weakref.ref(consumer)
-
-    def delivered_position(self) -> tuple[int, int | None]:
-        """Returns step and epoch as the trainer knows them. Any thread may call it."""
-        consumer = self.consumer
-        return (self._step, self.epoch) if consumer is None else (consumer.step, consumer.epoch)
 
     @property
     def stall_timeout(self) -> float:

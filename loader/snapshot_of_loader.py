@@ -52,7 +52,6 @@ def snapshot_of(
         source=SourceSnapshot(
             name=source_name(source),
             kind=type(source).__name__,
-            num_records=len(source),
             one_by_one=_one_by_one(source),
             bars=_bars(source),
             window_units=source.window_units if isinstance(source, Files) and hasattr(source, "window_units") else None,
@@ -60,7 +59,6 @@ def snapshot_of(
         order=OrderSnapshot(
             name=described(sampler, with_defaults=False),
             kind=type(sampler).__name__,
-            length=pipeline.order.length,
             is_vectorised=not isinstance(pipeline.order, AdaptedSampler) or hasattr(sampler, "record_keys"),
             bars=_bars(sampler),
             is_global_shuffle=isinstance(sampler, EpochSampler)

@@ -61,11 +61,6 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
     return MappingProxyType(seen)
 
 
-def makes_batches(pipeline: Pipeline) -> bool:
-    """Returns True if the outputs of a pipeline are batches: stacked elements."""
-    return any(operation.makes_batches for operation in pipeline.operations)
-
-
 def leaf_texts(element: Any) -> tuple[str, ...]:
     """Returns path, type and shape of each leaf of an element, a line per leaf."""
     texts = [f"{path or 'element'}: {_leaf_text(leaf)}" for path, leaf in tree.leaves(element)]

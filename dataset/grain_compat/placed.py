@@ -8,7 +8,6 @@ from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.streams import as_stream
 from millstream.loader.device_iterator import DeviceIterator
-from millstream.loader.insight import Insight
 from millstream.loader.placement import Placement
 
 
@@ -58,58 +57,11 @@ class _PlacedIterDataset(IterDataset[Any]):
 
 
 @final
-class _PlacedIterator(DatasetIterator[Any]):
-    """Yields the elements of a `DeviceIterator`, with the names that iterators of datasets have."""
+class _PlacedIterator(DeviceIterator, DatasetIterator[Any]):  # type: ignore[override]  # The first has all members.
+    """A `DeviceIterator` that is an iterator of a dataset, too."""
+
+    _call_for_another = "iter(dataset)"
 
     def __init__(self, parent: DatasetIterator[Any], placement: Placement, buffer_size: int) -> None:
-        super().__init__(parent)
-        self._placed = DeviceIterator(parent, placement, max(1, buffer_size))
-
-    def __next__(self) -> Any:
-        """Returns the next element."""
-        self._check_open()
-        return next(self._placed)
-
-    @property
-    def step(self) -> int:
-        """The number of elements yielded."""
-        return self._placed.step
-
-    @property
-    def epoch(self) -> int | None:  # type: ignore[override]  # Nobody sets it here.
-        """The epoch that the next element begins in, from 0; None if the elements have no epochs."""
-        return self._placed.epoch
-
-    def __len__(self) -> int:
-        """Returns the number of elements left; TypeError if it is not known."""
-        return len(self._placed)
-
-    @property
-    def insight(self) -> Insight:
-        """The views of the iterator that it draws from, in which the trainer's waits are those for this iterator."""
-        return self._placed.insight
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position after the last element that was yielded: what is staged does not count."""
-        state: dict[str, Any] = self._placed.get_state()
-        return state
-
-    def set_state(self, state: dict[str, Any], **options: Any) -> None:
-        """Moves to a position. The options are those of the iterator that it draws from."""
-        self._check_open()
-        self._placed.set_state(state, **options)
-
-    def seek(self, step: int) -> None:
-        """Moves to the position after the first `step` elements, if the iterator that it draws from can."""
-        self._check_open()
-        self._placed.seek(step)
-
-    def start_prefetch(self) -> None:
-        """Begins to put elements on the device."""
-        self._check_open()
-        self._placed.start_prefetch()
-
-    def close(self) -> None:
-        """Ends the thread that puts elements on the device, and what it draws from."""
-        self._placed.close()
-        super().close()
+        super().__init__(parent, placement, max(1, buffer_size))
+        self._parents = (parent,)

@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.tracing import Trace
 
-_NO_BRIEF_STATE = -1, ""
-"""No state, at no step."""
-
 
 @final
 class ReadIterator(EngineIterator):
@@ -58,8 +55,6 @@ class ReadIterator(EngineIterator):
             leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
         )
         self._was_sought = False
-        # The last brief state, with its step.
-        self._brief = _NO_BRIEF_STATE
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
         pipeline = self._whole = self._sparse
         maps: Sequence[Transformation] = ()
@@ -119,11 +114,9 @@ class ReadIterator(EngineIterator):
         step = self._inner.step
         if self.next_index is not None:
             return self.brief_state_after(step)
-        if self._brief[0] != step:
-            (cursor,) = self._inner.position_in_plan()
-            saved = cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length)
-            self._brief = step, brief_state(step, saved, self._ending)
-        return self._brief[1]
+        (cursor,) = self._inner.position_in_plan()
+        saved = cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length)
+        return brief_state(step, saved, self._ending)
 
     def set_brief_state(self, text: str) -> None:
         """Moves to the position of a state for iterators that draw from this one.
@@ -163,7 +156,7 @@ class ReadIterator(EngineIterator):
         except AbsentElement as missing:
             self._change_plan(missing)
             self._inner.seek(step)
-        self._was_sought, self._brief = self._is_dense and step > 0, _NO_BRIEF_STATE
+        self._was_sought = self._is_dense and step > 0
 
     @property
     def next_index(self) -> int | None:
@@ -201,7 +194,6 @@ class ReadIterator(EngineIterator):
 
     def _move(self, saved: LoaderState) -> None:
         """Moves to a position of this stream."""
-        self._brief = _NO_BRIEF_STATE
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse(saved)
         else:

@@ -1,7 +1,7 @@
 """The iterator of an IterDataset: a position in a stream that can be queried, saved and restored."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, NoReturn, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from millstream.closing import Closing
 from millstream.grain_kinds import STATS, Stats
@@ -61,13 +61,6 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
             TypeError: it is not known, because this iterator draws from a stream.
         """
         raise TypeError(f"A {type(self).__name__} has no len(): the number of elements of a stream is not known.")
-
-    def __bool__(self) -> bool:
-        """Returns True, even if no element is left, or their number is not known."""
-        return True
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> T_co:
         """Returns the next element.
@@ -152,13 +145,6 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
             return ""
         what = type(self._parents[0]).__name__ if len(self._parents) == 1 else f"{len(self._parents)} iterators"
         return f", draws from {what}"
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuses `copy`, `deepcopy` and `pickle`, because two copies would share prefetched elements."""
-        raise TypeError(
-            f"A {type(self).__name__} cannot be copied or pickled: what it draws from works for one consumer. "
-            "For another iterator at the same position: other = iter(dataset); other.set_state(iterator.get_state())."
-        )
 
     def _check_open(self) -> None:
         if self._closed:

@@ -8,7 +8,6 @@ then again. A stream is a function, so they are the same.
 import abc
 import functools
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -16,7 +15,7 @@ from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.join_insight import JoinInsight, added, snapshots
 from millstream.loader.checkpoints.checkpointable import Exclusive
-from millstream.loader.iterator import DataLoaderIterator, MeasuringConsumer
+from millstream.loader.iterator import DataLoaderIterator, Measured
 from millstream.loader.measuring.profiler import Profiler
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Drawn(NamedTuple, Generic[T_co]):
     error: BaseException | None = None
 
 
-class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
+class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     """Draws from its parents, and stays at the same position as they, whatever interrupts it.
 
     Many elements are drawn in one call, which takes a fraction of the time of as many calls.
@@ -65,8 +64,6 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
     """The dataset that it iterates over; None if its elements cannot be drawn a second time for a preview."""
     replaced: "LoaderSnapshot | None" = None
     """The sums of earlier iterators below, which others have replaced."""
-    _consumer: "weakref.ref[MeasuringConsumer] | None" = None
-    """The consumer that measures its own waits, for instance device_put; None if the trainer calls this iterator."""
     _left_at: float | None = None
     _is_first = False
     """True if the first of `_waits` is one for the first element of a pass."""
@@ -181,10 +178,6 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
         if self.leader is not None:
             self.leader.go(self.leader.position_in_plan(), 0)
 
-    def let_measure(self, consumer: MeasuringConsumer) -> None:
-        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
-        self._consumer = weakref.ref(consumer)
-
     def count_delivered(self) -> None:
         """Adds the waits and the elements since the last time to the profiler. Any thread may call it."""
         waits, self._waits = self._waits, []
@@ -196,11 +189,6 @@ class RecoveringIterator(Exclusive, DatasetIterator[T_co]):
             self._num_waits += len(waits)
             self.profiler.waited_often(self._left_at, waits, self._num_waits, is_first=self._is_first)
             self._left_at, self._is_first = waits[-1][1], False
-
-    def delivered_position(self) -> tuple[int, int | None]:
-        """Returns step and epoch as the trainer knows them. Any thread may call it."""
-        consumer = None if self._consumer is None else self._consumer()
-        return (self.step, self.epoch) if consumer is None else (consumer.step, consumer.epoch)
 
     @functools.cached_property
     def insight(self) -> "Insight":

@@ -20,6 +20,22 @@ class Checkpointable:
 
     states_are_bytes: bool = True
 
+    def __bool__(self) -> bool:
+        """Returns True, even if nothing is left, or the number of elements left is not known."""
+        return True
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Refuses `copy`, `deepcopy` and `pickle`, because two copies would share what is prefetched."""
+        made_of = "loader" if self.states_are_bytes else "dataset"
+        raise TypeError(
+            f"A {type(self).__name__} cannot be copied or pickled: its threads and processes work for one consumer. "
+            f"For another iterator at the same position: other = iter({made_of}); "
+            "other.set_state(iterator.get_state())."
+        )
+
     def get_state(self) -> Any:
         """Returns the position."""
         raise NotImplementedError
@@ -122,10 +138,6 @@ class Exclusive:
 class ResumableIterator(Checkpointable, Exclusive, Closing):
     """Yields batches, and knows its position among them: just after the last batch that it delivered."""
 
-    def __bool__(self) -> bool:
-        """Returns True, even if no batch is left or their number is unknown."""
-        return True
-
     def _repr_html_(self) -> str:
         from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
@@ -137,16 +149,6 @@ class ResumableIterator(Checkpointable, Exclusive, Closing):
             facts.append(f"batches left {len(own):,}")
         return html_fragments.figure(
             html_fragments.card("iterator", repr(self), html_fragments.soft(" · ".join(facts)))
-        )
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Refuses `copy`, `deepcopy` and `pickle`, because two copies would share the prefetched batches."""
-        raise TypeError(
-            f"A {type(self).__name__} cannot be copied or pickled: its threads and processes work for one consumer. "
-            "For another iterator at the same position: other = iter(loader); other.set_state(iterator.get_state())."
         )
 
 

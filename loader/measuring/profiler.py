@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 import numpy as np
 
 from millstream import tree
+from millstream.loader.measuring.recorder import STARTS, TRAINS, WAITS, Recorder
 from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.plan import KEYS, READ
 from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.measuring.costs import CostMeter
-    from millstream.loader.measuring.recorder import Recorder
 
 Result = TypeVar("Result")
 Times: TypeAlias = Sequence[Any]
@@ -71,7 +71,7 @@ class Profiler:
     """
 
     def __init__(
-        self, operations: Sequence[str], recorder: "Recorder | None" = None, *, measures_costs: bool = False
+        self, operations: Sequence[str], recorder: Recorder | None = None, *, measures_costs: bool = False
     ) -> None:
         self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
         self._seconds = dict.fromkeys(self._names, 0.0)
@@ -157,7 +157,7 @@ class Profiler:
         if self.recorder is not None:
             self.recorder.will_work()
             if left_at is not None:
-                self.recorder.record_training(left_at, now)
+                self.recorder.record_trainer(TRAINS, left_at, now)
 
     def waited(self, start: float, stop: float, *, is_first: bool) -> None:
         """Records a wait of the consumer.
@@ -169,7 +169,7 @@ class Profiler:
         """
         self._seconds[NEXT] += stop - start
         if self.recorder is not None:
-            self.recorder.record_wait(start, stop, is_first=is_first)
+            self.recorder.record_trainer(STARTS if is_first else WAITS, start, stop)
         if is_first:
             self.first_seconds += stop - start
         else:

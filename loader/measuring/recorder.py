@@ -107,16 +107,8 @@ class Recorder:
         who = f"worker {process}" if actor is None else actor
         self.spans.append(Span(who, process, "call", start, start + seconds, blocks, spent))
 
-    def record_wait(self, start: float, stop: float, *, is_first: bool) -> None:
-        """Records a wait of the trainer, for the first batch of a pass or for another one."""
-        self._record_trainer(STARTS if is_first else WAITS, start, stop)
-
-    def record_training(self, start: float, stop: float) -> None:
-        """Records time that the trainer spent outside `next`."""
-        self._record_trainer(TRAINS, start, stop)
-
-    def _record_trainer(self, what: str, start: float, stop: float) -> None:
-        """Records a span of the trainer, and samples memory if it is time."""
+    def record_trainer(self, what: str, start: float, stop: float) -> None:
+        """Records a span of the trainer (STARTS, WAITS or TRAINS), and samples memory if it is time."""
         self._trainer = threading.get_ident()
         self.spans.append(Span(TRAINER, None, what, start, stop))
         if stop - self._sampled_at >= SAMPLE_SECONDS:

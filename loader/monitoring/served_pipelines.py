@@ -158,7 +158,6 @@ def _pipeline(number: int, execution: Execution, before: LoaderSnapshot) -> dict
         "mixture": list(mixture_texts(snapshot)),
         "shard": snapshot.shard,
         "who": workers_text(snapshot),
-        "num_records": snapshot.order.length,
         "measured": dataclasses.asdict(measured),
         "stages": [
             {"label": stage.label, "where": stage.location.value, "seconds": stage.seconds} for stage in snapshot.stages

@@ -158,7 +158,8 @@ class Plan:
         `prepare_blocks` replaces the method of this name; it may read in several threads.
         """
         if isinstance(request, Group):
-            return self.run_stage(request.stage, request.elements, allocate)
+            compiled = self.stages[request.stage]
+            return self._run_group_steps(compiled.steps[: compiled.num_remote_steps], request.elements, allocate)
         if isinstance(request, Rest):
             return self._run_rest(request.stage, request.elements, allocate)
         if isinstance(request, Fed):
@@ -208,7 +209,7 @@ class Plan:
 
     def prepare(self, origins: Origins) -> Elements:
         """Reads and prepares records: runs the operations before the first Batch of stage 0."""
-        return isolated(self._prepare, origins)
+        return isolated(lambda: self._complete(self._read_records(origins)))
 
     def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
         """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""
@@ -254,17 +255,9 @@ class Plan:
             self._warned.add(topic)
             log_warning(text)
 
-    def run_stage(self, stage: int, group: Elements, allocate: Allocate) -> Elements:
-        """Runs a later stage, without its local operations, on the elements of one group."""
-        compiled = self.stages[stage]
-        return self._run_group_steps(compiled.steps[: compiled.num_remote_steps], group, allocate)
-
     def _run_group_steps(self, steps: Sequence[Step], group: Elements, allocate: Allocate) -> Elements:
         origins = group.origins.named(self.pipeline.components)
         return isolated(run_steps, steps, Elements(group.values, origins, group.error), allocate)
-
-    def _prepare(self, origins: Origins) -> Elements:
-        return self._complete(self._read_records(origins))
 
     def _read_records(self, origins: Origins) -> Elements:
         """Reads records. Those that fail are omitted if errors are skipped."""

@@ -69,7 +69,6 @@ class SourceSnapshot:
     Attributes:
         name: its description.
         kind: the name of its class.
-        num_records: the number of its records.
         one_by_one: the class, or classes, whose records are read one by one; "" if one call reads many.
         bars: one bar of the concatenated sources, by number of records; empty if there is one source.
         window_units: the number of its units that a shuffle should keep together; None if any order is as fast.
@@ -77,7 +76,6 @@ class SourceSnapshot:
 
     name: str
     kind: str
-    num_records: int
     one_by_one: str
     bars: Bars = ()
     window_units: int | None = None
@@ -90,7 +88,6 @@ class OrderSnapshot:
     Attributes:
         name: the sampler's description.
         kind: the name of its class.
-        length: the number of its positions; None if it is endless.
         is_vectorised: True if one call returns the keys of many positions.
         bars: a bar of weights for each of the latest changes of a mixture's weights; empty for other orders.
         is_global_shuffle: True if any record may follow any other.
@@ -98,7 +95,6 @@ class OrderSnapshot:
 
     name: str
     kind: str
-    length: int | None
     is_vectorised: bool
     bars: Bars = ()
     is_global_shuffle: bool = False

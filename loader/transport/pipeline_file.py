@@ -62,7 +62,8 @@ def pickle_pipelines(
 
     file = io.BytesIO()
     try:
-        classes = dump_with_classes((_prelude(), tuple(map(with_shared_records, pipelines))), file, take_out)
+        shared = tuple(dataclasses.replace(pipeline, source=share(pipeline.source)) for pipeline in pipelines)
+        classes = dump_with_classes((_prelude(), shared), file, take_out)
     except Exception as error:
         if is_from_signal_handler(error):
             raise
@@ -129,11 +130,6 @@ def read_pipelines(descriptor: int, file: PipelineFile) -> tuple[tuple[Pipeline,
     content = memoryview(mmap.mmap(descriptor, file.file_bytes, access=mmap.ACCESS_COPY))
     buffers = [content[offset : offset + length] for offset, length in file.buffers]
     return unpickle_pipelines(content[: file.num_bytes], buffers)
-
-
-def with_shared_records(pipeline: Pipeline) -> Pipeline:
-    """Returns a pipeline whose source, if it is a list of records, can be shared."""
-    return dataclasses.replace(pipeline, source=share(pipeline.source))
 
 
 def _prelude() -> object:

@@ -174,7 +174,7 @@ def test_a_recording_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_are_told_apart() -> None:
     """Work in the trainer's thread is the trainer's; that of another has the thread's name."""
     recording = recorder.Recorder()
-    recording.record_training(0.0, 1.0)
+    recording.record_trainer(TRAINS, 0.0, 1.0)
     recording.record_stage("read", 1.0, 2.0, (3, 5))
     thread = threading.Thread(target=recording.record_stage, args=("read", 1.0, 2.0, (None,)), name="other")
     thread.start()

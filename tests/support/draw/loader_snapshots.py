@@ -33,8 +33,8 @@ def snapshot_of_run(
     """Returns the snapshot of a loader with an operation and a Batch, given seconds by stage, workers and counts."""
     location = Location.WORKERS if workers else Location.THREADS if threads else Location.TRAINER
     return LoaderSnapshot(
-        source=SourceSnapshot("Tokens of 1000 records", "Tokens", 1000, one_by_one=""),
-        order=OrderSnapshot("IndexSampler(num_records=1000)", "IndexSampler", None, is_vectorised=True),
+        source=SourceSnapshot("Tokens of 1000 records", "Tokens", one_by_one=""),
+        order=OrderSnapshot("IndexSampler(num_records=1000)", "IndexSampler", is_vectorised=True),
         stages=(
             StageSnapshot("keys", "record keys", Kind.KEYS, location, keys),
             StageSnapshot("read", "read", Kind.READ, location, read),
