@@ -1,6 +1,7 @@
 """The processes that this one has started."""
 
 import contextlib
+import os
 import sys
 
 import psutil
@@ -11,6 +12,10 @@ def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
 
     Python's own tracker, which tqdm starts from Python 3.14 on, is not among them.
     """
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return []  # It is quicker to ask than to list all processes of the machine.
     found: list[psutil.Process] = psutil.Process().children(recursive=recursive)
     if sys.hexversion < 0x30E0000:
         return found
