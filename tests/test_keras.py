@@ -200,15 +200,17 @@ rows = list(zip(np.arange(8, dtype=np.float32)[:, None], np.arange(8, dtype=np.f
 chain = grain.MapDataset.source(rows).batch(4)
 loader = grain.load(rows, num_epochs=1, batch_size=4, worker_count=0)
 losses = set()
-stream = chain.to_iter_dataset()
 model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
 weights = model.get_weights()
-for data in (chain, stream, stream.mp_prefetch(grain.MultiprocessingOptions(1)), loader):
+stream = chain.to_iter_dataset()
+for data in (chain, stream, loader):
     model.set_weights(weights)
     model.fit(data, epochs=1, verbose=0, shuffle=False)
     losses.add(model.evaluate(data, verbose=0))
     assert model.predict(data, verbose=0).shape == (8, 1)
+# Each pass over it starts a worker, which imports Keras.
+losses.add(model.evaluate(stream.mp_prefetch(grain.MultiprocessingOptions(1)), verbose=0))
 print(len(losses))
 """
 
