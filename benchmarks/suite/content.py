@@ -66,6 +66,7 @@ def _array(leaf: Any) -> NDArray[Any]:
 def _hash(named: Iterable[tuple[str, Any]]) -> int:
     whole = hashlib.blake2b(digest_size=8)
     for path, value in named:
-        words = str(value) if isinstance(value, str) else (value.dtype.str, value.shape, value.tobytes())
-        whole.update(repr((path, words)).encode())
+        is_text = isinstance(value, str)
+        content = value.encode() if is_text else value.tobytes()
+        whole.update(repr((path, None if is_text else (value.dtype.str, value.shape), len(content))).encode() + content)
     return int.from_bytes(whole.digest(), "little")
