@@ -1,6 +1,7 @@
 """Streams and shardings on groups of real JAX processes of any size and mesh: one global stream."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -51,42 +52,6 @@ def test_each_group_resumes_from_all_states_of_the_one_before(tmp_path: Path) ->
                 assert equal_streams(expected(name, 9)[step : step + 2 * STEPS], batches), (number, name)
 
 
-@pytest.fixture(scope="module", params=[2, LOGICAL_SHARDS])
-def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The batches of finite streams that each process of a group has taken, to their ends."""
-    return run_group("end", request.param, tmp_path_factory.mktemp("ended") / "log")
-
-
-def test_processes_that_agree_on_the_steps_end_together(ended: list[Any]) -> None:
-    """The fewest steps of all processes are those of a single one, and none waits for another that has ended."""
-    dealt = [told["dealt"] for told in ended]
-    for name in DEALT:
-        assert min(told[name][0] for told in dealt) == len(expected(name, 1))
-        for told in dealt:
-            assert equal_streams(told[name][1], expected(name, 1))
-    if len(ended) == LOGICAL_SHARDS:
-        # Without that, some would go on alone.
-        assert any(np.ptp([told[name][0] for told in dealt]) > 0 for name in DEALT)
-
-
-@functools.cache
-def expected_evaluation(name: str) -> list[Any]:
-    """Returns the padded global batches as one process makes them, without any loader."""
-    keys = millstream.surviving_keys(range(SIZE), EVALUATIONS[name])
-    sampler = IndexSampler(len(keys), keys=keys, num_epochs=1, shuffle=True, seed=SEED)
-    return list(oracle(range(SIZE), sampler, [Row(), Batch(GLOBAL_BATCH, pad_remainder=True)]))
-
-
-def test_every_record_is_evaluated_once_on_any_number_of_processes(ended: list[Any]) -> None:
-    """Global batches and masks are those of one process; shards without a real row in the last one still take part."""
-    for told in ended:
-        for name, batches in told["evaluated"].items():
-            assert equal_streams(batches, expected_evaluation(name))
-            numbers = np.concatenate([batch[mask] for batch, mask in batches])[:, 0]
-            assert sorted(numbers.tolist()) == [k for k in range(SIZE) if name == "all" or k % 3 != 0]
-            assert not batches[-1].mask[-GLOBAL_BATCH // len(ended) :].any()
-
-
 MESHES = {
     "data": ((4,), ("data",), ("data",)),
     "data and model": ((2, 2), ("data", "model"), ("data",)),
@@ -106,15 +71,62 @@ GROUPS = {
 """The shard of each process."""
 
 
-def test_the_global_array_is_that_of_one_process_on_any_mesh(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ended")
+
+
+@pytest.fixture(scope="module")
+def groups(folder: Path) -> dict[int, list[Any]]:
+    """What each process of two groups reports, which have read finite streams to their ends, and one filled meshes."""
+    return {
+        count: run_group("end_and_fill", count, folder / "log", save_to=folder, meshes=meshes)
+        for count, meshes in ((2, {}), (LOGICAL_SHARDS, MESHES))
+    }
+
+
+def test_processes_that_agree_on_the_steps_end_together(groups: dict[int, list[Any]]) -> None:
+    """The fewest steps of all processes are those of a single one, and none waits for another that has ended."""
+    for ended in groups.values():
+        dealt = [told["dealt"] for told in ended]
+        for name in DEALT:
+            assert min(told[name][0] for told in dealt) == len(expected(name, 1))
+            for told in dealt:
+                assert equal_streams(told[name][1], expected(name, 1))
+    # Without that, some would go on alone.
+    assert any(np.ptp([told["dealt"][name][0] for told in groups[LOGICAL_SHARDS]]) > 0 for name in DEALT)
+
+
+@functools.cache
+def expected_evaluation(name: str) -> list[Any]:
+    """Returns the padded global batches as one process makes them, without any loader."""
+    keys = millstream.surviving_keys(range(SIZE), EVALUATIONS[name])
+    sampler = IndexSampler(len(keys), keys=keys, num_epochs=1, shuffle=True, seed=SEED)
+    return list(oracle(range(SIZE), sampler, [Row(), Batch(GLOBAL_BATCH, pad_remainder=True)]))
+
+
+def test_every_record_is_evaluated_once_on_any_number_of_processes(groups: dict[int, list[Any]]) -> None:
+    """Global batches and masks are those of one process; shards without a real row in the last one still take part."""
+    for told in itertools.chain.from_iterable(groups.values()):
+        for name, batches in told["evaluated"].items():
+            assert equal_streams(batches, expected_evaluation(name))
+            numbers = np.concatenate([batch[mask] for batch, mask in batches])[:, 0]
+            assert sorted(numbers.tolist()) == [k for k in range(SIZE) if name == "all" or k % 3 != 0]
+    for count, ended in groups.items():
+        last = [batches[-1] for told in ended for batches in told["evaluated"].values()]
+        assert not any(batch.mask[-GLOBAL_BATCH // count :].any() for batch in last)
+
+
+def test_the_global_array_is_that_of_one_process_on_any_mesh(groups: dict[int, list[Any]], folder: Path) -> None:
     """On four processes, arrays and shards are as they should be, wrong shards are refused, and states resume."""
     sampler = IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=1)
     stream = iter(oracle(range(SIZE), sampler, [Row(), Batch(GLOBAL_BATCH)]))
     expected = [next(stream), next(stream)]
     following = next(stream)
 
-    for process, told in enumerate(run_group("fill_meshes", 4, tmp_path / "log", save_to=tmp_path, meshes=MESHES)):
-        for name, outcome in told.items():
+    for process, told in enumerate(groups[LOGICAL_SHARDS]):
+        assert told["meshes"].keys() == MESHES.keys()
+        for name, outcome in told["meshes"].items():
             count = max(GROUPS[name]) + 1
             assert outcome["shard"] == (GROUPS[name][process], count), name
             for (shape, batch, parts), whole in zip(outcome["taken"], expected, strict=True):
@@ -126,5 +138,5 @@ def test_the_global_array_is_that_of_one_process_on_any_mesh(tmp_path: Path) -> 
             assert is_refused == (GROUPS[name] != [0, 1, 2, 3]), outcome["refused"]
             # Whatever the mesh was, the state is a position in the one stream of global batches.
             with iter(loader(ShardOptions(0, 1, drop_remainder=True), Row())) as batches:
-                batches.set_state((tmp_path / f"{name} {process}").read_bytes())
+                batches.set_state((folder / f"{name} {process}").read_bytes())
                 np.testing.assert_array_equal(next(batches), following)

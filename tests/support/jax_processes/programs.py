@@ -385,9 +385,9 @@ def evaluate() -> dict[str, list[Any]]:
     return told
 
 
-def end() -> dict[str, Any]:
-    """Takes finite streams to their ends: those that all processes have agreed on, and padded ones."""
-    return {"dealt": end_together(), "evaluated": evaluate()}
+def end_and_fill(**filled: Any) -> dict[str, Any]:
+    """Takes finite streams to their ends, those that all processes have agreed on and padded ones, and fills meshes."""
+    return {"dealt": end_together(), "evaluated": evaluate(), "meshes": fill_meshes(**filled)}
 
 
 def compare_hosts(bad: list[list[int]]) -> dict[str, float]:
