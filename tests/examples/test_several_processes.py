@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,55 +27,66 @@ class Step(NamedTuple):
     batch: str
 
 
-def run(command: list[str], kill_at: int | None = None) -> tuple[dict[int, Step], int]:
-    """Runs a program and all that it starts, until it ends or has reported a step.
+def steps_in(lines: Iterable[str], last: int | None = None) -> tuple[dict[int, Step], int]:
+    """Reads what a training prints, until a step or to the end.
 
     Returns:
         The steps that it reported, and the step that it resumed at, 0 if at none.
     """
     steps, resumed_at = {}, 0
+    for line in lines:
+        if resumes := re.fullmatch(r"Resumes from the checkpoint of step (\d+)\.\n", line):
+            resumed_at = int(resumes[1])
+        elif step := LINE.fullmatch(line):
+            steps[int(step[1])] = Step(float(step[2]), step[3])
+        if last in steps:
+            break
+    return steps, resumed_at
+
+
+def run(command: list[str], kill_at: int | None = None) -> tuple[dict[int, Step], int]:
+    """Runs a program and all that it starts, until it ends or has reported a step; returns what it reported."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
-            for line in process.stdout or ():
-                if resumes := re.fullmatch(r"Resumes from the checkpoint of step (\d+)\.\n", line):
-                    resumed_at = int(resumes[1])
-                elif step := LINE.fullmatch(line):
-                    steps[int(step[1])] = Step(float(step[2]), step[3])
-                if kill_at in steps:
-                    break
+            told = steps_in(process.stdout or (), kill_at)
         finally:
             if kill_at is not None:
                 os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == (0 if kill_at is None else -signal.SIGKILL)
-    return steps, resumed_at
+    return told
 
 
-@pytest.mark.parametrize(
-    ("script", "steps", "kill_at", "checkpoint_every"), [("multihost.py", 20, 10, 3), ("pretrain_text.py", 6, 5, 2)]
-)
-def test_one_process_resumes_with_the_batches_of_two_that_were_killed(
-    script: str, steps: int, kill_at: int, checkpoint_every: int, tmp_path: Path
-) -> None:
-    """Two processes are killed, one resumes: each global batch and each loss is that of one that was not disturbed."""
-    arguments = [sys.executable, str(EXAMPLES / script), f"--steps={steps}", f"--checkpoint_every={checkpoint_every}"]
+def assert_resumes(whole: dict[int, Step], command: list[str], kill_at: int) -> None:
+    """Kills two processes, resumes with one: each global batch and each loss is that of an undisturbed run."""
+    killed, _ = run([*command, "--processes=2"], kill_at)
+    resumed, resumed_at = run([*command, "--processes=1"])
 
-    def command(count: int, folder: str) -> list[str]:
-        return [*arguments, f"--processes={count}", f"--output={tmp_path / folder}"]
-
-    if script == "pretrain_text.py":
-        (tmp_path / "whole").mkdir()
-        (tmp_path / "killed").mkdir()
-        (tmp_path / "killed/tokens").symlink_to(tmp_path / "whole/tokens")  # written once
-    whole, _ = run(command(1, "whole"))
-    killed, _ = run(command(2, "killed"), kill_at)
-    resumed, resumed_at = run(command(1, "killed"))
-
-    assert max(whole) == steps
     assert 0 < resumed_at <= kill_at
     assert killed.keys() | resumed.keys() == whole.keys()
     for number, step in [*killed.items(), *resumed.items()]:
         assert step.batch == whole[number].batch
         assert math.isclose(step.loss, whole[number].loss, rel_tol=1e-3)
+
+
+def test_images_resume_on_fewer_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One process resumes with the batches of two that were killed; the undisturbed run has a single device."""
+    with loaded("multihost") as example:
+        example.train(tmp_path / "whole", steps=20, checkpoint_every=21)
+    whole, _ = steps_in(capsys.readouterr().out.splitlines(keepends=True))
+
+    assert max(whole) == 20
+    script, folder = EXAMPLES / "multihost.py", tmp_path / "killed"
+    assert_resumes(whole, [sys.executable, f"{script}", "--steps=20", "--checkpoint_every=3", f"--output={folder}"], 10)
+
+
+def test_rows_of_text_resume_on_fewer_processes(tmp_path: Path) -> None:
+    """One process resumes with the batches of two that were killed, of a mixture whose weights change meanwhile."""
+    command = [sys.executable, str(EXAMPLES / "pretrain_text.py"), "--steps=6"]
+    # The tokens are written once.
+    whole, _ = run([*command, "--processes=1", "--checkpoint_every=7", f"--output={tmp_path}"])
+
+    assert max(whole) == 6
+    assert_resumes(whole, [*command, "--checkpoint_every=2", f"--output={tmp_path}"], 5)
 
 
 def test_a_token_is_predicted_from_those_before_it_in_its_own_document() -> None:
