@@ -5,9 +5,8 @@ without h5py and its lock. Every other dataset is decoded by h5py, a chunk at a 
 """
 
 import functools
-import io
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -18,6 +17,7 @@ from millstream.sources.arrays.hdf5_layout import DatasetLayout, FileSegment, h5
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import LocalFile, RemoteFile, SpanReadError, open_stored
 from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.raw_file import RawFile
 
 _BLOCK_BYTES = 256 << 10
 """Bytes per request for the metadata of an object."""
@@ -117,40 +117,28 @@ def _decompressed(layout: DatasetLayout, span: bytes) -> NDArray[Any]:
     return np.frombuffer(content, layout.row_type.dtype).reshape(layout.rows_per_chunk, *layout.row_type.shape)
 
 
-def content_of(path: str, identity: FileIdentity) -> str | io.RawIOBase:
+def content_of(path: str, identity: FileIdentity) -> str | RawFile:
     """Returns the file as h5py opens it: its path, or an object of a store."""
-    return _ObjectBytes(RemoteFile(path, identity), identity.size) if is_url(path) else path
+    if not is_url(path):
+        return path
+    return RawFile(_block_reader(RemoteFile(path, identity), identity.size), identity.size)
 
 
-@final
-class _ObjectBytes(io.RawIOBase):
-    """The bytes of an object, for h5py, which reads metadata in small pieces here and there.
+def _block_reader(file: RemoteFile, size: int) -> Callable[[int, int], bytes]:
+    """Returns a function that reads an object in blocks, because h5py reads metadata in small pieces here and there.
 
     h5py holds its lock while it reads. Requests are made by the same thread, because another one might wait for the
     lock, to free an object of h5py.
     """
 
-    def __init__(self, file: RemoteFile, size: int) -> None:
-        super().__init__()
-        self._size = size
-        self._position = 0
-        self._block = functools.lru_cache(_CACHED_BLOCKS)(
-            lambda number: file.read_here(number * _BLOCK_BYTES, min((number + 1) * _BLOCK_BYTES, size))
-        )
+    @functools.lru_cache(_CACHED_BLOCKS)
+    def block(number: int) -> bytes:
+        return file.read_here(number * _BLOCK_BYTES, min((number + 1) * _BLOCK_BYTES, size))
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Sets the position, relative to the start (0), the current position (1), or the end (2)."""
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
+    def read(start: int, length: int) -> bytes:
+        first = start // _BLOCK_BYTES
+        content = b"".join(map(block, range(first, -(-(start + length) // _BLOCK_BYTES))))
+        begin = start - first * _BLOCK_BYTES
+        return content[begin : begin + length]
 
-    def readinto(self, buffer: Any) -> int:
-        """Reads the next bytes, fewer than those of the buffer only at the end, and returns their number."""
-        target = memoryview(buffer).cast("B")
-        done = 0
-        while done < len(target) and self._position < self._size:
-            number, offset = divmod(self._position, _BLOCK_BYTES)
-            block = self._block(number)[offset : offset + len(target) - done]
-            target[done : done + len(block)] = block
-            done += len(block)
-            self._position += len(block)
-        return done
+    return read

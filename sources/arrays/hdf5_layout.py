@@ -5,7 +5,6 @@ The path of a dataset is the path or URL of a file, followed by the name in it. 
 
 import fnmatch
 import glob
-import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.remote.urls import Url, is_url
 from millstream.sources.storage.byte_files import MAX_PREAD_BYTES, exists
 from millstream.sources.storage.paths import GLOB, resolve_paths
+from millstream.sources.storage.raw_file import RawFile
 
 _UNCHUNKED_BYTES = 1 << 20
 """The approximate size of the blocks in which a dataset without chunks is decoded, if `pread` cannot read it."""
@@ -146,7 +146,7 @@ def h5py_module() -> Any:
     return h5py
 
 
-def inspect_file(path: str, content: str | io.RawIOBase, patterns: Mapping[str, str]) -> list[FileSegment]:
+def inspect_file(path: str, content: str | RawFile, patterns: Mapping[str, str]) -> list[FileSegment]:
     """Returns the segments of a file in their order.
 
     Args:

@@ -3,10 +3,11 @@
 import os
 import re
 import shlex
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from millstream.errors import DataSourceError
+from millstream.sources.storage.raw_file import RawFile
 
 _UNPACKED_BYTES = 4 << 20
 """The maximum number of bytes that are unpacked at a time."""
@@ -68,32 +69,19 @@ def zstandard_library(purpose: str) -> Any:
     return zstandard
 
 
-class _Readable(Protocol):
-    def read(self, start: int, length: int, /) -> bytes: ...
-
-
-class _InOrder(NamedTuple):
-    """The bytes of a file, as the library reads them."""
-
-    file: _Readable
-    size: int
-    position: list[int]
-
-    def read(self, length: int) -> bytes:
-        content = self.file.read(self.position[0], min(length, self.size - self.position[0]))
-        self.position[0] += len(content)
-        return content
-
-
-def unpacked_zstd(file: _Readable, size: int) -> Iterator[bytes]:
+def unpacked_zstd(read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
     """Yields the content of a file that Zstandard has compressed, at most 4 MiB at a time.
+
+    Args:
+        read: returns bytes of the file, given the offset of the first one and their number.
+        size: the size of the file in bytes.
 
     Raises:
         ImportError: `zstandard` is not installed.
         OSError: the file cannot be read, or is damaged (DataSourceError). A file that was cut short has less content.
     """
     zstandard = zstandard_library("read files that are compressed by Zstandard")
-    reader = zstandard.ZstdDecompressor().stream_reader(_InOrder(file, size, [0]), read_across_frames=True)
+    reader = zstandard.ZstdDecompressor().stream_reader(RawFile(read, size), read_across_frames=True)
     try:
         while content := reader.read(_UNPACKED_BYTES):
             yield content

@@ -173,7 +173,7 @@ class FileCache:
         """
         file = open_stored(url, source)
         try:
-            blocks = _blocks(file, source.size) if source is identity else unpacked_zstd(file, source.size)
+            blocks = _blocks(file, source.size) if source is identity else unpacked_zstd(file.read, source.size)
             _write_all(partial, blocks, identity.size)
             os.utime(partial, ns=(time.time_ns(), identity.modified))
             os.fsync(partial)

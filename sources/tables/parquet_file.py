@@ -8,12 +8,13 @@ Guarantees:
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, final
+from typing import Any
 
 from millstream.errors import DataSourceError
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import RemoteFile, SpanReadError
 from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.raw_file import RawFile
 from millstream.sources.tables.arrow_tables import arrow, normalised
 
 _CHUNK_BYTES = 4 << 20
@@ -122,7 +123,7 @@ class ParquetFile:
             return
         remote = RemoteFile(path, self._identity)
         spans = [] if group is None else self._spans(group, names)
-        with arrow().PythonFile(_ObjectFile(remote, self._identity.size, spans), "r") as file:
+        with arrow().PythonFile(RawFile(_reader(remote, spans), self._identity.size), "r") as file:
             yield file
 
     def _spans(self, group: int, names: Sequence[str]) -> list[tuple[int, int]]:
@@ -141,69 +142,39 @@ class ParquetFile:
         return spans
 
 
-@final
-class _ObjectFile:
-    """A file-like view of an object, for pyarrow. Given spans are read in advance, others when pyarrow reads them.
+def _reader(file: RemoteFile, spans: Sequence[tuple[int, int]]) -> Callable[[int, int], bytes]:
+    """Returns a function that reads an object. Given spans are read in advance, others when they are needed.
 
     Args:
         file: the object.
-        size: its size in bytes.
         spans: the starts and lengths of the spans to read in advance.
 
     Raises:
         SpanReadError: they cannot be read.
     """
+    known = list(zip((start for start, _ in spans), _read_spans(file, spans), strict=True))
 
-    def __init__(self, file: RemoteFile, size: int, spans: Sequence[tuple[int, int]]) -> None:
-        self._file = file
-        self._size = size
-        self._position = 0
-        self.closed = False
-        self._spans = list(zip((start for start, _ in spans), self._read(spans), strict=True))
+    def read(start: int, length: int) -> bytes:
+        for begin, content in known:
+            if begin <= start and start + length <= begin + len(content):
+                return content[start - begin : start - begin + length]
+        return _read_spans(file, [(start, length)])[0]
 
-    def read(self, size: int = -1) -> bytes:
-        """Returns the next bytes, fewer than `size` only at the end."""
-        size = max(0, self._size - self._position if size < 0 else min(size, self._size - self._position))
-        start, self._position = self._position, self._position + size
-        for begin, content in self._spans:
-            if begin <= start and start + size <= begin + len(content):
-                return content[start - begin : start - begin + size]
-        return self._read([(start, size)])[0]
+    return read
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Sets the position, relative to the start (0), the current position (1), or the end (2)."""
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
 
-    def tell(self) -> int:
-        """Returns the position."""
-        return self._position
-
-    def readable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Returns True."""
-        return True
-
-    def close(self) -> None:
-        """Closes the file."""
-        self.closed = True
-        self._file.close()
-
-    def _read(self, spans: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Returns the bytes of spans, which are requested together in chunks."""
-        chunks = [
-            (number, position, min(_CHUNK_BYTES, start + length - position))
-            for number, (start, length) in enumerate(spans)
-            for position in range(start, start + length, _CHUNK_BYTES)
-        ]
-        contents = self._file.begin([start for _, start, _ in chunks], [length for _, _, length in chunks])()
-        of_span: list[list[bytes]] = [[] for _ in spans]
-        for (number, _, _), content in zip(chunks, contents, strict=True):
-            of_span[number].append(content)
-        return [contents[0] if len(contents) == 1 else b"".join(contents) for contents in of_span]
+def _read_spans(file: RemoteFile, spans: Sequence[tuple[int, int]]) -> list[bytes]:
+    """Returns the bytes of spans, which are requested together in chunks."""
+    chunks = [
+        (number, position, min(_CHUNK_BYTES, start + length - position))
+        for number, (start, length) in enumerate(spans)
+        for position in range(start, start + length, _CHUNK_BYTES)
+    ]
+    contents = file.begin([start for _, start, _ in chunks], [length for _, _, length in chunks])()
+    of_span: list[list[bytes]] = [[] for _ in spans]
+    for (number, _, _), content in zip(chunks, contents, strict=True):
+        of_span[number].append(content)
+    return [contents[0] if len(contents) == 1 else b"".join(contents) for contents in of_span]
 
 
 def _message_of(error: BaseException) -> str:
