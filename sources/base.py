@@ -9,6 +9,8 @@ from typing import Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVa
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.descriptions import Rendered
+
 T_co = TypeVar("T_co", covariant=True)
 
 RecordKeys = Sequence[int] | NDArray[np.integer]
@@ -71,10 +73,16 @@ class DataSource(Protocol[T_co]):
         ...
 
 
-class ReadsBatches(abc.ABC):
-    """A source that reads batches: its `__getitem__` reads a batch of one record."""
+class RenderedSource(Rendered):
+    """A source that notebooks render, and that takes arrays of record keys."""
+
+    _card_kind = "source"
 
     takes_key_arrays: ClassVar[bool] = True
+
+
+class ReadsBatches(RenderedSource, abc.ABC):
+    """A source that reads batches: its `__getitem__` reads a batch of one record."""
 
     @abc.abstractmethod
     def __len__(self) -> int:

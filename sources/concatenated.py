@@ -3,7 +3,7 @@
 import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, SupportsIndex, final
+from typing import Any, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,14 @@ from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.columnar import ColumnarRecords
 from millstream.concurrent_reads import read_all
-from millstream.descriptions import Rendered
-from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, in_order
+from millstream.sources.base import (
+    HeldRecords,
+    RecordKeys,
+    RenderedSource,
+    checked_record_key,
+    checked_record_keys,
+    in_order,
+)
 from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
 from millstream.sources.source_checks import batched_read_of, check_source, reads_one_by_one
 
@@ -24,7 +30,7 @@ _KEY_LIMIT = 1 << 63
 
 
 @final
-class ConcatenatedDataSource(Rendered, Closing):
+class ConcatenatedDataSource(RenderedSource, Closing):
     """The records of several sources, one source after another.
 
     A batch takes one read of each source that it touches, by its `__getitems__` if it has one. Slow reads are shared by
@@ -51,10 +57,6 @@ class ConcatenatedDataSource(Rendered, Closing):
         >>> source.locate([0, 3, 4])
         (array([0, 1, 1]), array([0, 0, 1]))
     """
-
-    _card_kind = "source"
-
-    takes_key_arrays: ClassVar[bool] = True
 
     @named_arguments()
     def __init__(self, sources: Sequence[Any] | Mapping[str, Any]) -> None:

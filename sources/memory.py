@@ -4,15 +4,21 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex, final
+from typing import TYPE_CHECKING, Any, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream import tree
 from millstream.columnar import Allocate, ColumnarRecords, copy_images
-from millstream.descriptions import Rendered
-from millstream.sources.base import HeldRecords, RecordKeys, checked_record_key, checked_record_keys, items_at
+from millstream.sources.base import (
+    HeldRecords,
+    RecordKeys,
+    RenderedSource,
+    checked_record_key,
+    checked_record_keys,
+    items_at,
+)
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.source_checks import advice_for, batched_read_of, check_range, is_numbered
 
@@ -24,7 +30,7 @@ _STACKABLE_SCALARS = "biufcmM"
 
 
 @final
-class RangeDataSource(Rendered):
+class RangeDataSource(RenderedSource):
     """The integers of `range(start, stop, step)`, as Python ints.
 
     Args:
@@ -40,10 +46,6 @@ class RangeDataSource(Rendered):
         >>> len(source), source[1]
         (2, 15)
     """
-
-    _card_kind = "source"
-
-    takes_key_arrays: ClassVar[bool] = True
 
     def __init__(self, start: int, stop: int, step: int = 1) -> None:
         if step == 0:
@@ -71,7 +73,7 @@ class RangeDataSource(Rendered):
 
 
 @final
-class InMemoryDataSource(Rendered):
+class InMemoryDataSource(RenderedSource):
     """Records in memory, one by one or as columns.
 
     Columns are equally long NumPy arrays: one array, a tuple (or named tuple) of nothing but arrays, a dict or a
@@ -101,10 +103,6 @@ class InMemoryDataSource(Rendered):
         >>> len(source), source[1]
         (3, {'x': array([2, 3]), 'y': np.int64(1)})
     """
-
-    _card_kind = "source"
-
-    takes_key_arrays: ClassVar[bool] = True
 
     def __init__(self, records: Any = None, *, elements: Any = None, name: str | None = None) -> None:
         records = elements if records is None else records

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
-from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_names import paths_of_columns
@@ -19,7 +18,7 @@ from millstream.sources.remote.urls import is_url
 
 
 @final
-class ZarrDataSource(Rendered, ReadsBatches):
+class ZarrDataSource(ReadsBatches):
     """The rows of Zarr arrays (versions 2 and 3) and N5 arrays, as dicts by column. It needs TensorStore.
 
     A row is an index of the first axis. All rows of a batch are requested together; each chunk is decoded as a whole,
@@ -61,8 +60,6 @@ class ZarrDataSource(Rendered, ReadsBatches):
         >>> len(source), source[7]["image"].shape, source[7]["label"]
         (10, (8, 8), np.int32(7))
     """
-
-    _card_kind = "source"
 
     def __init__(self, arrays: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
         self._urls = paths_of_columns(arrays, "arrays", "train.zarr/x")

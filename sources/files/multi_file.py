@@ -22,9 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.closing import Closing
-from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
-from millstream.sources.base import checked_record_key
+from millstream.sources.base import RenderedSource, checked_record_key
 from millstream.sources.files.content_marks import marks_of_files
 from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.remote.urls import is_url
@@ -52,7 +51,7 @@ IDENTIFYING_THREADS = 64
 """The number of objects in stores that a constructor inspects concurrently: each takes 20 to 100 ms."""
 
 
-class Files(Rendered, Closing, Generic[FileT]):
+class Files(RenderedSource, Closing, Generic[FileT]):
     """The records of several files, one file after another: the base of all sources that read files.
 
     Args:
@@ -70,9 +69,6 @@ class Files(Rendered, Closing, Generic[FileT]):
     changed, or has fewer records than a range of it.
     """
 
-    _card_kind = "source"
-
-    takes_key_arrays: ClassVar[bool] = True
     kind: ClassVar[str]
     """The name of the format, for texts and errors."""
 

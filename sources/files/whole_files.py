@@ -12,7 +12,6 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.digests import digest_of
@@ -32,7 +31,7 @@ _LISTED_PER_FILE = 4
 """The number of entries of a folder that are read per file of the source, to learn the types of the files."""
 
 
-class FileDataSource(Rendered, ReadsBatches):
+class FileDataSource(ReadsBatches):
     """Files that are a record each: `{"path": str, "bytes": bytes}`.
 
     The names take some 50 bytes of memory per file. A file is opened when it is read, by one read, and closed: none
@@ -58,8 +57,6 @@ class FileDataSource(Rendered, ReadsBatches):
         >>> len(source), source[2]["path"][-9:], source[2]["bytes"][1:4]
         (3, 'dog/1.png', b'PNG')
     """
-
-    _card_kind = "source"
 
     allows_empty_files: ClassVar[bool] = True
 

@@ -9,7 +9,6 @@ from typing import Any, final
 import numpy as np
 
 from millstream.closing import Closing
-from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_records import records_of_arrays
@@ -26,7 +25,7 @@ _SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataS
 
 
 @final
-class TfdsDataSource(Rendered, Closing, ReadsBatches):
+class TfdsDataSource(Closing, ReadsBatches):
     """Random access to a dataset that TensorFlow Datasets has prepared, as dicts. TensorFlow is not needed.
 
     It reads the dataset's ArrayRecord or TFRecord files, and decodes all Examples of a batch together. The return value
@@ -63,8 +62,6 @@ class TfdsDataSource(Rendered, Closing, ReadsBatches):
         >>> len(source), source[1]
         (5, {'label': np.int64(1)})
     """
-
-    _card_kind = "source"
 
     def __init__(self, dataset: Any, split: str) -> None:
         if not isinstance(split, str):

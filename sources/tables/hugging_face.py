@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
@@ -17,7 +16,7 @@ from millstream.sources.tables.arrow_tables import ArrowTable
 
 
 @final
-class HuggingFaceDataSource(Rendered, ReadsBatches):
+class HuggingFaceDataSource(ReadsBatches):
     """The records of a `datasets.Dataset`, as dicts, read from its Arrow tables.
 
     A dataset is also a source as it is: its records are then those of `dataset[key]`, in its format. Here they are the
@@ -51,8 +50,6 @@ class HuggingFaceDataSource(Rendered, ReadsBatches):
         >>> next(iter(millstream.load(source, batch_size=3)))["label"]
         array([0, 1, 0])
     """
-
-    _card_kind = "source"
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer_or_none
-from millstream.descriptions import Rendered
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_names import check_file_columns, checked_columns
@@ -21,7 +20,7 @@ from millstream.sources.tables.arrow_tables import ArrowTable, columns_of, norma
 
 
 @final
-class LanceDataSource(Rendered, ReadsBatches):
+class LanceDataSource(ReadsBatches):
     """The rows of one version of a Lance dataset, as dicts, in any order. It needs pylance.
 
     A batch is one `take` of the library. Values are those of `ParquetDataSource`: NumPy scalars, `str`, `bytes`, arrays
@@ -59,8 +58,6 @@ class LanceDataSource(Rendered, ReadsBatches):
         >>> len(source), source[1]
         (2, {'name': 'Grace'})
     """
-
-    _card_kind = "source"
 
     def __init__(
         self,
