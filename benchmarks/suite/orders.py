@@ -23,14 +23,16 @@ def carry_out(order: Order, gate: Callable[[], None]) -> Outcome:
     try:
         PEERS[order.contender.peer].adapter()
     except ImportError as error:
-        return Outcome(absent=f"not installed here ({error})")
+        return Outcome(reason=f"not installed here ({error})", is_absent=True)
     run = Run(CASES[order.case], order.contender, SCALES[order.scale], order.copy, gate)
     try:
         return _TASKS[order.task](run)
     except UnsupportedError as error:
-        return Outcome(unsupported=str(error))
+        return Outcome(reason=str(error))
+    except ImportError as error:
+        return Outcome(reason=f"a library for this case is not installed here ({error})")
     except Exception as error:  # noqa: BLE001  (whatever a peer raises belongs into the report)
-        return Outcome(error=f"{type(error).__name__}: {error}"[:500])
+        return Outcome(reason=f"{type(error).__name__}: {error}"[:500])
 
 
 def _measure(run: Run) -> Outcome:
@@ -48,8 +50,8 @@ def _check(run: Run) -> Outcome:
     stream.close()
     expected = expected_content(work, run.case.view)
     if found.count != expected.count:
-        return Outcome(error=f"{found.count} records came instead of {expected.count}")
-    return Outcome(value=1.0) if found == expected else Outcome(error="other records came than expected")
+        return Outcome(reason=f"{found.count} records came instead of {expected.count}")
+    return Outcome(value=1.0) if found == expected else Outcome(reason="other records came than expected")
 
 
 def _explain(run: Run) -> Outcome:

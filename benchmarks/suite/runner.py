@@ -61,26 +61,19 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one order: exactly one of `value`, `absent`, `unsupported` and `error` is set.
+    """What came of one order: either `value` or `reason` is set.
 
     Attributes:
         value: the number measured.
         details: further numbers.
-        absent: why the peer is not here.
-        unsupported: why the peer cannot do this.
-        error: what went wrong.
+        reason: why there is no value.
+        is_absent: whether the reason is that the peer is not installed, and so holds for its other orders.
     """
 
     value: float | None = None
     details: dict[str, float] = dataclasses.field(default_factory=dict)
-    absent: str | None = None
-    unsupported: str | None = None
-    error: str | None = None
-
-    @property
-    def reason(self) -> str | None:
-        """Why there is no value."""
-        return self.absent or self.unsupported or self.error
+    reason: str | None = None
+    is_absent: bool = False
 
 
 @dataclasses.dataclass
@@ -126,7 +119,7 @@ class Runner:
         self._peers = {*peers, "bare"}
         self._compare = compare
         self._progress = progress
-        self._absent: dict[str, str] = {}
+        self._absent: dict[str, Outcome] = {}
 
     def contenders(self, case: Case) -> list[Contender]:
         """Returns who takes part in a case."""
@@ -177,15 +170,15 @@ class Runner:
     def _order(self, case: Case, contender: Contender, task: str) -> list[Outcome]:
         """Returns the outcomes of one order, of each copy."""
         if contender.peer in self._absent:
-            return [Outcome(absent=self._absent[contender.peer])]
+            return [self._absent[contender.peer]]
         copies = contender.copies if task == "measure" else 1
         orders = [Order(case.name, contender, self._scale.name, task, copy) for copy in range(copies)]
         with contextlib.ExitStack() as stack:
             processes = [stack.enter_context(_process(order, self._scale.limit_seconds)) for order in orders]
             outcomes = _outcomes(processes)
         for outcome in outcomes:
-            if outcome.absent is not None:
-                self._absent[contender.peer] = outcome.absent
+            if outcome.is_absent:
+                self._absent[contender.peer] = outcome
         return outcomes
 
 
@@ -211,10 +204,10 @@ class _Process:
         """Returns the outcome of a process that ended without one."""
         status = self.process.wait()
         if status == -signal.SIGKILL:
-            return Outcome(error="stopped: it took too long, or too much memory")
+            return Outcome(reason="stopped: it took too long, or too much memory")
         self.errors.seek(0)
         last = self.errors.read().strip().splitlines()[-1:]
-        return Outcome(error=f"exit status {status}: {' '.join(last)}"[:500])
+        return Outcome(reason=f"exit status {status}: {' '.join(last)}"[:500])
 
 
 def _outcomes(processes: Sequence[_Process]) -> list[Outcome]:

@@ -94,7 +94,7 @@ def measure_resume_far(run: Run) -> Measurement:
 
 def measure_sampler(run: Run) -> Measurement:
     """Returns the milliseconds for a new sampler of 10^12 records and 16 runs of 1,024 keys all over the epoch."""
-    adapter = PEERS[run.contender.peer].adapter()
+    adapter: Any = PEERS[run.contender.peer].adapter()
     starts = [block * (NUM_RECORDS // NUM_BLOCKS) for block in range(NUM_BLOCKS)]
     run.gate()
     keys = adapter.sample_keys(NUM_RECORDS, starts, BLOCK)

@@ -31,7 +31,7 @@ from suite import tables
 from suite.array_files import ARRAY_FORMATS, Rows
 from suite.case import Contender, UnsupportedError
 from suite.formats import FORMATS, pieces_of
-from suite.peers.base import Stream, no_sampler
+from suite.peers.base import Stream
 from suite.work import SEED, Columns, Files, Mixture, RandomMap, Records, Source, Step, Work, apply_to_many
 
 LARGE_CALL = 4096
@@ -41,8 +41,6 @@ LARGE_CALL = 4096
 @final
 class BareLoop:
     """Opens a loop."""
-
-    sample_keys = staticmethod(no_sampler)
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""

@@ -46,7 +46,7 @@ class Stream:
 
 
 class Adapter(Protocol):
-    """A peer."""
+    """A peer. What else a case asks of some of them is in their own classes."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream; everything that a user would do to get one happens in here.
@@ -54,18 +54,6 @@ class Adapter(Protocol):
         Raises:
             UnsupportedError: the peer cannot do this.
         """
-
-    def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
-        """Returns the record keys of `count` positions from each start on, from a new sampler that shuffles globally.
-
-        Raises:
-            UnsupportedError: the peer has no sampler that can be asked for positions.
-        """
-
-
-def no_sampler(_num_records: int, _starts: list[int], _count: int) -> list[Any]:
-    """Raises: for peers whose samplers have no positions."""
-    raise UnsupportedError("its order cannot be asked for positions")
 
 
 def our_source(files: Files) -> Any:
@@ -97,28 +85,16 @@ def our_source(files: Files) -> Any:
 
 
 def huggingface_dataset(files: Files) -> Any:
-    """Returns the dataset of HF datasets that some Arrow files are, mapped into memory.
+    """Returns the dataset of HF datasets that some Arrow files are, mapped into memory."""
+    import datasets  # noqa: PLC0415  (only where it is a contender)
 
-    Raises:
-        UnsupportedError: the library is not installed.
-    """
-    try:
-        import datasets  # noqa: PLC0415  (only where it is a contender)
-    except ImportError as error:
-        raise UnsupportedError(f"datasets is not installed here ({error})") from None
     return datasets.concatenate_datasets([datasets.Dataset.from_file(path) for path in files.paths])
 
 
 def bagz_reader(files: Files) -> Any:
-    """Returns the `bagz` library's reader.
+    """Returns the `bagz` library's reader."""
+    import bagz  # noqa: PLC0415  (only where it is a contender)
 
-    Raises:
-        UnsupportedError: the library is not installed.
-    """
-    try:
-        import bagz  # noqa: PLC0415  (only where it is a contender)
-    except ImportError as error:
-        raise UnsupportedError(f"bagz is not installed here ({error})") from None
     return bagz.Reader(",".join(files.paths))
 
 

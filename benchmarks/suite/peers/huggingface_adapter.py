@@ -14,7 +14,7 @@ import numpy as np
 from suite import data
 from suite.case import Contender, UnsupportedError
 from suite.peers.bare_loop import stacked
-from suite.peers.base import Stream, huggingface_dataset, no_sampler
+from suite.peers.base import Stream, huggingface_dataset
 from suite.tables import arrays_of_table
 from suite.work import SEED, Files, Work, apply_to_many
 
@@ -27,8 +27,6 @@ SHUFFLE_BUFFER = 10_000
 @final
 class HuggingfaceAdapter:
     """Opens a `Dataset` or, in the mode "streamed", an `IterableDataset`."""
-
-    sample_keys = staticmethod(no_sampler)
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""

@@ -13,7 +13,7 @@ import streaming
 import torch.utils.data
 
 from suite.case import Contender, UnsupportedError
-from suite.peers.base import Stream, no_sampler, our_source
+from suite.peers.base import Stream, our_source
 from suite.peers.pytorch_adapter import collate, processes_of, stream_of
 from suite.work import SEED, Files, Mixture, Step, Work, apply_to_many
 
@@ -24,8 +24,6 @@ WHOLE = "record"
 @final
 class MosaicmlAdapter:
     """Opens a `DataLoader` over a `StreamingDataset`."""
-
-    sample_keys = staticmethod(no_sampler)
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""

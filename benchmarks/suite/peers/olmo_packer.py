@@ -6,20 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 from olmo_core.data.utils import InstancePacker
 
-from suite.case import Contender, UnsupportedError
-from suite.peers.base import Stream, no_sampler
-from suite.work import Work
-
 
 @final
 class OlmoPacker:
     """Plans rows."""
-
-    sample_keys = staticmethod(no_sampler)
-
-    def open(self, _work: Work, _contender: Contender) -> Stream:
-        """Raises: it takes part where a plan is made."""
-        raise UnsupportedError("only its plan is measured")
 
     def plan(self, lengths: NDArray[np.integer[Any]], row_length: int) -> int:
         """Plans rows of documents of these lengths; returns how many rows there are."""

@@ -11,7 +11,7 @@ import ray
 
 from suite.case import Contender, UnsupportedError
 from suite.peers.bare_loop import stacked
-from suite.peers.base import Stream, no_sampler, our_source
+from suite.peers.base import Stream, our_source
 from suite.peers.clusters import ray_cluster
 from suite.work import SEED, Files, Records, Step, Work, apply_to_many
 
@@ -25,8 +25,6 @@ WHOLE = "record"
 @final
 class RayDataAdapter:
     """Iterates over a `Dataset`."""
-
-    sample_keys = staticmethod(no_sampler)
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""

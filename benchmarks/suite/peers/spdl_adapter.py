@@ -10,15 +10,13 @@ from spdl.pipeline import PipelineBuilder
 
 from suite.case import Contender, UnsupportedError
 from suite.peers.bare_loop import stacked
-from suite.peers.base import Stream, no_sampler
+from suite.peers.base import Stream
 from suite.work import SEED, Files, Work, apply_to_many
 
 
 @final
 class SpdlAdapter:
     """Opens a `Pipeline`."""
-
-    sample_keys = staticmethod(no_sampler)
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 from suite.case import Contender, UnsupportedError
 from suite.data import bring_into_memory
 from suite.formats import CSV_COLUMNS
-from suite.peers.base import Stream, columns_of, no_sampler
+from suite.peers.base import Stream, columns_of
 from suite.peers.clusters import SERVICE, data_service
 from suite.work import SEED, Files, Filter, Mixture, Step, Work
 
@@ -23,8 +23,6 @@ SHUFFLE_BUFFER = 10_000
 @final
 class TensorflowAdapter:
     """Opens a `Dataset`."""
-
-    sample_keys = staticmethod(no_sampler)
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""

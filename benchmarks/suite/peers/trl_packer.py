@@ -8,20 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from trl import pack_dataset
 
-from suite.case import Contender, UnsupportedError
-from suite.peers.base import Stream, no_sampler
-from suite.work import Work
-
 
 @final
 class TrlPacker:
     """Makes rows."""
-
-    sample_keys = staticmethod(no_sampler)
-
-    def open(self, _work: Work, _contender: Contender) -> Stream:
-        """Raises: it takes part where all rows are made at once."""
-        raise UnsupportedError("it makes rows before training only")
 
     def table(self, documents: Sequence[NDArray[Any]]) -> Any:
         """Returns the documents as it takes them."""

@@ -8,7 +8,7 @@ import webdataset
 
 from suite.case import Contender, UnsupportedError
 from suite.peers.bare_loop import stacked
-from suite.peers.base import Stream, no_sampler
+from suite.peers.base import Stream
 from suite.work import SEED, Files, Work, apply_to_many
 
 SHUFFLE_BUFFER = 10_000
@@ -18,8 +18,6 @@ SHUFFLE_BUFFER = 10_000
 @final
 class WebdatasetAdapter:
     """Opens a `WebDataset`."""
-
-    sample_keys = staticmethod(no_sampler)
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""

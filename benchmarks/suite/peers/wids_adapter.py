@@ -7,7 +7,7 @@ import torch.utils.data
 import wids
 
 from suite.case import Contender, UnsupportedError
-from suite.peers.base import Stream, no_sampler
+from suite.peers.base import Stream
 from suite.peers.pytorch_adapter import Chunks, collate, processes_of, stream_of
 from suite.work import SEED, Files, Work, apply_to_many
 
@@ -15,8 +15,6 @@ from suite.work import SEED, Files, Work, apply_to_many
 @final
 class WidsAdapter:
     """Opens a `DataLoader` over a `ShardListDataset`."""
-
-    sample_keys = staticmethod(no_sampler)
 
     def open(self, work: Work, contender: Contender) -> Stream:
         """Returns a new stream."""
