@@ -162,9 +162,6 @@ class BalancedSampler(Order):
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return checked_keys_at(self.order, self._positions_in_order(positions))
 
-    def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.asarray(positions, dtype=np.int64)  # `_positions_in_order` checks them.
-
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         """Returns the occurrences of keys before a position, in any order."""
         if not hasattr(self.order, "occurrences"):

@@ -12,7 +12,7 @@ from millstream.checks import as_integer_or_none, as_options
 from millstream.randomness import as_seed, derive_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT
-from millstream.samplers.occurrences import Occurrences
+from millstream.samplers.occurrences import Occurrences, by_number
 from millstream.samplers.order import Order
 from millstream.sharding import NoSharding, ShardOptions
 
@@ -107,13 +107,7 @@ class EpochSampler(Order):
 
     def _by_epoch(self, positions: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp] | slice, NDArray[np.int64]]]:
         """Returns each epoch that positions lie in, with the rows that do, and their offsets."""
-        if not len(positions):
-            return []
-        first, last = int(positions.min()) // self.num_records, int(positions.max()) // self.num_records
-        if first == last:
-            return [(first, slice(None), positions - first * self.num_records)]
-        epochs = positions // self.num_records
-        rows_of = [(int(epoch), np.flatnonzero(epochs == epoch)) for epoch in np.unique(epochs)]
+        rows_of = by_number(positions // self.num_records)
         return [(epoch, rows, positions[rows] - epoch * self.num_records) for epoch, rows in rows_of]
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:

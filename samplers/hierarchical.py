@@ -171,10 +171,3 @@ def _windows(unit_sizes: NDArray[np.int64], window_units: int, seed: int, epoch:
     shifts = source_ends[order] - unit_ends
     ranks = np.argsort(order)
     return Windows(source_ends, starts, ends, unit_ends, shifts, ranks, epoch, derive_seed(seed, _RECORDS))
-
-
-def by_window(windows: NDArray[np.intp]) -> list[tuple[int, NDArray[np.intp] | slice]]:
-    """Returns each window that occurs, and the indices at which it does."""
-    if (windows == windows[0]).all():
-        return [(int(windows[0]), slice(None))]
-    return [(window, np.flatnonzero(windows == window)) for window in np.unique(windows).tolist()]

@@ -74,6 +74,15 @@ def equal_to(values: Numbers, asked: Numbers) -> tuple[Numbers, Numbers]:
     return rows, order[numbers]
 
 
+def by_number(numbers: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp] | slice]]:
+    """Returns each of the numbers, with the indices at which it is."""
+    if not len(numbers):
+        return []
+    if (numbers == numbers[0]).all():
+        return [(int(numbers[0]), slice(None))]
+    return [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers).tolist()]
+
+
 def spread(starts: Numbers, stops: Numbers) -> tuple[Numbers, Numbers]:
     """Returns the numbers from each start to before each stop, one range after another, with the range of each."""
     counts = stops - starts

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.mixtures.proportions import earliest_position, proportions
 from millstream.samplers.mixtures.weights import reduced
+from millstream.samplers.occurrences import by_number
 
 FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED = "first_exhausted", "all_exhausted", "drop_exhausted"
 
@@ -155,12 +156,8 @@ class MixingSchedule:
         if len(phases) == 1 or not len(positions):
             return phases[0].locate(positions)
         numbers = np.searchsorted(self._whole.starts, positions, side="right") - 1
-        first, last = int(numbers.min()), int(numbers.max())
-        if first == last:
-            return phases[first].locate(positions)
         components, indices = np.empty(len(positions), dtype=np.intp), np.empty(len(positions), dtype=np.int64)
-        for number in np.unique(numbers).tolist():
-            rows = np.flatnonzero(numbers == number)
+        for number, rows in by_number(numbers):
             components[rows], indices[rows] = phases[number].locate(positions[rows])
         return components, indices
 
@@ -174,8 +171,7 @@ class MixingSchedule:
         drawn = np.array([phase.drawn[component] for phase in self.phases], dtype=np.int64)
         numbers = np.searchsorted(drawn, indices, side="right") - 1
         positions = np.empty(len(indices), dtype=np.int64)
-        for number in np.unique(numbers).tolist():
-            rows = np.flatnonzero(numbers == number)
+        for number, rows in by_number(numbers):
             positions[rows] = self.phases[number].positions_of(component, indices[rows])
         return positions
 

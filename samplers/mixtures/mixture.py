@@ -351,9 +351,6 @@ class MixtureSampler(Order):
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return self.located(positions).record_keys
 
-    def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.asarray(positions, dtype=np.int64)  # `locate` checks them.
-
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         """Returns the occurrences of keys before a position, in any order."""
         found = []

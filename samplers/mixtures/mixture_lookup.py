@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.index import IndexSampler, SequentialSampler
+from millstream.samplers.occurrences import by_number
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import is_mixed, is_mixed_and_packed
 from millstream.segments import Segments
@@ -85,8 +86,7 @@ class ComponentOrders:
         """Returns the numbers of tokens of documents, shape (m,)."""
         lengths = np.empty(len(record_keys), dtype=np.int64)
         components = np.searchsorted(self._starts, record_keys, side="right") - 1
-        for component in np.unique(components).tolist():
-            rows = components == component
+        for component, rows in by_number(components):
             lengths[rows] = self._samplers[component].lengths_at(record_keys[rows] - self._starts[component])
         return lengths
 

@@ -12,8 +12,8 @@ from millstream.checks import as_flag, as_integer, as_integer_or_none, as_overfl
 from millstream.randomness import derive_seeds, mix_words
 from millstream.samplers.base import check_range
 from millstream.samplers.epochs import EpochSampler, whole_numbers
-from millstream.samplers.hierarchical import Windows, by_window, windows_by_epoch
-from millstream.samplers.occurrences import spread
+from millstream.samplers.hierarchical import Windows, windows_by_epoch
+from millstream.samplers.occurrences import by_number, spread
 from millstream.samplers.order import positions_between
 from millstream.samplers.permutation import permute
 from millstream.samplers.rows.planned_rows import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
@@ -245,7 +245,7 @@ class PackingSampler(EpochSampler):
         rows = self._permuted(offsets, epoch)
         windows = np.searchsorted(self._row_ends, rows, side="right")
         rows = rows - (self._row_ends - self._window_rows)[windows]
-        return [(window, own, rows[own]) for window, own in by_window(windows)]
+        return [(window, own, rows[own]) for window, own in by_number(windows)]
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         rows = np.flatnonzero((keys >= 0) & (keys < len(self.lengths)))
@@ -256,7 +256,7 @@ class PackingSampler(EpochSampler):
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         found = []
         windows = np.searchsorted(self._unit_ends, elements, side="right") % self._num_windows
-        for window, own in by_window(windows):
+        for window, own in by_number(windows):
             owners, rows = self._plan_of(window).rows_of(elements[own], self._key(epoch, window))
             begin = self._row_ends[window] - self._window_rows[window]
             found.append((np.arange(len(elements))[own][owners], rows + begin))
