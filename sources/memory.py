@@ -228,15 +228,11 @@ def _take(columns: Any, keys: Any) -> Any:
 
 
 def _taken(keys: Any, column: NDArray[Any]) -> Any:
-    if can_be_taken_from(column):
-        return np.take(column, keys, axis=0)
-    if not np.ndim(keys):
-        row = column[keys]
-        # A view of the column, or a scalar or an object.
-        return row.copy(order="C") if column.ndim > 1 else row
-    rows = np.empty((len(keys), *column.shape[1:]), column.dtype)
-    copy_rows(column, keys, rows)
-    return rows
+    if np.ndim(keys):
+        return _taken_into(np.empty, keys, column)
+    row = column[keys]
+    # An array or a structured scalar is a view of the column.
+    return row.copy() if column.ndim > 1 or isinstance(row, np.void) else row
 
 
 def copy_rows(column: NDArray[Any], keys: NDArray[np.int64], out: NDArray[Any]) -> None:

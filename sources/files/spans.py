@@ -106,21 +106,15 @@ class SpanRecords(FileRecords[RecordT]):
         return self._offsets(path).num_records
 
     def _open(self, path: str, location: str) -> "SpanFile[RecordT]":
-        return self._open_checked(path, location)
-
-    def _open_checked(self, path: str, location: str) -> "SpanFile[RecordT]":
         stored = open_stored(location, self._identities[path])
         try:
-            # Checked after opening: the file that is at the path now is the opened one, or a newer one.
-            now = self._identity_now(path)
-            self._follow(path, now)
+            # After opening: the file that is at the path now is the opened one, or a newer one.
+            self._follow(path, self._identity_now(path))
             rebuild = weakref.WeakMethod(self._rebuilt)  # A weak reference: open files must not keep the source alive.
-            file = SpanFile(path, stored, self._offsets(path), self._format_of(path), rebuild)
-            self._check_unchanged(path, file.num_records, now)
+            return SpanFile(path, stored, self._offsets(path), self._format_of(path), rebuild)
         except BaseException:
             stored.close()
             raise
-        return file
 
     def _follow(self, path: str, now: FileIdentity) -> None:
         """Compares a local file, and the files that its index depends on, with their state at construction."""

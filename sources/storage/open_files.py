@@ -29,16 +29,19 @@ from millstream.signals import SignalSafeLock
 RecordT = TypeVar("RecordT")
 
 
-class OpenFile(Protocol):
-    """An open file that any number of threads may read."""
+class Closable(Protocol):
+    """An open file."""
+
+    def close(self) -> None:
+        """Closes the file. It is not being read."""
+
+
+class OpenFile(Closable, Protocol):
+    """An open file of records that any number of threads may read."""
 
     @property
     def num_records(self) -> int:
         """The number of records in the file."""
-        ...
-
-    def close(self) -> None:
-        """Closes the file. It is not being read."""
         ...
 
 
@@ -56,13 +59,6 @@ class RecordFile(OpenFile, Protocol[RecordT]):
             DataSourceError: one of the records is damaged or lost, with its position, file and key.
         """
         ...
-
-
-class Closable(Protocol):
-    """An open file."""
-
-    def close(self) -> None:
-        """Closes the file."""
 
 
 FileT = TypeVar("FileT", bound=Closable)
