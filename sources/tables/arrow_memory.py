@@ -9,6 +9,7 @@ Guarantees:
 """
 
 import abc
+import ctypes
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ class Memory:
         self._regions: dict[int, NDArray[np.uint8]] = {0: np.empty(0, np.uint8)}
         self._arrays: dict[tuple[int, np.dtype[Any]], NDArray[Any]] = {}
         self._region_numbers: dict[tuple[int, int], int] = {}
+        self._space: _Space | None = None
 
     def address_of(self, buffer: Any) -> int:
         """Returns the address of an Arrow buffer, which is kept alive; 0 for a buffer without bytes or None."""
@@ -76,18 +78,8 @@ class Memory:
         values = np.empty(len(positions), dtype) if out is None else out
         if not len(positions):
             return values
-        shift = _region_shift(dtype)
-        first = int(positions[0]) >> shift
-        array = self._array(first, dtype)
-        within = positions - (first << shift)
-        # As unsigned integers, negative values are too large: one pass finds all positions outside the first region.
-        if int(within.view(np.uint64).max()) < len(array):
-            return array.take(within, out=values, mode="clip")
-        regions = positions >> shift
-        for number in np.unique(regions).tolist():
-            rows = np.flatnonzero(regions == number)
-            values[rows] = self._array(number, dtype)[positions[rows] - (number << shift)]
-        return values
+        array, indices = self._located(positions, dtype, 1)
+        return array.take(indices, out=values, mode="clip")
 
     def take_runs(self, positions: Integers, out: NDArray[Any]) -> None:
         """Fills the rows of an array with contiguous numbers.
@@ -99,33 +91,20 @@ class Memory:
         Raises:
             IndexError: a row ends beyond the buffers.
         """
-        length, shift = out.shape[1], _region_shift(out.dtype)
-        first = int(positions[0]) >> shift
-        array = self._array(first, out.dtype)
-        within = positions - (first << shift)
-        if int(within.view(np.uint64).max()) + length > len(array):
-            regions = positions >> shift
-            different = np.unique(regions).tolist()
-            if len(different) == 1:
-                raise IndexError(f"A list of {length} numbers exceeds its buffer.")
-            for number in different:
-                rows = np.flatnonzero(regions == number)
-                runs = np.empty((len(rows), length), out.dtype)
-                self.take_runs(positions[rows], runs)
-                out[rows] = runs
-            return
+        length = out.shape[1]
+        array, indices = self._located(positions, out.dtype, length)
         # NumPy copies a row in one step if it is one element.
         run = np.dtype((np.void, length * out.dtype.itemsize))
         runs = out.view(run).reshape(-1)
-        phase = int(within[0]) % length
-        multiples, remainders = np.divmod(within - phase, length)
+        phase = int(indices[0]) % length
+        multiples, remainders = np.divmod(indices - phase, length)
         if not remainders.any():
             table = array[phase : phase + (len(array) - phase) // length * length].view(run)
             table.take(multiples, out=runs, mode="clip")
         else:
             # Element i of this view is the row that begins at number i.
             shape = (len(array) - length + 1,)
-            runs[...] = np.ndarray(shape, run, array.view(BYTES).data, strides=(out.dtype.itemsize,))[within]
+            runs[...] = np.ndarray(shape, run, array.view(BYTES).data, strides=(out.dtype.itemsize,))[indices]
 
     def slices(self, starts: Integers, lengths: Integers) -> list[memoryview]:
         """Returns the bytes from each start address on, without a copy.
@@ -153,14 +132,83 @@ class Memory:
         """Returns the bits at the given positions: eight times an address, plus the number of the bit."""
         return (self.take(positions >> 3, BYTES) >> (positions & 7).astype(np.uint8) & 1).astype(np.bool_)
 
+    def _located(self, positions: Integers, dtype: np.dtype[Any], length: int) -> tuple[NDArray[Any], Integers]:
+        """Returns an array, and the index of each position in it.
+
+        Raises:
+            IndexError: one of the `length` numbers from a position on is beyond the buffers.
+        """
+        shift = _region_shift(dtype)
+        first = int(positions[0]) >> shift
+        array = self._array(first, dtype)
+        within = positions - (first << shift)
+        # As unsigned integers, negative values are too large: one pass finds all positions outside the first region.
+        if int(within.view(np.uint64).max()) + length <= len(array):
+            return array, within
+        regions = positions >> shift
+        space = self._space_with(int(regions.view(np.uint64).max()))
+        within = positions - (regions << shift)
+        if (within + length > space.sizes[regions] // dtype.itemsize).any():
+            raise IndexError(f"A run of {length} numbers exceeds its buffer.")
+        return space.array(dtype), space.starts[regions] // dtype.itemsize + within
+
+    def _space_with(self, number: int) -> "_Space":
+        """Returns the space of all regions up to that number, at least.
+
+        Raises:
+            IndexError: there is no such region.
+        """
+        space = self._space
+        if space is not None and number < len(space.sizes):
+            return space
+        regions = self._regions.copy()
+        if number not in regions or len(regions) == 1:
+            raise IndexError("A number is outside of all buffers.")
+        space = _Space([regions.get(known, regions[0]) for known in range(max(regions) + 1)])
+        if len(regions) == len(space.sizes):
+            # Otherwise another thread is about to add a region.
+            self._space = space
+        return space
+
     def _array(self, number: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns a region as an array of numbers."""
         key = (number, dtype)
         array = self._arrays.get(key)
         if array is None:
-            region = self._regions[number]
-            array = self._arrays[key] = region[: len(region) // dtype.itemsize * dtype.itemsize].view(dtype)
+            array = self._arrays[key] = _numbers(self._regions[number], dtype)
         return array
+
+
+@final
+class _Space:
+    """Several regions as parts of one array, so that NumPy gathers rows of all of them in one call.
+
+    The array begins at the first region and ends with the last one. What lies between them is never read.
+
+    Args:
+        regions: the regions, by number.
+
+    Attributes:
+        starts: the start of each region in the array, in bytes, shape (regions,).
+        sizes: the size of each region, in bytes, shape (regions,).
+    """
+
+    def __init__(self, regions: Sequence[NDArray[np.uint8]]) -> None:
+        addresses = np.array([region.ctypes.data for region in regions], np.int64)
+        self.sizes = np.array([len(region) for region in regions], np.int64)
+        has_bytes = self.sizes > 0
+        first = int(addresses[has_bytes].min())
+        self.starts = addresses - first
+        num_bytes = int((self.starts + self.sizes)[has_bytes].max())
+        self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(first))
+
+    def array(self, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Returns the array as one of numbers."""
+        return _numbers(self._bytes, dtype)
+
+
+def _numbers(region: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
+    return region[: len(region) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 def _region_shift(dtype: np.dtype[Any]) -> int:
