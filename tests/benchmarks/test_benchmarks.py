@@ -114,7 +114,7 @@ def test_the_command_line_measures_reports_and_says_who_is_absent(tmp_path: Path
     broken = tmp_path / "path" / "torch"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n")
-    flags = ["--scale=tiny", "--cases=tiny,get_state", "--peers=millstream,pytorch", f"--output={tmp_path}"]
+    flags = ["--scale=tiny", "--cases=hdf5,get_state", "--peers=millstream,pytorch", f"--output={tmp_path}"]
     done = subprocess.run(
         [sys.executable, str(BENCHMARKS), *flags],
         env={**os.environ, "PYTHONPATH": str(broken.parent)},
