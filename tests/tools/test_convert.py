@@ -274,7 +274,7 @@ def test_what_was_killed_is_resumed(killed: tuple[list[Any], dict[str, int]], tm
     command, finished = killed
     assert 3 <= len(finished) < 50
     assert (tmp_path / ".b.bag.conversion" / "plan.json").exists()
-    run(*command, folder=tmp_path)
+    run_here(*command, folder=tmp_path)
     after = {path.name: path.stat().st_ino for path in shards_of(tmp_path)}
 
     assert len(after) == 50
@@ -306,7 +306,7 @@ def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
         # Stopped, it cannot end before the second one has looked.
         process.send_signal(signal.SIGSTOP)
         was_whole = len(shards_of(tmp_path)) == 50
-        _, reported = run(*command, folder=tmp_path, status=1)
+        _, reported = run_here(*command, folder=tmp_path, status=1)
         assert "Another process is writing" in reported or was_whole
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
@@ -315,7 +315,7 @@ def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
     # A machine may be so slow that all was written before the signal came.
     if len(shards_of(tmp_path)) < 50:
         assert process.returncode == 130
-        run(*command, folder=tmp_path)
+        run_here(*command, folder=tmp_path)
     assert len(records_in(*shards_of(tmp_path))) == 150_000
 
 
