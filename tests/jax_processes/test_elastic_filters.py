@@ -13,7 +13,17 @@ from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
 from support.jax_processes.groups import run_group
-from support.jax_processes.programs import DEALT, EVALUATIONS, GLOBAL_BATCH, LOGICAL_SHARDS, SEED, SIZE, Row, loader
+from support.jax_processes.programs import (
+    DEALT,
+    EVALUATIONS,
+    GLOBAL_BATCH,
+    LOGICAL_SHARDS,
+    SEED,
+    SIZE,
+    Noise,
+    Row,
+    loader,
+)
 from support.oracle.stream import oracle
 from support.streams import equal_streams
 
@@ -76,25 +86,56 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("ended")
 
 
+STAGED_STEPS = 5
+
+
 @pytest.fixture(scope="module")
 def groups(folder: Path) -> dict[int, list[Any]]:
-    """What each process of two groups reports, which have read finite streams to their ends, and one filled meshes."""
+    """What each process of a group of two and of a group of four reports."""
+    ends: dict[str, Any] = {"end_together": {}, "evaluate": {}}
+    of_two = {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}}
+    of_four = {"fill_meshes": {"save_to": folder, "meshes": MESHES}}
     return {
-        count: run_group("end_and_fill", count, folder / "log", save_to=folder, meshes=meshes)
-        for count, meshes in ((2, {}), (LOGICAL_SHARDS, MESHES))
+        2: run_group("run_each", 2, folder / "log of 2", devices=2, tasks=ends | of_two),
+        4: run_group("run_each", 4, folder / "log of 4", tasks=ends | of_four),
     }
+
+
+def test_devices_of_several_processes(groups: dict[int, list[Any]]) -> None:
+    """With a sharding over several processes, each gives its rows and gets the oracle's global batch."""
+    sampler = IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=2)
+    operations = [Noise(), Batch(GLOBAL_BATCH, drop_remainder=True)]
+    expected = list(itertools.islice(oracle(range(SIZE), sampler, operations), STAGED_STEPS))
+    for told in groups[2]:
+        staged = told["stage"]
+        assert equal_streams(expected, staged["global"])
+        assert staged["shapes"] == [(GLOBAL_BATCH,)] * STAGED_STEPS
+        assert staged["step"] == STAGED_STEPS
+        assert staged["refused"] == "device must belong to this process"
+
+
+def test_hosts_are_compared(groups: dict[int, list[Any]]) -> None:
+    """Each process learns which of them waits most, how much, and how many records all of them have skipped."""
+    results = [told["compare_hosts"] for told in groups[2]]
+    assert [metrics["loader/errors"] for metrics in results] == [2.0, 1.0]
+    slowest = max(range(2), key=lambda process: results[process]["loader/wait_share"])
+    for metrics in results:
+        assert metrics["loader/slowest_host"] == slowest
+        assert metrics["loader/slowest_host_wait_share"] == results[slowest]["loader/wait_share"]
+        assert metrics["loader/slowest_host_batches_per_second"] == results[slowest]["loader/batches_per_second"]
+        assert (metrics["loader/all_hosts_errors"], metrics["loader/all_hosts_worker_deaths"]) == (3.0, 0.0)
 
 
 def test_processes_that_agree_on_the_steps_end_together(groups: dict[int, list[Any]]) -> None:
     """The fewest steps of all processes are those of a single one, and none waits for another that has ended."""
     for ended in groups.values():
-        dealt = [told["dealt"] for told in ended]
+        dealt = [told["end_together"] for told in ended]
         for name in DEALT:
             assert min(told[name][0] for told in dealt) == len(expected(name, 1))
             for told in dealt:
                 assert equal_streams(told[name][1], expected(name, 1))
     # Without that, some would go on alone.
-    assert any(np.ptp([told["dealt"][name][0] for told in groups[LOGICAL_SHARDS]]) > 0 for name in DEALT)
+    assert any(np.ptp([told["end_together"][name][0] for told in groups[LOGICAL_SHARDS]]) > 0 for name in DEALT)
 
 
 @functools.cache
@@ -108,12 +149,12 @@ def expected_evaluation(name: str) -> list[Any]:
 def test_every_record_is_evaluated_once_on_any_number_of_processes(groups: dict[int, list[Any]]) -> None:
     """Global batches and masks are those of one process; shards without a real row in the last one still take part."""
     for told in itertools.chain.from_iterable(groups.values()):
-        for name, batches in told["evaluated"].items():
+        for name, batches in told["evaluate"].items():
             assert equal_streams(batches, expected_evaluation(name))
             numbers = np.concatenate([batch[mask] for batch, mask in batches])[:, 0]
             assert sorted(numbers.tolist()) == [k for k in range(SIZE) if name == "all" or k % 3 != 0]
     for count, ended in groups.items():
-        last = [batches[-1] for told in ended for batches in told["evaluated"].values()]
+        last = [batches[-1] for told in ended for batches in told["evaluate"].values()]
         assert not any(batch.mask[-GLOBAL_BATCH // count :].any() for batch in last)
 
 
@@ -125,8 +166,8 @@ def test_the_global_array_is_that_of_one_process_on_any_mesh(groups: dict[int, l
     following = next(stream)
 
     for process, told in enumerate(groups[LOGICAL_SHARDS]):
-        assert told["meshes"].keys() == MESHES.keys()
-        for name, outcome in told["meshes"].items():
+        assert told["fill_meshes"].keys() == MESHES.keys()
+        for name, outcome in told["fill_meshes"].items():
             count = max(GROUPS[name]) + 1
             assert outcome["shard"] == (GROUPS[name][process], count), name
             for (shape, batch, parts), whole in zip(outcome["taken"], expected, strict=True):

@@ -27,8 +27,6 @@ from millstream.transforms import Batch
 from support import laws
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, pipelines
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, ReportThen, hang_in_c
-from support.jax_processes.groups import run_group
-from support.jax_processes.programs import GLOBAL_BATCH, SEED, SIZE, Noise
 from support.oracle.stream import oracle
 from support.processes.worker_pools import at_most, environment, in_background, python
 from support.streams import comparable, drain, equal_streams
@@ -533,17 +531,6 @@ def test_several_devices_of_a_process(tmp_path: Path) -> None:
     done = python("-W", "error", "-c", ON_FOUR_DEVICES, cwd=tmp_path, env=environment() | devices)
     # JAX 0.12 prints where a sharding did not fit, before it raises: only the last line is ours.
     assert (done.stdout.splitlines()[-1:], done.stderr, done.returncode) == (["done (4,)"], "", 0)
-
-
-def test_devices_of_several_processes(tmp_path: Path) -> None:
-    """With a sharding over several processes, each gives its rows and gets the oracle's global batch."""
-    sampler = millstream.IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=2)
-    expected = list(oracle(range(SIZE), sampler, [Noise(), Batch(GLOBAL_BATCH, drop_remainder=True)]))[:5]
-    for told in run_group("stage", 2, tmp_path / "log", devices=2, steps=5):
-        assert equal_streams(expected, told["global"])
-        assert told["shapes"] == [(GLOBAL_BATCH,)] * 5
-        assert told["step"] == 5
-        assert told["refused"] == "device must belong to this process"
 
 
 def straight() -> Any:

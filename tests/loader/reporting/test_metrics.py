@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -16,7 +15,6 @@ import millstream
 from millstream.loader.reporting.metrics import exposition, metrics_of
 from support.clocks.owned_clock import CLOCK, Spend
 from support.draw.loader_snapshots import snapshot_of_run, with_stage
-from support.jax_processes.groups import run_group
 
 NAMES = [
     "loader/batches",
@@ -204,19 +202,6 @@ def test_a_page_has_what_the_metrics_have() -> None:
     augment = frozenset({("stage", "operation_0"), ("name", "Augment")})
     assert page["millstream_stage_seconds_total", augment] == metrics["loader/seconds/operation_0"] == 2.5
     assert len(page) == len(metrics) - 5  # Prometheus computes rates itself.
-
-
-@pytest.mark.third_party
-def test_hosts_are_compared(tmp_path: Path) -> None:
-    """Each process learns which of them waits most, how much, and how many records all of them have skipped."""
-    results = run_group("compare_hosts", 2, tmp_path / "log", bad=[[1, 2], [7]])
-    assert [metrics["loader/errors"] for metrics in results] == [2.0, 1.0]
-    slowest = max(range(2), key=lambda process: results[process]["loader/wait_share"])
-    for metrics in results:
-        assert metrics["loader/slowest_host"] == slowest
-        assert metrics["loader/slowest_host_wait_share"] == results[slowest]["loader/wait_share"]
-        assert metrics["loader/slowest_host_batches_per_second"] == results[slowest]["loader/batches_per_second"]
-        assert (metrics["loader/all_hosts_errors"], metrics["loader/all_hosts_worker_deaths"]) == (3.0, 0.0)
 
 
 def test_several_loaders_are_on_one_page() -> None:

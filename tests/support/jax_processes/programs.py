@@ -385,9 +385,9 @@ def evaluate() -> dict[str, list[Any]]:
     return told
 
 
-def end_and_fill(**filled: Any) -> dict[str, Any]:
-    """Takes finite streams to their ends, those that all processes have agreed on and padded ones, and fills meshes."""
-    return {"dealt": end_together(), "evaluated": evaluate(), "meshes": fill_meshes(**filled)}
+def run_each(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Runs several programs one after another, each with its arguments, and reports what each returns."""
+    return {program: globals()[program](**task) for program, task in tasks.items()}
 
 
 def compare_hosts(bad: list[list[int]]) -> dict[str, float]:
