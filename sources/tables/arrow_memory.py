@@ -3,13 +3,12 @@
 See README.md in this folder for the idea and the layout of addresses and slots.
 
 Guarantees:
-    - Reads stay within the buffers that Arrow returned, or raise an error.
+    - Reads stay within the buffers that Arrow returned, or raise an error (see `arrow_regions`).
     - Results are copies, which the caller may change and keep. (Lists of numbers from one read are views of one array,
       but do not overlap.)
 """
 
 import abc
-import ctypes
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -19,15 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
-
-Integers = NDArray[np.int64]
-
-BYTES = np.dtype(np.uint8)
-
-_REGION_BITS = 40
-"""An address is the number of a region, shifted by this many bits, plus the offset of a byte in the region."""
-
-_ALIGNMENT = 8
+from millstream.sources.tables.arrow_regions import (
+    BYTES,
+    REGION_ALIGNMENT,
+    REGION_BITS,
+    Integers,
+    JoinedRegions,
+    region_shift,
+    values_of,
+)
 
 
 @final
@@ -42,7 +41,7 @@ class Memory:
         self._regions: dict[int, NDArray[np.uint8]] = {0: np.empty(0, np.uint8)}
         self._arrays: dict[tuple[int, np.dtype[Any]], NDArray[Any]] = {}
         self._region_numbers: dict[tuple[int, int], int] = {}
-        self._space: _Space | None = None
+        self._joined: JoinedRegions | None = None
 
     def address_of(self, buffer: Any) -> int:
         """Returns the address of an Arrow buffer, which is kept alive; 0 for a buffer without bytes or None."""
@@ -51,18 +50,18 @@ class Memory:
         parent = buffer
         while parent.parent is not None:
             parent = parent.parent
-        if parent.address % _ALIGNMENT:
+        if parent.address % REGION_ALIGNMENT:
             parent = buffer
         key = (parent.address, parent.size)
         number = self._region_numbers.get(key)
         if number is None:
             # Two threads may add a region twice. Both numbers are valid.
             number = next(self._numbers)
-            if parent.size >> _REGION_BITS:
+            if parent.size >> REGION_BITS:
                 raise ValueError(f"An Arrow buffer must have less than a terabyte, got {parent.size:,} bytes.")
             self._regions[number] = np.frombuffer(parent, np.uint8)
             self._region_numbers[key] = number
-        return (number << _REGION_BITS) + int(buffer.address - parent.address)
+        return (number << REGION_BITS) + int(buffer.address - parent.address)
 
     def take(self, positions: Integers, dtype: np.dtype[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Returns the numbers at the given positions.
@@ -107,26 +106,20 @@ class Memory:
             runs[...] = np.ndarray(shape, run, array.view(BYTES).data, strides=(out.dtype.itemsize,))[indices]
 
     def slices(self, starts: Integers, lengths: Integers) -> list[memoryview]:
-        """Returns the bytes from each start address on, without a copy.
+        """Returns the bytes from each start address on, without a copy: they end with this object.
 
         Raises:
             IndexError: a slice ends beyond the buffers.
         """
-        regions = starts >> _REGION_BITS
-        slices = [memoryview(b"")] * len(starts)
-        for number in np.unique(regions[lengths > 0]).tolist():
-            view = self._regions[number].data
-            rows = np.flatnonzero((regions == number) & (lengths > 0))
-            begins = starts[rows] - (number << _REGION_BITS)
-            ends = begins + lengths[rows]
-            if int(ends.max()) > len(view):
-                raise IndexError("A text or byte string exceeds its buffer.")
-            cut = [view[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
-            if len(rows) == len(slices):
-                return cut
-            for row, content in zip(rows.tolist(), cut, strict=True):
-                slices[row] = content
-        return slices
+        regions = np.where(lengths > 0, starts >> REGION_BITS, 0)
+        if not regions.any():
+            return [memoryview(b"")] * len(starts)
+        numbers = self._joined_with(int(regions.view(np.uint64).max())).numbers(BYTES)
+        if ((starts + lengths > numbers.ends.take(regions)) & (lengths > 0)).any():
+            raise IndexError("A text or byte string exceeds its buffer.")
+        begins = np.where(lengths > 0, starts + numbers.shifts.take(regions), 0)
+        view = numbers.array.data
+        return [view[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
 
     def bits(self, positions: Integers) -> NDArray[np.bool_]:
         """Returns the bits at the given positions: eight times an address, plus the number of the bit."""
@@ -138,7 +131,7 @@ class Memory:
         Raises:
             IndexError: one of the `length` numbers from a position on is beyond the buffers.
         """
-        shift = _region_shift(dtype)
+        shift = region_shift(dtype)
         first = int(positions[0]) >> shift
         array = self._array(first, dtype)
         within = positions - (first << shift)
@@ -146,74 +139,36 @@ class Memory:
         if int(within.view(np.uint64).max()) + length <= len(array):
             return array, within
         regions = positions >> shift
-        space = self._space_with(int(regions.view(np.uint64).max()))
-        within = positions - (regions << shift)
-        if (within + length > space.sizes[regions] // dtype.itemsize).any():
+        numbers = self._joined_with(int(regions.view(np.uint64).max())).numbers(dtype)
+        if int((numbers.ends.take(regions) - positions).min()) < length:
             raise IndexError(f"A run of {length} numbers exceeds its buffer.")
-        return space.array(dtype), space.starts[regions] // dtype.itemsize + within
+        return numbers.array, positions + numbers.shifts.take(regions)
 
-    def _space_with(self, number: int) -> "_Space":
-        """Returns the space of all regions up to that number, at least.
+    def _joined_with(self, number: int) -> JoinedRegions:
+        """Returns all regions up to that number, at least, as one array.
 
         Raises:
             IndexError: there is no such region.
         """
-        space = self._space
-        if space is not None and number < len(space.sizes):
-            return space
+        joined = self._joined
+        if joined is not None and number < joined.size:
+            return joined
         regions = self._regions.copy()
         if number not in regions or len(regions) == 1:
             raise IndexError("A number is outside of all buffers.")
-        space = _Space([regions.get(known, regions[0]) for known in range(max(regions) + 1)])
-        if len(regions) == len(space.sizes):
+        joined = JoinedRegions([regions.get(known, regions[0]) for known in range(max(regions) + 1)])
+        if len(regions) == joined.size:
             # Otherwise another thread is about to add a region.
-            self._space = space
-        return space
+            self._joined = joined
+        return joined
 
     def _array(self, number: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         """Returns a region as an array of numbers."""
         key = (number, dtype)
         array = self._arrays.get(key)
         if array is None:
-            array = self._arrays[key] = _numbers(self._regions[number], dtype)
+            array = self._arrays[key] = values_of(self._regions[number], dtype)
         return array
-
-
-@final
-class _Space:
-    """Several regions as parts of one array, so that NumPy gathers rows of all of them in one call.
-
-    The array begins at the first region and ends with the last one. What lies between them is never read.
-
-    Args:
-        regions: the regions, by number.
-
-    Attributes:
-        starts: the start of each region in the array, in bytes, shape (regions,).
-        sizes: the size of each region, in bytes, shape (regions,).
-    """
-
-    def __init__(self, regions: Sequence[NDArray[np.uint8]]) -> None:
-        addresses = np.array([region.ctypes.data for region in regions], np.int64)
-        self.sizes = np.array([len(region) for region in regions], np.int64)
-        has_bytes = self.sizes > 0
-        first = int(addresses[has_bytes].min())
-        self.starts = addresses - first
-        num_bytes = int((self.starts + self.sizes)[has_bytes].max())
-        self._bytes = np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(first))
-
-    def array(self, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns the array as one of numbers."""
-        return _numbers(self._bytes, dtype)
-
-
-def _numbers(region: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
-    return region[: len(region) // dtype.itemsize * dtype.itemsize].view(dtype)
-
-
-def _region_shift(dtype: np.dtype[Any]) -> int:
-    """Returns the number of bits of a position below the number of its region."""
-    return _REGION_BITS - dtype.itemsize.bit_length() + 1
 
 
 @final

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.tables.arrow_columns import Lists
-from millstream.sources.tables.arrow_memory import Column, Integers, Memory, Rows
+from millstream.sources.tables.arrow_memory import Column, Memory, Rows
+from millstream.sources.tables.arrow_regions import Integers
 
 
 @final

@@ -241,12 +241,6 @@ def _nested_maker(kind: Any) -> Callable[[int], Column] | None:
     return functools.partial(Lists, offset_dtype=np.int64 if is_large else np.int32, make_child=make_child)
 
 
-def concatenate_chunks(chunks: Sequence[Any]) -> list[Any]:
-    """Returns copies of record batches as one record batch, or as several if a column exceeds 2 GB."""
-    table = arrow().Table.from_batches(chunks).combine_chunks()
-    return [chunk for chunk in table.to_batches() if len(chunk)]
-
-
 def has_valid_text(chunks: Iterable[Any]) -> bool:
     """Returns True if all texts are UTF-8 and all other values are valid."""
     try:

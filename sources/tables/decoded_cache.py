@@ -137,13 +137,6 @@ class UnitCache(Generic[UnitT]):
         entry = self._entries.get(key)
         return entry is None or entry.unit is None or entry.served >= entry.unit.num_records
 
-    def replace(self, key: Hashable, unit: UnitT) -> None:
-        """Replaces a unit by an equal one, unless it is missing."""
-        with self._lock:
-            entry = self._entries.get(key)
-            if entry is not None and entry.unit is not None:
-                entry.unit = unit
-
     def clear(self) -> None:
         """Drops all units."""
         with self._lock:

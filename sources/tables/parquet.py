@@ -145,7 +145,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
             first = int(np.argmax(numbers == number))
             return self._decoded(number, int(keys[first]), int(within[first]))
 
-        groups, indices = self._decoded_groups.concatenated(numbers, decoded)
+        groups, indices = self._decoded_groups.joined(numbers, decoded)
         if not self._has_advised:
             self._advise()
         rows = groups.rows(indices, within)

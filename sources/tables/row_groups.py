@@ -1,23 +1,18 @@
-"""Decoded row groups in memory, concatenated, because a random batch takes rows from many of them.
-
-Guarantees, in addition to those of `UnitCache`:
-    - Concatenation keeps no row in memory twice, once no thread reads the original row groups.
-    - If several threads need the same row groups, one of them concatenates them.
-"""
+"""Decoded row groups in memory. A random batch takes rows from many of them, as from one table."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.sources.tables.arrow_memory import Column, Rows
-from millstream.sources.tables.arrow_tables import ArrowTable, concatenate_chunks
+from millstream.sources.tables.arrow_tables import ArrowTable
 from millstream.sources.tables.decoded_cache import UnitCache
 
-_MAX_CONCATENATIONS = 2
-"""Limit of concatenations in memory: some threads may read the next window while others read the last one."""
+_MAX_JOINED = 2
+"""Limit of the tables of several row groups: some threads may read the next window while others read the last one."""
 
 
 @final
@@ -43,37 +38,20 @@ class RowGroup:
 
 
 @final
-class ConcatenatedGroups:
-    """Row groups whose rows are found together by NumPy.
-
-    The rows of several groups are copied once into one chunk, because each batch that took rows from separate chunks
-    would cost more than the copy.
+class JoinedGroups:
+    """The rows of several row groups as one table, without a copy.
 
     Attributes:
-        groups: the row groups, sorted by number, in this memory.
-        num_records: the number of rows.
-        num_bytes: the size in memory.
+        groups: the row groups, sorted by number.
         is_valid: True if all texts are UTF-8.
     """
 
-    def __init__(self, columns: Mapping[str, Column], groups: Sequence[RowGroup]) -> None:
-        groups = sorted(groups, key=lambda group: group.number)
-        chunks = [chunk for group in groups for chunk in group.chunks]
-        self._numbers = np.array([group.number for group in groups], np.int64)
-        self._starts = np.cumsum([0, *(group.num_records for group in groups[:-1])])
-        if len(groups) > 1:
-            chunks = concatenate_chunks(chunks)
-            if len(chunks) == 1:
-                # Slices, so that no row is in memory twice.
-                groups = [
-                    dataclasses.replace(group, chunks=[chunks[0].slice(start, group.num_records)])
-                    for group, start in zip(groups, self._starts.tolist(), strict=True)
-                ]
-        self._table = ArrowTable(columns, chunks)
-        self.groups = groups
-        self.num_records = sum(group.num_records for group in groups)
-        self.num_bytes = sum(group.num_bytes for group in groups)
-        self.is_valid = all(group.is_valid for group in groups)
+    def __init__(self, columns: Mapping[str, Column], groups: Iterable[RowGroup]) -> None:
+        self.groups = sorted(groups, key=lambda group: group.number)
+        self.is_valid = all(group.is_valid for group in self.groups)
+        self._numbers = np.array([group.number for group in self.groups], np.int64)
+        self._starts = np.cumsum([0, *(group.num_records for group in self.groups[:-1])])
+        self._table = ArrowTable(columns, [chunk for group in self.groups for chunk in group.chunks])
 
     def find(self, numbers: NDArray[np.int64]) -> NDArray[np.intp] | None:
         """Returns the indices in `groups` of the groups with the given numbers, or None if one is missing."""
@@ -99,8 +77,7 @@ class RowGroups:
         self._columns = columns
         self._max_bytes = max_bytes
         self._max_threads = max_threads
-        self._concatenated = UnitCache[ConcatenatedGroups](0)
-        self._recent: tuple[ConcatenatedGroups, ...] = ()
+        self._recent: tuple[JoinedGroups, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowGroups, (self._columns, self._max_bytes, self._max_threads)
@@ -108,13 +85,12 @@ class RowGroups:
     def clear(self) -> None:
         """Drops all row groups."""
         self.units.clear()
-        self._concatenated.clear()
         self._recent = ()
 
-    def concatenated(
+    def joined(
         self, numbers: NDArray[np.int64], decode: Callable[[int], RowGroup]
-    ) -> tuple[ConcatenatedGroups, NDArray[np.intp]]:
-        """Returns concatenated row groups, and the index in them of the row group of each record.
+    ) -> tuple[JoinedGroups, NDArray[np.intp]]:
+        """Returns joined row groups, and the index in them of the row group of each record.
 
         Args:
             numbers: the number of the row group of each record, at least one.
@@ -128,20 +104,15 @@ class RowGroups:
         needed, counts = np.unique(numbers, return_counts=True)
         wanted = dict(zip(needed.tolist(), counts.tolist(), strict=True))
         groups = self.units.get_all(wanted, decode, self._max_threads)
-        groups += self._others_in_use(groups)
-        concatenated = self._concatenated.get(
-            tuple(sorted(group.number for group in groups)), lambda _: ConcatenatedGroups(self._columns, groups)
-        )
-        for group in concatenated.groups:
-            self.units.replace(group.number, group)
-        self._recent = (concatenated, *self._recent[: _MAX_CONCATENATIONS - 1])
-        indices = concatenated.find(numbers)
+        joined = JoinedGroups(self._columns, [*groups, *self._others_in_use(groups)])
+        self._recent = (joined, *self._recent[: _MAX_JOINED - 1])
+        indices = joined.find(numbers)
         if indices is None:
-            raise AssertionError("The concatenation lacks one of its row groups.")
-        return concatenated, indices
+            raise AssertionError("One of the row groups is missing.")
+        return joined, indices
 
     def _others_in_use(self, groups: Sequence[RowGroup]) -> list[RowGroup]:
-        """Returns the other row groups of the last concatenation that are not used up, if it has any of these.
+        """Returns the other row groups of the last table that are not used up, if it has any of these.
 
         They belong to the same window, of which a small batch needs only a few groups.
         """

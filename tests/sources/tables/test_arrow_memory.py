@@ -63,6 +63,23 @@ def test_buffers_may_be_added_between_reads() -> None:
         assert memory.take(np.array(addresses), dtype).tolist() == list(range(number + 1))
 
 
+def test_bytes_need_not_be_aligned() -> None:
+    """A buffer of bytes at an odd address, below one of numbers, shifts none of them."""
+    content = np.arange(4096, dtype=np.uint8)
+    start = -content.ctypes.data % 64
+    texts, numbers = pa.py_buffer(content[start + 3 : start + 50]), pa.py_buffer(content[start + 64 : start + 128])
+    memory = Memory()
+    first, second = memory.address_of(texts), memory.address_of(numbers)
+    assert first % 8 == second % 8 == 0
+    assert memory.take(np.array([first, second]), np.dtype(np.uint8)).tolist() == [
+        content[start + 3],
+        content[start + 64],
+    ]
+    other = memory.address_of(pa.array([7]).buffers()[1])
+    taken = memory.take(np.array([other // 8, second // 8 + 1]), np.dtype(np.int64))
+    assert taken.tolist() == [7, int(content[start + 64 : start + 128].view(np.int64)[1])]
+
+
 def test_what_is_not_in_a_buffer_is_an_error() -> None:
     """Nothing else of the process's memory is ever looked at."""
     memory = Memory()
