@@ -60,6 +60,16 @@ def chain_goals(times_grain: float | None = None) -> tuple[Goal, ...]:
     )
 
 
+def grain_goals(times: float, workers: int | None = None) -> tuple[Goal, ...]:
+    """Returns the goals of being so many times as fast as each of Grain's interfaces, with as many workers."""
+    both = "" if workers is None else f", both with {workers} workers"
+    ours = Pick("millstream", workers)
+    return (
+        Goal(f"{times:g} times Grain's DataLoader{both}", times, Pick("grain", workers, "DataLoader"), ours),
+        Goal(f"{times:g} times Grain, its Dataset too{both}", times, Pick("grain", workers), ours),
+    )
+
+
 COLUMNS = (
     Contender("millstream", threads=0, mode="columns"),
     Contender("millstream", threads=None, mode="columns"),

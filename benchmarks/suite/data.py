@@ -3,7 +3,8 @@
 import functools
 import io
 import os
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,24 @@ ROW_LENGTH = 2048
 
 BIG_SHAPE = (224, 224, 3)
 """150,528 bytes, as an image for a vision model."""
+
+
+class SlowSource(Sequence[Any]):
+    """The ints 0 … count - 1, each of which takes some seconds to read, like an object in a remote store."""
+
+    def __init__(self, count: int, seconds: float) -> None:
+        self._count = count
+        self._seconds = seconds
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, key: Any) -> Any:
+        time.sleep(self._seconds)
+        return int(key)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._count}, {self._seconds})"
 
 
 def integers(count: int) -> list[int]:

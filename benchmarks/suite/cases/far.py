@@ -1,14 +1,13 @@
 """Many streams of a store far away: a read takes 10 ms, and what joins the streams decides how many are in flight."""
 
 import importlib
-import time
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from absl import flags
 
 from suite.case import Case, Contender, Goal, Measurement, Pick, Run
-from suite.data import integers
+from suite.data import SlowSource, integers
 from suite.scale import Scale
 from suite.steps import identity
 from suite.throughput import take_for, taker
@@ -19,37 +18,25 @@ NUM_STREAMS = 16
 NUM_RECORDS = 1 << 20
 
 
-@final
-class Far:
-    """Records that are read one at a time, each in READ_SECONDS."""
-
-    def __len__(self) -> int:
-        return NUM_RECORDS
-
-    def __getitem__(self, key: int) -> int:
-        time.sleep(READ_SECONDS)
-        return key
-
-    def __repr__(self) -> str:
-        return f"Far({NUM_RECORDS})"
-
-
 def is_kept(_: Any) -> bool:
     """Keeps every element: the stream cannot be read at random for all that a loader knows."""
     return True
 
 
+def _streams(peer: Any) -> list[Any]:
+    sources = [SlowSource(NUM_RECORDS, READ_SECONDS) for _ in range(NUM_STREAMS)]
+    return [peer.MapDataset.source(source).to_iter_dataset() for source in sources]
+
+
 def _interleaved(peer: Any) -> Any:
-    parts = [peer.MapDataset.source(Far()).to_iter_dataset() for _ in range(NUM_STREAMS)]
     # What Grain needs for reading all at once, millstream does by itself.
     return peer.experimental.InterleaveIterDataset(
-        parts, cycle_length=NUM_STREAMS, num_make_iter_threads=NUM_STREAMS, iter_buffer_size=NUM_STREAMS
+        _streams(peer), cycle_length=NUM_STREAMS, num_make_iter_threads=NUM_STREAMS, iter_buffer_size=NUM_STREAMS
     )
 
 
 def _mixed(peer: Any) -> Any:
-    parts = [peer.MapDataset.source(Far()).to_iter_dataset().filter(is_kept) for _ in range(NUM_STREAMS)]
-    return peer.IterDataset.mix(parts)
+    return peer.IterDataset.mix([stream.filter(is_kept) for stream in _streams(peer)])
 
 
 def _measured(join: Callable[[Any], Any]) -> Callable[[Run], Measurement]:

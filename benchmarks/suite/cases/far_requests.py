@@ -11,6 +11,7 @@ from suite.case import Case, Contender, Goal, Measurement, Pick, Run, Unsupporte
 from suite.cases.packing import number_of_cells, sums_of_documents
 from suite.cases.workers import MEGABYTE, memory_of_all
 from suite.contenders import modes
+from suite.data import SlowSource
 from suite.scale import Scale
 from suite.work import SEED, Records, Work
 
@@ -23,20 +24,8 @@ FRAMES = 64
 FRAMES_IN_BATCH = 32
 
 
-class FarSource(Sequence[Any]):
-    """Documents, one in a request.
-
-    Args:
-        count: the number of documents.
-        seconds: the mean duration of a request. Each takes between half of it and 1.5 times as long, by its key.
-    """
-
-    def __init__(self, count: int, seconds: float) -> None:
-        self._count = count
-        self._seconds = seconds
-
-    def __len__(self) -> int:
-        return self._count
+class FarSource(SlowSource):
+    """Documents, one in a request, which takes between half of the seconds and 1.5 times as long, by its key."""
 
     def __getitem__(self, key: Any) -> Any:
         if key >= self._count:
@@ -47,9 +36,6 @@ class FarSource(Sequence[Any]):
     def request(self, key: int) -> None:
         """Waits as long as the request for a document, or for several of which this is the first."""
         time.sleep(self._seconds * (0.5 + key * 2_654_435_761 % 2**32 / 2**32))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._count}, {self._seconds})"
 
 
 class FarBatches(FarSource):

@@ -6,7 +6,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
-from suite.contenders import chain_goals, fork_server, rates
+from suite.contenders import chain_goals, fork_server, grain_goals, rates
 from suite.scale import Scale
 from suite.steps import crop_and_flip, crop_and_flip_in_graph, decode, decode_in_graph, tokens_in_graph, tokens_of
 from suite.work import Map, RandomMap, Work
@@ -46,8 +46,7 @@ CASES = (
         ),
         goals=(
             *chain_goals(),
-            Goal("50 times Grain's DataLoader", 50, Pick("grain", mode="DataLoader")),
-            Goal("50 times Grain, its Dataset too", 50, Pick("grain")),
+            *grain_goals(50),
             Goal("twice PyTorch", 2, Pick("pytorch")),
             Goal("twice tf.data, which shuffles a buffer only", 2, Pick("tensorflow")),
             Goal("0.6 of one bare C++ reader, without workers", 0.6, Pick("bare", copies=1), Pick("millstream", 0)),

@@ -1,5 +1,6 @@
 """Positions in the stream: how long it takes to save one, to restore one, and to order very many records."""
 
+import functools
 import time
 from collections.abc import Callable
 from statistics import median
@@ -43,32 +44,35 @@ def _milliseconds(times: int, action: Callable[[], Any]) -> float:
     return 1e3 * median(found)
 
 
-def measure_get_state(run: Run) -> Measurement:
-    """Returns the microseconds that it takes to take a state, between two batches."""
+def _measure_between(run: Run, times: int, action_of: Callable[[Position], Callable[[], Any]]) -> Measurement:
+    """Returns the median of the microseconds that an action takes between two batches."""
     stream, position = _opened(run)
+    action = action_of(position)
     run.gate()
     found = []
-    for _ in range(run.scale.pick(tiny=3, quick=50, full=200)):
+    for _ in range(times):
         next(stream.batches)
-        found.append(1e3 * _milliseconds(1, position.get_state))
+        found.append(1e3 * _milliseconds(1, action))
     stream.close()
     return Measurement(median(found))
+
+
+def measure_get_state(run: Run) -> Measurement:
+    """Returns the microseconds that it takes to take a state."""
+    return _measure_between(run, run.scale.pick(tiny=3, quick=50, full=200), lambda position: position.get_state)
 
 
 def measure_set_state(run: Run) -> Measurement:
     """Returns the microseconds that it takes to set a state, nothing read there yet."""
-    stream, position = _opened(run)
-    state = position.get_state()
-    run.gate()
-    found = []
-    for _ in range(run.scale.pick(tiny=2, quick=10, full=30)):
-        next(stream.batches)
-        found.append(1e3 * _milliseconds(1, lambda: position.set_state(state)))
-    stream.close()
-    return Measurement(median(found))
+
+    def set_state(position: Position) -> Callable[[], Any]:
+        return functools.partial(position.set_state, position.get_state())
+
+    return _measure_between(run, run.scale.pick(tiny=2, quick=10, full=30), set_state)
 
 
-def _measure_resume(run: Run, step: int) -> Measurement:
+def measure_resume(run: Run, *, step: int) -> Measurement:
+    """Returns the milliseconds from a state at a step to the batch there."""
     stream, position = _opened(run)
     state = position.state_at(step)
     run.gate()
@@ -82,14 +86,8 @@ def _measure_resume(run: Run, step: int) -> Measurement:
     return Measurement(value)
 
 
-def measure_resume_near(run: Run) -> Measurement:
-    """Returns the milliseconds from a state at step 16 to the batch there."""
-    return _measure_resume(run, 16)
-
-
-def measure_resume_far(run: Run) -> Measurement:
-    """Returns the milliseconds from a state at step 10^9 to the batch there."""
-    return _measure_resume(run, FAR_STEP)
+_measure_near = functools.partial(measure_resume, step=16)
+_measure_far = functools.partial(measure_resume, step=FAR_STEP)
 
 
 def measure_sampler(run: Run) -> Measurement:
@@ -122,12 +120,12 @@ def _case(
 CASES = (
     _case("get_state", "to take a state", "µs", measure_get_state, (Goal("within 50 µs", 1, 50.0),)),
     _case("set_state", "to set a state, nothing read there yet", "µs", measure_set_state),
-    _case("resume_near", "from a state at step 16 to the batch there", "ms", measure_resume_near),
+    _case("resume_near", "from a state at step 16 to the batch there", "ms", _measure_near),
     _case(
         "resume_far",
         "from a state at step 10^9 to the batch there",
         "ms",
-        measure_resume_far,
+        _measure_far,
         (
             Goal(
                 "as long as near the beginning, 1.5 times at most",

@@ -4,7 +4,7 @@ import numpy as np
 
 from suite import data
 from suite.case import Case, Goal, Pick
-from suite.contenders import chain_goals, rates
+from suite.contenders import chain_goals, grain_goals, rates
 from suite.scale import Scale
 from suite.steps import add_fraction, add_fraction_in_graph, identity, is_even
 from suite.work import Filter, Map, RandomMap, Records, Work
@@ -43,8 +43,7 @@ CASES = (
         goals=(
             *chain_goals(20),
             Goal("at least PyTorch, both without workers", 1, Pick("pytorch", 0), Pick("millstream", 0)),
-            Goal("100 times Grain's DataLoader", 100, Pick("grain", mode="DataLoader")),
-            Goal("100 times Grain, its Dataset too", 100, Pick("grain")),
+            *grain_goals(100),
         ),
     ),
     Case(
@@ -52,10 +51,7 @@ CASES = (
         title="the same, one random draw per record",
         make_work=_random,
         contenders=rates("loop", "loop, streams"),
-        goals=(
-            Goal("25 times Grain's DataLoader", 25, Pick("grain", mode="DataLoader")),
-            Goal("25 times Grain, its Dataset too", 25, Pick("grain")),
-        ),
+        goals=grain_goals(25),
         view=np.floor,
     ),
     Case(
@@ -63,24 +59,13 @@ CASES = (
         title="the same, a filter that keeps half; records that are kept",
         make_work=_filtered,
         contenders=rates("loop"),
-        goals=(
-            Goal("50 times Grain's DataLoader", 50, Pick("grain", mode="DataLoader")),
-            Goal("50 times Grain, its Dataset too", 50, Pick("grain")),
-        ),
+        goals=grain_goals(50),
     ),
     Case(
         name="elements",
         title="float32 vectors of 64, not batched at all",
         make_work=_elements,
         contenders=rates("loop"),
-        goals=(
-            Goal(
-                "10 times Grain's DataLoader, both with 2 workers",
-                10,
-                Pick("grain", 2, "DataLoader"),
-                Pick("millstream", 2),
-            ),
-            Goal("10 times Grain, its Dataset too, both with 2 workers", 10, Pick("grain", 2), Pick("millstream", 2)),
-        ),
+        goals=grain_goals(10, workers=2),
     ),
 )

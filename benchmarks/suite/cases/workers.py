@@ -3,8 +3,6 @@
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
-from typing import Any
 
 import psutil
 
@@ -22,29 +20,12 @@ MEMORY_WORKERS = 4
 MEGABYTE = 1_000_000
 
 
-class WaitingSource(Sequence[int]):
-    """Ints that take 5 ms each to read, however many are read at once: like objects in a remote store."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, key: Any) -> Any:
-        time.sleep(READ_SECONDS)
-        return int(key)
-
-    def __repr__(self) -> str:
-        return f"WaitingSource({self._count})"
-
-
 def _cpu_filter(scale: Scale) -> Work:
     return Work(Records(data.integers(scale.pick(tiny=1024, quick=65_536, full=65_536))), (Filter(is_chosen),), 64)
 
 
 def _waiting(scale: Scale) -> Work:
-    source = WaitingSource(scale.pick(tiny=128, quick=65_536, full=65_536))
+    source = data.SlowSource(scale.pick(tiny=128, quick=65_536, full=65_536), READ_SECONDS)
     return Work(Records(source), (Map(identity),), 32)
 
 
