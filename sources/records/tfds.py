@@ -15,7 +15,7 @@ from millstream.sources.column_records import records_of_arrays
 from millstream.sources.memory import rows_of
 from millstream.sources.records.array_record import ArrayRecordDataSource
 from millstream.sources.records.tfds_features import leaves_of
-from millstream.sources.records.tfds_splits import instructions_of, splits_of
+from millstream.sources.records.tfds_splits import ranges_of, splits_of
 from millstream.sources.records.tfrecord import TFRecordDataSource
 from millstream.sources.storage.paths import absolute_path
 from millstream.tf_example.columns import decode_columns
@@ -77,7 +77,7 @@ class TfdsDataSource(Closing, ReadsBatches):
         self._split = split
         self._leaves = leaves_of(_description(folder, "features.json"))
         self._stored = {leaf.name: leaf.stored for leaf in self._leaves}
-        self._source = _SOURCES[file_format](instructions_of(split, splits_of(info, folder, file_format)))
+        self._source = _SOURCES[file_format](ranges_of(split, splits_of(info, folder, file_format)))
 
     def __len__(self) -> int:
         return len(self._source)

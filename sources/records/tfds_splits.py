@@ -11,22 +11,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
+from millstream.sources.storage.paths import FileRange
+
 _ONE = re.compile(r"(?P<name>[\w-]+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?")
 _BOUND = re.compile(r"(-?[\d_.]+)(%?)")
 
 _WORD = re.compile(r"\{(\w+)\}")
 
 _DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-
-
-@final
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """A range of records of one file: `take` records after the first `skip`."""
-
-    filename: str
-    skip: int
-    take: int
 
 
 @final
@@ -49,13 +41,13 @@ class Split:
         """The number of records in all files."""
         return sum(self.lengths)
 
-    def instructions(self, start: int, stop: int) -> Iterator[Instruction]:
+    def ranges(self, start: int, stop: int) -> Iterator[FileRange]:
         """Yields the ranges of the files that hold the records [start, stop) of the split."""
         ends = list(itertools.accumulate(self.lengths))
         for file, length, end in zip(self.files, self.lengths, ends, strict=True):
             first, last = max(start, end - length), min(stop, end)
             if first < last:
-                yield Instruction(file, first - (end - length), last - first)
+                yield FileRange(file, first - (end - length), last - (end - length))
 
 
 def splits_of(info: Mapping[str, Any], folder: str, file_format: str) -> dict[str, Split]:
@@ -81,13 +73,13 @@ def splits_of(info: Mapping[str, Any], folder: str, file_format: str) -> dict[st
     return splits
 
 
-def instructions_of(text: str, splits: Mapping[str, Split]) -> list[Instruction]:
+def ranges_of(text: str, splits: Mapping[str, Split]) -> list[FileRange]:
     """Returns the ranges of files for a split such as `train`, `train[:80%]` or `train[100:200]+test`.
 
     Raises:
         ValueError: the text is not of this form, a split does not exist, or it has fewer records.
     """
-    found: list[Instruction] = []
+    found: list[FileRange] = []
     for slice_text in text.split("+"):
         one = _ONE.fullmatch(slice_text.strip())
         if one is None:
@@ -104,7 +96,7 @@ def instructions_of(text: str, splits: Mapping[str, Split]) -> list[Instruction]
         for split in chosen:
             start = _bound(one["start"], 0, split, text)
             stop = _bound(one["stop"], split.num_records, split, text)
-            found += split.instructions(start, stop)
+            found += split.ranges(start, stop)
     if not found:
         raise ValueError(f"A source must hold at least one record, got none in the split {text!r}.")
     return found

@@ -157,8 +157,8 @@ def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
         paths: one path, or several in an order. A path is a `str` or path-like object: a file, a glob (`*`, `?`, `[…]`,
             `**`; its matches are sorted), or a file followed by a range of its records, `file[10:20]`. The name of an
             existing file is never read as a glob or range. An object with the attributes `filename`, `skip` and `take`
-            is also a path. A `str` may be a URL of `gs://`, `s3://`, `az://`, `hf://`, `http://` or `https://`, and
-            that of a bucket may be a glob.
+            is also a path, and so is a FileRange of an absolute one. A `str` may be a URL of `gs://`, `s3://`, `az://`,
+            `hf://`, `http://` or `https://`, and that of a bucket may be a glob.
         kind: the name of the format, for errors.
 
     Raises:
@@ -184,6 +184,8 @@ def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
 
 
 def _resolve(path: Any, kind: str) -> list[FileRange]:
+    if isinstance(path, FileRange):
+        return [path]
     if not isinstance(path, str | os.PathLike):
         if isinstance(path, FileInstruction):
             skip, take = operator.index(path.skip), operator.index(path.take)

@@ -14,7 +14,7 @@ import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import TfdsDataSource
-from millstream.sources.records.tfds_splits import Split, instructions_of
+from millstream.sources.records.tfds_splits import Split, ranges_of
 from millstream.transforms.batching.stack import stack
 from support.files.record_files import write_array_record, write_tfrecord
 from support.streams import comparable
@@ -156,7 +156,7 @@ def test_wrong_splits_are_errors(split: str, message: str) -> None:
     """A wrong split is an error with the rule and the splits or records that exist."""
     splits = {"train": Split("train", ["a", "b"], [10, 15]), "test": Split("test", ["c"], [5])}
     with pytest.raises(ValueError, match=message):
-        instructions_of(split, splits)
+        ranges_of(split, splits)
 
 
 FEATURES: dict[str, tuple[dict[str, Any], Callable[[int], Any], Callable[[int], Any]]] = {
