@@ -104,15 +104,8 @@ class Pick:
         """Says whether the contender is one of those chosen."""
         if contender.peer != self.peer or contender.mode == self.not_mode:
             return False
-        return all(
-            wanted is None or wanted == getattr(contender, name)
-            for name, wanted in (
-                ("workers", self.workers),
-                ("mode", self.mode),
-                ("threads", self.threads),
-                ("copies", self.copies),
-            )
-        )
+        names = ("workers", "mode", "threads", "copies")
+        return all(getattr(self, name) in (None, getattr(contender, name)) for name in names)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,14 +3,13 @@
 import dataclasses
 from collections.abc import Callable
 
-from suite.breakdown import break_down
 from suite.case import Run, UnsupportedError
 from suite.cases import CASES
 from suite.content import content_of, expected_content
 from suite.peers import PEERS
 from suite.runner import Order, Outcome
 from suite.scale import SCALES, TINY
-from suite.throughput import measure_rate
+from suite.throughput import break_down, measure_rate
 
 
 def carry_out(order: Order, gate: Callable[[], None]) -> Outcome:
