@@ -147,11 +147,9 @@ class Windows(NamedTuple):
         numbers = np.searchsorted(self.ends, offsets, side="right")
         starts = self.starts[numbers]
         sizes = self.ends[numbers] - starts
-        return starts + permute(offsets - starts, sizes, self.seed, self._epochs_of(numbers), inverse=inverse)
-
-    def _epochs_of(self, numbers: NDArray[np.int64]) -> NDArray[np.uint64]:
-        """Returns a number for each of the given windows that no other window of any epoch has."""
-        return np.uint64(self.epoch % 2**64) * np.uint64(len(self.ends)) + numbers.astype(np.uint64)
+        # Numbers that no other window of any epoch has.
+        epochs = np.uint64(self.epoch % 2**64) * np.uint64(len(self.ends)) + numbers.astype(np.uint64)
+        return starts + permute(offsets - starts, sizes, self.seed, epochs, inverse=inverse)
 
 
 def windows_by_epoch(unit_sizes: NDArray[np.int64], window_units: int, seed: int) -> Callable[[int], Windows]:

@@ -7,7 +7,7 @@ Guarantees:
 
 import os
 from collections.abc import Callable
-from typing import Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,11 +47,8 @@ class OpenedHere(Generic[_T]):
         self._process = os.getpid()
         self._opened: list[_T] = []
 
-    def __getstate__(self) -> str:
-        return self._library
-
-    def __setstate__(self, library: str) -> None:
-        self.__init__(library)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenedHere, (self._library,)  # Another process opens its own.
 
     def get(self, open_object: Callable[[], _T]) -> _T:
         """Returns the object, opened at the first call.

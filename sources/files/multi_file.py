@@ -127,7 +127,8 @@ class Files(RenderedSource, Closing, Generic[FileT]):
         return self._num_records
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._num_records:,} records in {self._named_files()})"
+        files = f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"
+        return f"{type(self).__name__}({self._num_records:,} records in {files})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_open_files"} | {
@@ -264,9 +265,6 @@ class Files(RenderedSource, Closing, Generic[FileT]):
         self._ends_array = np.array(self._ends, dtype=np.int64)
         self._shifts_array = np.array(self._shifts, dtype=np.int64)
         self._files_array = np.array([numbers[file.path] for file in self._ranges], dtype=np.int64)
-
-    def _named_files(self) -> str:
-        return f"{len(self._paths)} file{'s'[: len(self._paths) > 1]}, first {self._paths[0]!r}"
 
     def _acquire(self, path: str, position: int, key: int) -> FileT:
         """Returns the open file. It stays open until `self._open_files.release(path)`.

@@ -37,7 +37,7 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -221,13 +221,9 @@ def _write(path: str, key: IndexKey, chunks: Iterable[Any]) -> None:
             count += len(block)
             checksums.append(zlib.crc32(block.data))
         file.write(np.array(checksums, "<u4").data)
-        _write_header(file, key, count)
-
-
-def _write_header(file: BinaryIO, key: IndexKey, count: int) -> None:
-    header = _HEADER.pack(_MAGIC, key.digest, key.identity.size, count, 0)[:-4]
-    file.seek(0)
-    file.write(header + zlib.crc32(header).to_bytes(4, "little"))
+        header = _HEADER.pack(_MAGIC, key.digest, key.identity.size, count, 0)[:-4]
+        file.seek(0)
+        file.write(header + zlib.crc32(header).to_bytes(4, "little"))
 
 
 def _blocks(chunks: Iterable[Any]) -> Iterator[NDArray[np.int64]]:
