@@ -3,7 +3,7 @@
 import os
 import struct
 from collections.abc import Sequence
-from typing import Any, Protocol, final
+from typing import Any, final
 
 import numpy as np
 
@@ -25,28 +25,7 @@ _DEFAULT_LEVEL = 3
 _MEGATRON = struct.Struct("<9sQBQQ")
 
 
-class RecordWriter(Protocol):
-    """A file that records are appended to."""
-
-    def write(self, records: Sequence[bytes]) -> None:
-        """Appends records.
-
-        Raises:
-            OSError: they cannot be written.
-        """
-
-    def finish(self) -> None:
-        """Completes the file, and syncs it to disk.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-
-    def abandon(self) -> None:
-        """Closes an incomplete file."""
-
-
-def new_writer(path: str, encoding: Encoding, compression: str | None) -> RecordWriter:
+def new_writer(path: str, encoding: Encoding, compression: str | None) -> "_ArrayRecordFile | _BagzFile | _TokenFile":
     """Creates a file, and returns its writer.
 
     Args:

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Generic, NamedTuple, Protocol, TypeVar, final
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 from millstream.loader.transport.class_table import ClassTable
 
@@ -21,8 +21,63 @@ IDLE_SECONDS = 60.0
 """The time that idle workers are kept."""
 
 
-class Pool(Protocol):
-    """Workers that have the same pipelines."""
+class AnyWorker:
+    """The consumer's side of a worker, wherever it runs.
+
+    Attributes:
+        number: the worker's number. It is unique in its pool, and replacements get new ones.
+        pid: the process ID; None until it is known.
+        calls: the numbers of the unanswered calls, in the order sent.
+        waited: seconds that the consumer has waited since the worker began its first unanswered call, or since its
+            last sign of life.
+        warned: True if a warning about the current stall has been logged.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.pid: int | None = None
+        self.calls: list[int] = []
+        self.waited = 0.0
+        self.warned = False
+
+    @property
+    def accepts_calls(self) -> bool:
+        """True if the worker may get calls, up to its limit. By default, they wait until it is ready."""
+        return True
+
+    def record_call(self, call: int) -> None:
+        """Adds a call that is sent to the worker."""
+        if not self.calls:
+            self.waited = 0.0
+        self.calls.append(call)
+
+    def record_result(self, call: int) -> None:
+        """Removes a call that was answered."""
+        self.calls.remove(call)
+        self.waited, self.warned = 0.0, False
+
+
+WorkerT = TypeVar("WorkerT", bound=AnyWorker)
+
+
+class Pool(Protocol[WorkerT]):
+    """Workers that have the same pipelines.
+
+    Attributes:
+        call_numbers: an iterator of new call numbers.
+        classes: the classes that crossed by value with the pipelines.
+        max_bytes: the maximum total size of elements made in advance.
+        max_reads: the maximum number of reads in flight per worker.
+    """
+
+    call_numbers: Iterator[int]
+    classes: ClassTable
+    max_bytes: int
+    max_reads: int
+
+    @property
+    def workers(self) -> list[WorkerT]:
+        """The workers that are alive."""
 
     @property
     def is_ours(self) -> bool:
@@ -36,7 +91,7 @@ class Pool(Protocol):
         """Ends the workers. Idempotent."""
 
 
-PoolT = TypeVar("PoolT", bound=Pool)
+PoolT = TypeVar("PoolT", bound=Pool[Any])
 
 
 class _Retirement:
@@ -147,62 +202,3 @@ def release(pools: "weakref.ref[WarmPools[PoolT]]", pool: "weakref.ref[PoolT]") 
     keeper, kept = pools(), pool()
     if keeper is not None and kept is not None:
         keeper.release(kept)
-
-
-class AnyWorker:
-    """The consumer's side of a worker, wherever it runs.
-
-    Attributes:
-        number: the worker's number. It is unique in its pool, and replacements get new ones.
-        pid: the process ID; None until it is known.
-        calls: the numbers of the unanswered calls, in the order sent.
-        waited: seconds that the consumer has waited since the worker began its first unanswered call, or since its
-            last sign of life.
-        warned: True if a warning about the current stall has been logged.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pid: int | None = None
-        self.calls: list[int] = []
-        self.waited = 0.0
-        self.warned = False
-
-    @property
-    def accepts_calls(self) -> bool:
-        """True if the worker may get calls, up to its limit. By default, they wait until it is ready."""
-        return True
-
-    def record_call(self, call: int) -> None:
-        """Adds a call that is sent to the worker."""
-        if not self.calls:
-            self.waited = 0.0
-        self.calls.append(call)
-
-    def record_result(self, call: int) -> None:
-        """Removes a call that was answered."""
-        self.calls.remove(call)
-        self.waited, self.warned = 0.0, False
-
-
-WorkerT = TypeVar("WorkerT", bound=AnyWorker)
-
-
-class WorkersPool(Pool, Protocol[WorkerT]):
-    """Workers that have the same pipelines.
-
-    Attributes:
-        call_numbers: an iterator of new call numbers.
-        classes: the classes that crossed by value with the pipelines.
-        max_bytes: the maximum total size of elements made in advance.
-        max_reads: the maximum number of reads in flight per worker.
-    """
-
-    call_numbers: Iterator[int]
-    classes: ClassTable
-    max_bytes: int
-    max_reads: int
-
-    @property
-    def workers(self) -> list[WorkerT]:
-        """The workers that are alive."""

@@ -34,7 +34,7 @@ from millstream.loader.workers.deaths_at_start import DeathsAtStart
 from millstream.loader.workers.reads_in_flight import ReadsInFlight
 from millstream.loader.workers.shared_workers import SharedWorkers
 from millstream.loader.workers.substreams import Substream, Substreams
-from millstream.loader.workers.warm_pools import WarmPools, WorkersPool, WorkerT, release
+from millstream.loader.workers.warm_pools import Pool, WarmPools, WorkerT, release
 from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._local = LocalCalls(
             plan, self._schedule, self._memory.allocate, self, reading=local_reading, stall_timeout=stall
         )
-        self._pool: WorkersPool[WorkerT] = pools.take()
+        self._pool: Pool[WorkerT] = pools.take()
         # `break` in a loop drops its iterator. The next one finds the workers warm.
         self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool))
         self._returning = weakref.finalize(self, self._release)
