@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
@@ -415,7 +416,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     def _sketch(self, *, with_elements: bool = False) -> Sketch:
         """Returns the chain that ends here, with the structure of the elements after each node if asked for."""
         parents = tuple(_sketch(parent, with_elements=with_elements) for parent in self.parents)
-        element = element_text(self._first_element) if with_elements else ""
+        element = element_text(lambda: next(iter(self._first_elements(1)))) if with_elements else ""
         return Sketch(self._line(), parents, tuple(self._shares()), element)
 
     def _check_no_stream(self) -> None:
@@ -425,10 +426,11 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             elif isinstance(parent, MapDataset):
                 check_no_stream(node_of(parent))
 
-    def _first_element(self) -> Any:
+    def _first_elements(self, count: int) -> list[Any]:
+        """Returns the first elements, up to `count`, which this thread computes."""
         self._check_no_stream()
         with iter(self._without_threads()) as iterator:
-            return next(iterator)
+            return list(itertools.islice(iterator, count))
 
     def _line(self) -> str:
         """Returns a description of this node, which begins with a dot if it follows its parent."""

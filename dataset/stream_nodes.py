@@ -1,7 +1,6 @@
 """The steps of a straight chain: a leaf to read, operations, seeds, and their execution."""
 
 import abc
-import itertools
 from typing import Any, SupportsIndex
 
 from millstream.checks import as_options
@@ -155,12 +154,6 @@ class Combined(IterDataset[Any]):
     def makes_batches(self) -> bool:
         """True if its elements are batches, as far as the operations above it tell."""
         return _makes_batches(self)
-
-    def first_elements(self, count: int) -> list[Any]:
-        """Returns the first elements, up to `count`, which this thread computes."""
-        self._check_no_stream()
-        with iter(self._without_threads()) as iterator:
-            return list(itertools.islice(iterator, count))
 
 
 def _makes_batches(dataset: Any) -> bool:

@@ -79,7 +79,7 @@ class JoinInsight(Insight):
         """Returns the first elements, which this thread draws a second time."""
         if (dataset := self._join.dataset) is None:
             return super()._first_outputs(count, pipeline)
-        return dataset.first_elements(count), dataset.makes_batches, ()
+        return dataset._first_elements(count), dataset.makes_batches, ()  # noqa: SLF001  (of the same library)
 
     @property
     def _join(self) -> "RecoveringIterator[Any]":
