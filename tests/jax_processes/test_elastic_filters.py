@@ -34,6 +34,9 @@ LIVES = [2, 4, 1]
 
 STEPS = 3
 
+ENDED = [2, 4]
+"""Of these groups, those that read finite streams to their ends."""
+
 
 @functools.cache
 def expected(name: str, num_epochs: int) -> list[Any]:
@@ -41,25 +44,6 @@ def expected(name: str, num_epochs: int) -> list[Any]:
     sampler = IndexSampler(SIZE, shuffle=True, seed=SEED, num_epochs=num_epochs)
     operations = [*DEALT[name], Batch(GLOBAL_BATCH, drop_remainder=True)]
     return list(oracle(range(SIZE), sampler, operations, ShardOptions(0, 1, logical_shards=LOGICAL_SHARDS)))
-
-
-def test_each_group_resumes_from_all_states_of_the_one_before(tmp_path: Path) -> None:
-    """2 -> 4 -> 1 processes: byte for byte the global stream, with workers too, through both ways to restore."""
-    for number, processes in enumerate(LIVES):
-        step = number * STEPS
-        devices = LOGICAL_SHARDS // processes
-        for told in run_group(
-            "train_dealt",
-            processes,
-            tmp_path / f"life_{number}.log",
-            devices=devices,
-            folder=tmp_path,
-            step=step,
-            steps=STEPS,
-            worker_count=number % 2,
-        ):
-            for name, batches in told.items():
-                assert equal_streams(expected(name, 9)[step : step + 2 * STEPS], batches), (number, name)
 
 
 MESHES = {
@@ -91,14 +75,28 @@ STAGED_STEPS = 5
 
 @pytest.fixture(scope="module")
 def groups(folder: Path) -> dict[int, list[Any]]:
-    """What each process of a group of two and of a group of four reports."""
+    """What each process of the groups of LIVES reports, by the number of processes."""
     ends: dict[str, Any] = {"end_together": {}, "evaluate": {}}
-    of_two = {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}}
-    of_four = {"fill_meshes": {"save_to": folder, "meshes": MESHES}}
-    return {
-        2: run_group("run_each", 2, folder / "log of 2", devices=2, tasks=ends | of_two),
-        4: run_group("run_each", 4, folder / "log of 4", tasks=ends | of_four),
+    tasks = {
+        2: ends | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}},
+        4: ends | {"fill_meshes": {"save_to": folder, "meshes": MESHES}},
+        1: {},
     }
+    told = {}
+    for number, count in enumerate(LIVES):
+        dealt = {"folder": folder, "step": number * STEPS, "steps": STEPS, "worker_count": number % 2}
+        devices, log = LOGICAL_SHARDS // count, folder / f"log of {count}"
+        told[count] = run_group("run_each", count, log, devices=devices, tasks=tasks[count] | {"train_dealt": dealt})
+    return told
+
+
+def test_each_group_resumes_from_all_states_of_the_one_before(groups: dict[int, list[Any]]) -> None:
+    """2 -> 4 -> 1 processes: byte for byte the global stream, with workers too, through both ways to restore."""
+    for number, group in enumerate(groups.values()):
+        step = number * STEPS
+        for told in group:
+            for name, batches in told["train_dealt"].items():
+                assert equal_streams(expected(name, 9)[step : step + 2 * STEPS], batches), (number, name)
 
 
 def test_devices_of_several_processes(groups: dict[int, list[Any]]) -> None:
@@ -128,8 +126,8 @@ def test_hosts_are_compared(groups: dict[int, list[Any]]) -> None:
 
 def test_processes_that_agree_on_the_steps_end_together(groups: dict[int, list[Any]]) -> None:
     """The fewest steps of all processes are those of a single one, and none waits for another that has ended."""
-    for ended in groups.values():
-        dealt = [told["end_together"] for told in ended]
+    for count in ENDED:
+        dealt = [told["end_together"] for told in groups[count]]
         for name in DEALT:
             assert min(told[name][0] for told in dealt) == len(expected(name, 1))
             for told in dealt:
@@ -148,13 +146,13 @@ def expected_evaluation(name: str) -> list[Any]:
 
 def test_every_record_is_evaluated_once_on_any_number_of_processes(groups: dict[int, list[Any]]) -> None:
     """Global batches and masks are those of one process; shards without a real row in the last one still take part."""
-    for told in itertools.chain.from_iterable(groups.values()):
+    for told in itertools.chain.from_iterable(groups[count] for count in ENDED):
         for name, batches in told["evaluate"].items():
             assert equal_streams(batches, expected_evaluation(name))
             numbers = np.concatenate([batch[mask] for batch, mask in batches])[:, 0]
             assert sorted(numbers.tolist()) == [k for k in range(SIZE) if name == "all" or k % 3 != 0]
-    for count, ended in groups.items():
-        last = [batches[-1] for told in ended for batches in told["evaluate"].values()]
+    for count in ENDED:
+        last = [batches[-1] for told in groups[count] for batches in told["evaluate"].values()]
         assert not any(batch.mask[-GLOBAL_BATCH // count :].any() for batch in last)
 
 
