@@ -128,10 +128,10 @@ EXAMPLE = EXAMPLES / "train_digits.py"
 def test_the_demonstration_succeeds_and_leaves_only_its_records_and_a_plot(tmp_path: Path) -> None:
     """B, killed in mid-epoch, and C, resumed from B's checkpoint, are A; checkpoints are cleared away."""
     command = [sys.executable, str(EXAMPLE), f"--output={tmp_path}"]
-    flags = ["--steps=150", "--checkpoint_every=10", "--kill_at=75"]
+    flags = ["--steps=80", "--checkpoint_every=20", "--kill_at=50"]
     done = subprocess.run([*command, *flags], capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All 150 steps of B and C are those of A" in done.stdout
+    assert "All 80 steps of B and C are those of A" in done.stdout
     assert "<- C resumes from the checkpoint" in done.stdout
     assert "<- B is killed" in done.stdout
     assert "DIFFER" not in done.stdout
