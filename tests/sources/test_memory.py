@@ -238,11 +238,11 @@ def test_rows_of_a_view_are_read_without_copying_it(name: str) -> None:
 def test_records_of_columns_are_copies() -> None:
     """Changing a record in place leaves the source as it is, however the record was read."""
     pixels = np.zeros((4, 3))
-    table = np.zeros(4, dtype=[("x", "i4")])
-    source = InMemoryDataSource((pixels, table))
+    table = np.zeros(8, dtype=[("x", "i4")])
+    source = InMemoryDataSource((pixels, table[:4], table[::2]))
     for record in (source[1], source.__getitems__([1])[0]):
         record[0].fill(1)
-        record[1]["x"] = 1
+        record[1]["x"] = record[2]["x"] = 1
     assert not pixels.any()
     assert not table["x"].any()
 
