@@ -179,7 +179,7 @@ class Rows:
     Attributes:
         memory: the memory of the chunks' buffers.
         chunks: the Arrow record batches of the table.
-        table: the slots of each chunk, int64, shape (chunks, slots), filled by `Column.describe`.
+        table: the slots of each chunk, int64, shape (slots, chunks), filled by `Column.describe`.
         chunk: the chunk of each row, shape (n,).
         within: the index of each row in its chunk, shape (n,).
         bounds: the starts and lengths of the values of these rows, by the slot of the column; a cache.
@@ -197,7 +197,7 @@ class Rows:
 
     def slot(self, number: int) -> Any:
         """Returns the value of a slot for each row: shape (n,), or an int if there is one chunk."""
-        return self.table.item(0, number) if len(self.table) == 1 else self.table[self.chunk, number]
+        return self.table.item(number) if self.table.shape[1] == 1 else self.table[number].take(self.chunk)
 
     def has_nonzero(self, number: int) -> bool:
         """Returns True if a slot is not 0 in the chunk of any row."""

@@ -43,7 +43,7 @@ class ArrowTable:
         lengths = np.array([len(chunk) for chunk in self._chunks], np.int64)
         self._ends = np.cumsum(lengths)
         self._starts = self._ends - lengths
-        self._table = np.zeros((len(lengths), num_slots(columns)), np.int64)
+        self._table = np.zeros((num_slots(columns), len(lengths)), np.int64)
         self._is_described = np.zeros(len(lengths), np.bool_)
         self._memory = Memory()
 
@@ -70,7 +70,7 @@ class ArrowTable:
         slots = np.zeros(num_slots(self.columns), np.int64)
         for column, array in zip(self.columns.values(), chunk.columns, strict=True):
             column.describe(array, slots, self._memory)
-        self._table[number] = slots
+        self._table[:, number] = slots
         self._is_described[number] = True
 
 
