@@ -1,4 +1,4 @@
-"""`millstream top` as a person meets it: real trainers, a real command, a real terminal."""
+"""`millstream top` as a person meets it: real trainers, and a real terminal."""
 
 import os
 import pty
@@ -14,7 +14,7 @@ import pytest
 from millstream.tools.top_command import stack_lines
 from millstream.tools.top_lines import lines_of, plain
 from support.faults.user_faults import WAIT_SECONDS
-from support.processes.commands import COMMAND, run
+from support.processes.commands import COMMAND, run_here
 from support.processes.top_trainers import top_trainer
 
 QUICK = "--interval=0.2"
@@ -25,7 +25,9 @@ def environment(runtime: Path) -> dict[str, str]:
 
 
 def top(runtime: Path, *arguments: Any, status: int = 0) -> tuple[str, str]:
-    return run("top", *arguments, folder=runtime, status=status, env=environment(runtime))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", str(runtime))
+        return run_here("top", *arguments, folder=runtime, status=status)
 
 
 def test_a_look_at_a_trainer_with_workers(tmp_path: Path) -> None:
