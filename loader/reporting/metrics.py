@@ -100,22 +100,20 @@ class _Metric:
         value: its value.
         text: its description, for Prometheus.
         is_counter: True if it never decreases.
-        short: its name within the family; "" if it is the only one.
-        labels: its labels, for Prometheus.
+        labels: its labels, for Prometheus. The first one, if any, is its name within the family.
     """
 
     family: str
     value: float
     text: str
     is_counter: bool = True
-    short: str = ""
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def path(self) -> str:
         """Its name in the dict of all metrics."""
         family = "seconds" if self.family == STAGE_SECONDS else self.family
-        return f"{family}/{self.short}" if self.short else family
+        return "/".join([family, *list(self.labels.values())[:1]])
 
 
 def _metrics(snapshot: LoaderSnapshot) -> Iterator[_Metric]:
@@ -143,7 +141,6 @@ def _metrics(snapshot: LoaderSnapshot) -> Iterator[_Metric]:
                     count,
                     f"{noun} of a mixture's component in all global batches so far.",
                     is_counter=False,
-                    short=name,
                     labels={"component": name},
                 )
     number = 0
@@ -153,7 +150,7 @@ def _metrics(snapshot: LoaderSnapshot) -> Iterator[_Metric]:
         number += stage.kind is Kind.OPERATION
         labels = {"stage": short, "name": stage.name}
         text = "Seconds of a stage, summed over threads and processes."
-        yield _Metric(STAGE_SECONDS, stage.seconds, text, short=short, labels=labels)
+        yield _Metric(STAGE_SECONDS, stage.seconds, text, labels=labels)
 
 
 def _escaped(text: str) -> str:
