@@ -83,8 +83,11 @@ class ReadIterator(EngineIterator):
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict that JSON can hold."""
-        state: dict[str, Any] = json.loads(self._state().encode())
-        return state
+        return self.noted_state()()
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:  # noqa: D102  (as for any)
+        state = self._state()
+        return lambda: json.loads(state.encode())
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state.

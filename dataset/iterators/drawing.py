@@ -1,19 +1,34 @@
 """Drawing of many elements of an iterator in one call, for operations after a stream."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.engine_iterator import EngineIterator
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
 from millstream.signals import interrupts
 
 
+def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
+    """Returns a function that returns the current state of an iterator later, because most states are never needed.
+
+    The state is for code that draws from the iterator: `move_to` accepts it.
+    """
+    if isinstance(iterator, ReadIterator):
+        text = iterator.get_brief_state()
+        return lambda: text
+    if isinstance(iterator, RecoveringIterator | EngineIterator):
+        return iterator.noted_state()
+    state = iterator.get_state()
+    return lambda: state
+
+
 def state_below(iterator: DatasetIterator[Any]) -> Any:
-    """Returns the state of an iterator, for code that draws from it: `move_to` accepts it."""
-    return iterator.get_brief_state() if isinstance(iterator, ReadIterator) else iterator.get_state()
+    """Returns the state of an iterator, for code that draws from it."""
+    return noted_state(iterator)()
 
 
 def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
@@ -36,8 +51,8 @@ def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
         ) from error
 
 
-def drawn_from(iterator: Iterator[Any], count: int) -> tuple[list[Any], BaseException | None]:
-    """Returns the next `count` elements of any iterator, fewer if it ends or fails, and the error, if it failed."""
+def drawn_from(iterator: Iterator[Any], count: int) -> Drawn[Any]:
+    """Returns the next `count` elements of any iterator, fewer if it ends or fails."""
     values: list[Any] = []
     try:
         if isinstance(iterator, RecoveringIterator):
@@ -46,5 +61,5 @@ def drawn_from(iterator: Iterator[Any], count: int) -> tuple[list[Any], BaseExce
     except BaseException as failure:
         if interrupts(failure):
             raise
-        return values, failure
-    return values, None
+        return Drawn(values, failure)
+    return Drawn(values)

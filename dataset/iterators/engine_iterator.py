@@ -1,5 +1,6 @@
 """Iterators of chains that run a loader's iterator."""
 
+from collections.abc import Callable
 from typing import Any
 
 from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator
@@ -90,6 +91,11 @@ class EngineIterator(DatasetIterator[Any]):
         self._closed = True
         self._inner.close()
         super().close()
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that returns the current state later, because computing it takes longer."""
+        state = self.get_state()
+        return lambda: state
 
     def __repr__(self) -> str:
         workers, reading = self._options

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -11,7 +11,7 @@ from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.chain_iterator import decoded
 from millstream.dataset.iterators.counted_iterator import CountedIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
+from millstream.dataset.iterators.drawing import drawn_from, move_to, noted_state
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.nodes.lowering import InOrder
@@ -91,10 +91,10 @@ class FedIterator(EngineIterator):
     def get_state(self) -> dict[str, Any]:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
         made = self._inner.loader_state()
-        kept = self._feed.kept_before(made.cursors[0].position // self.block)
-        if self._saved[0] is not kept:
-            self._saved = kept, canonical(kept[1])
-        return _sealed(kept[0], made, _copied(kept[1]), self._saved[1])
+        first, noted = self._feed.kept_before(made.cursors[0].position // self.block)
+        if self._saved[0] is not noted:
+            self._saved = noted, canonical(noted())
+        return _sealed(first, made, noted(), self._saved[1])
 
     def state_of(self, position: Position, step: int, block: int, state: tuple[dict[str, Any], str]) -> dict[str, Any]:
         """Returns the state at a position.
@@ -127,7 +127,7 @@ class FedIterator(EngineIterator):
             self._inner.set_state(saved.encode(), allow=allow, strict=is_strict)
             try:
                 self._check_block(state["block"], saved)
-                self._feed.restore(state["block"], state["stream"])
+                self._feed.restore(state["block"], lambda: state["stream"])
             except BaseException:
                 self._inner.set_state(before)
                 raise
@@ -156,13 +156,6 @@ def _sealed(block: int, made: LoaderState, stream: Any, stream_text: str) -> dic
     )
 
 
-def _copied(state: Any) -> Any:
-    """Returns a copy of the dicts and lists in a state, because it belongs to the caller."""
-    if type(state) is dict:
-        return {name: _copied(value) for name, value in state.items()}
-    return [_copied(value) for value in state] if type(state) is list else state
-
-
 @final
 class _Drawing:
     """Draws elements from an iterator, and finds out their origins."""
@@ -170,13 +163,13 @@ class _Drawing:
     def __init__(self, stream: DatasetIterator[Any]) -> None:
         self._stream = stream
 
-    def get_state(self) -> Any:
-        """Returns the iterator's current state."""
-        return state_below(self._stream)
+    def get_state(self) -> Callable[[], Any]:
+        """Returns a function that returns the iterator's current state later."""
+        return noted_state(self._stream)
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, noted: Callable[[], Any]) -> None:
         """Moves the iterator to a state."""
-        move_to(self._stream, state)
+        move_to(self._stream, noted())
 
     def draw(self, count: int, number: int) -> Elements:
         """Returns the next elements: fewer than `count` if they end, or if an error follows."""

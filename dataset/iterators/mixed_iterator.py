@@ -1,14 +1,14 @@
 """The iterator of mixed streams, which draws from the stream that is due."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
 
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.drawing import move_to, state_below
+from millstream.dataset.iterators.drawing import move_to, noted_state
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.streams import opened_below
@@ -58,8 +58,8 @@ class MixedIterator(RecoveringIterator[Any]):
         self._first = 0
         self._due: list[int] = []
         self._weights_text = canonical(list(weights))
-        # The last state of each stream, and the streams that may have moved since. A user's iterator may always.
-        self._states_below: list[Any] = [None] * len(streams)
+        # The last noted state of each stream, and the streams that may have moved since. A user's iterator may always.
+        self._noted_below: list[Any] = [None] * len(streams)
         self._moved = set(range(len(streams)))
         self._may_move = {row for row, parent in enumerate(self._parents) if not isinstance(parent, ReadIterator)}
 
@@ -100,10 +100,19 @@ class MixedIterator(RecoveringIterator[Any]):
         return self._due[row]
 
     def _state(self) -> dict[str, Any]:
+        return self._noted()()
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that returns the current state of `get_state` later."""
+        self._recover()
+        return self._noted()
+
+    def _noted(self) -> Callable[[], dict[str, Any]]:
         for number in self._moved:
-            self._states_below[number] = state_below(self._parents[number])
+            self._noted_below[number] = noted_state(self._parents[number])
         self._moved = self._may_move.copy()
-        return self._state_of(self._states_below.copy(), self._step, ended=self._ended)[0]
+        noted, position, ended = self._noted_below.copy(), self._step, self._ended
+        return lambda: self._state_of([of_parent() for of_parent in noted], position, ended=ended)[0]
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each stream before a position, if all begin with the mixture."""

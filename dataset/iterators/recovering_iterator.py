@@ -9,7 +9,7 @@ import abc
 import functools
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
@@ -28,6 +28,18 @@ T_co = TypeVar("T_co", covariant=True)
 
 KEPT_ELEMENTS = 1024
 """Interval between two saved states, in elements, and therefore the maximum number of elements drawn again."""
+
+
+class Drawn(NamedTuple, Generic[T_co]):
+    """Elements of an iterator.
+
+    Attributes:
+        values: the elements, fewer than requested if the iterator ends or fails.
+        error: the error that followed them, if it failed.
+    """
+
+    values: list[T_co]
+    error: BaseException | None = None
 
 
 class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
@@ -120,8 +132,8 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self._keep()
         self._is_torn = True
 
-    def draw(self, count: int) -> tuple[list[T_co], BaseException | None]:
-        """Returns the next elements, fewer than `count` if they end or fail, and the error if they fail."""
+    def draw(self, count: int) -> Drawn[T_co]:
+        """Returns the next elements: fewer than `count` if they end, or if an error follows."""
         self._prepare()
         values: list[T_co] = []
         error: BaseException | None = None
@@ -136,7 +148,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
                 raise
             error = failure
         self._num_since, self._is_torn = self._num_since + len(values), error is not None
-        return values, error
+        return Drawn(values, error)
 
     def _end_leading(self) -> None:
         """Leaves the workers to the next iterator, at the end of the stream."""
@@ -168,6 +180,12 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         """Keeps the measurements of an iterator below that another one replaces."""
         for _, snapshot in snapshots([("", iterator)]):
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
+
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
+        """Returns a function that returns the current state of `get_state` later."""
+        self._recover()
+        state = self._state()
+        return lambda: state
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict that JSON can hold.

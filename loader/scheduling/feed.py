@@ -146,8 +146,9 @@ class Feed:
         return FedCall(shard, start, stop, skip, Elements(drawn.values, Origins(table), drawn.error))
 
     def kept_before(self, block: int) -> tuple[int, Any]:
-        """Returns the block and state of the last save before a block. One saved at the block may not be known yet."""
-        return next((kept for kept in reversed(self._kept) if kept[0] < block), self._kept[0])
+        """Returns the last state saved before a block, and its block. One saved at the block may not be known yet."""
+        first, state = next((kept for kept in reversed(self._kept) if kept[0] < block), self._kept[0])
+        return first, state
 
     def delivered(self, outputs: Outputs) -> None:
         """Drops the states that only positions before these outputs need, because all earlier ones are consumed."""
