@@ -7,7 +7,8 @@ from typing import Any, final
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.counted_iterator import close_if_possible
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.drawing import drawn_from
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_anything, is_number, sealed, unsealed
 
@@ -67,8 +68,8 @@ class _StatefulIterator(RecoveringIterator[Any]):
             if state is not None:
                 self._iterator.load_state_dict(state)
 
-    def _draw_one(self) -> Any:
-        return next(self._iterator)
+    def _draw(self, count: int) -> Drawn[Any]:
+        return drawn_from(self._iterator, count)
 
     def _state(self) -> dict[str, Any]:
         # At the beginning, not all have a state yet.

@@ -4,8 +4,8 @@ from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer, as_integer_or_none
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import move_to, state_below
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, opened_below
@@ -53,6 +53,9 @@ class _LimitIterator(RecoveringIterator[Any]):
         if self._step >= self._limit:
             raise StopIteration
         return next(self._parent)
+
+    def _draw(self, count: int) -> Drawn[Any]:
+        return drawn_from(self._parent, min(count, self._limit - self._step))
 
     def _state(self) -> dict[str, Any]:
         return sealed("a limited dataset", {"count": self._step, "parent": state_below(self._parent)})
@@ -133,6 +136,16 @@ class _RepeatIterator(RecoveringIterator[Any]):
                 self._is_empty = False
                 return element
 
+    def _draw(self, count: int) -> Drawn[Any]:
+        values: list[Any] = []
+        while True:
+            drawn = drawn_from(self._parent, count - len(values))
+            values += drawn.values
+            self._is_empty = self._is_empty and not drawn.values
+            if drawn.error is not None or len(values) == count or self._is_last:
+                return Drawn(values, drawn.error)
+            self._restart()
+
     def _restart(self) -> None:
         move_to(self._parent, self._beginning)
         self._epoch, self._is_empty = self._epoch + 1, True
@@ -194,10 +207,10 @@ class _CacheIterator(RecoveringIterator[Any]):
         # False while the parent may be after another element than the last one kept.
         self._is_in_step = True
 
-    def _draw_one(self) -> Any:
-        if self._step >= len(self._kept):
-            self._keep_missing()
-        return own(self._kept[self._step])
+    def _draw(self, count: int) -> Drawn[Any]:
+        missing = self._step + count - len(self._kept)
+        error = self._keep_next(missing) if missing > 0 else None
+        return Drawn(list(map(own, self._kept[self._step : self._step + count])), error)
 
     def _state(self) -> dict[str, Any]:
         return sealed("a cached dataset", {"position": self._step, "parent": self._beginning})
@@ -212,21 +225,19 @@ class _CacheIterator(RecoveringIterator[Any]):
         # The elements before it are drawn with the next one, when the workers below are there.
         self._step = checked["position"]
 
-    def _keep_missing(self) -> None:
-        """Keeps the elements of the parent up to the next one."""
+    def _keep_next(self, count: int) -> BaseException | None:
+        """Keeps the next elements of the parent. Returns the error that follows them, if any."""
         if not self._is_in_step:
             move_to(self._parent, self._beginning)
-            for _ in self._kept:
-                next(self._parent)
+            _, error = drawn_from(self._parent, len(self._kept))
+            if error is not None:
+                return error
         self._is_in_step = False
-        try:
-            while len(self._kept) <= self._step:
-                self._kept.append(next(self._parent))
-        except StopIteration:
-            if len(self._kept) < self._step:
-                raise CheckpointError(
-                    f"The state is at element {self._step} of a cached dataset, which has {len(self._kept)}."
-                ) from None
-            self._is_in_step = True
-            raise
-        self._is_in_step = True
+        values, error = drawn_from(self._parent, count)
+        self._kept += values
+        self._is_in_step = error is None
+        if error is None and len(self._kept) < self._step:
+            return CheckpointError(
+                f"The state is at element {self._step} of a cached dataset, which has {len(self._kept)}."
+            )
+        return error

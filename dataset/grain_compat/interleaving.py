@@ -1,19 +1,21 @@
 """Interleaving of datasets, of which a limited number is open at a time."""
 
+import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import move_to, state_below
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, opened_below, reads_in_threads
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_list, is_number, sealed, unsealed
-from millstream.signals import is_from_signal_handler
+from millstream.signals import interrupts, is_from_signal_handler
 
 
 @final
@@ -88,6 +90,16 @@ class _Slot:
         return {"dataset": self.number, "ended": self.iterator is None, "state": last}
 
 
+_NOTHING = object()
+"""Stands for the turn of a slot whose dataset has ended."""
+
+
+def _in_turn(columns: Sequence[list[Any]]) -> list[Any]:
+    """Returns the elements of the first round, of the second one, and so on."""
+    rounds = itertools.zip_longest(*columns, fillvalue=_NOTHING)
+    return [value for value in itertools.chain.from_iterable(rounds) if value is not _NOTHING]
+
+
 @final
 class _InterleaveIterator(RecoveringIterator[Any]):
     """Draws from one slot after another.
@@ -110,6 +122,19 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         """Yields the open datasets, without names, because others replace them."""
         return (("", slot.iterator) for slot in self._slots if slot.iterator is not None)
 
+    def _draw(self, count: int) -> Drawn[Any]:
+        if not self._is_reading:
+            self.start_prefetch()
+        values: list[Any] = []
+        error: BaseException | None = None
+        while error is None and (left := count - len(values)):
+            slots = self._next_slots(left)
+            if not slots:
+                break
+            drawn, error = self._draw_rounds(slots, left // len(slots))
+            values += drawn
+        return Drawn(values, error)
+
     def _draw_one(self) -> Any:
         if not self._is_reading:
             self.start_prefetch()
@@ -117,15 +142,61 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         while ended < len(self._slots):
             slot = self._slots[self._turn]
             ended += 1
-            self._turn = (self._turn + 1) % len(self._slots)
+            element = _NOTHING
             if slot.iterator is not None:
                 try:
-                    return next(slot.iterator)
+                    element = next(slot.iterator)
                 except StopIteration:
                     self._open_next(slot)
                     self._open_early()
                     ended = 0
+            self._turn = (self._turn + 1) % len(self._slots)
+            if element is not _NOTHING:
+                return element
         raise StopIteration
+
+    def _next_slots(self, limit: int) -> list[_Slot]:
+        """Returns the open slots whose turns come next, at most `limit`."""
+        order = self._slots[self._turn :] + self._slots[: self._turn]
+        return [slot for slot in order if slot.iterator is not None][:limit]
+
+    def _draw_rounds(self, slots: Sequence[_Slot], rounds: int) -> Drawn[Any]:
+        """Returns the elements of a number of rounds, in each of which each slot has its turn.
+
+        A slot whose dataset ends yields nothing at that turn, and continues with the next dataset.
+        """
+        drawn = [drawn_from(slot.iterator, rounds) for slot in slots if slot.iterator is not None]
+        columns, errors = [values for values, _ in drawn], [error for _, error in drawn]
+        # The round and the number of each slot whose elements do not suffice. Datasets are opened in this order.
+        ends = [(len(column), number) for number, column in enumerate(columns) if len(column) < rounds]
+        heapq.heapify(ends)
+        while ends:
+            at, number = heapq.heappop(ends)
+            slot, error = slots[number], errors[number]
+            if error is None:
+                error = self._replace(slot)
+            if error is not None:
+                before = [column[: at + (other < number)] for other, column in enumerate(columns)]
+                return Drawn(_in_turn(before), error)
+            columns[number].append(_NOTHING)
+            if slot.iterator is not None and at + 1 < rounds:
+                values, errors[number] = drawn_from(slot.iterator, rounds - at - 1)
+                columns[number] += values
+                if len(columns[number]) < rounds:
+                    heapq.heappush(ends, (len(columns[number]), number))
+        self._turn = (self._slots.index(slots[-1]) + 1) % len(self._slots)
+        return Drawn(_in_turn(columns))
+
+    def _replace(self, slot: _Slot) -> BaseException | None:
+        """Opens the next dataset in a slot, and those whose turn comes next. Returns the error, if there is one."""
+        try:
+            self._open_next(slot)
+        except BaseException as error:
+            if interrupts(error):
+                raise
+            return error
+        self._open_early()
+        return None
 
     def _state(self) -> dict[str, Any]:
         self._begin()

@@ -5,8 +5,8 @@ from typing import Any, final
 
 from millstream.checks import as_flag
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import move_to, state_below
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.dataset.streams import as_stream, opened_below
@@ -63,6 +63,22 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
             self._ended = True
             raise self._unequal(len(drawn)) or StopIteration from None
         return tuple(drawn)
+
+    def _draw(self, count: int) -> Drawn[tuple[Any, ...]]:
+        if self._ended:
+            return Drawn([])
+        self._begin()
+        columns: list[list[Any]] = []
+        shortest, error = None, None
+        for number, parent in enumerate(self._parents):
+            drawn = drawn_from(parent, count)
+            columns.append(drawn.values)
+            if len(drawn.values) < count:
+                count, shortest, error = len(drawn.values), number, drawn.error
+        if shortest is not None and error is None:
+            self._ended = True
+            error = self._unequal(shortest)
+        return Drawn(list(zip(*[column[:count] for column in columns], strict=True)), error)
 
     def _begin(self) -> None:
         """Starts prefetching in all streams, before the first of them is waited for."""

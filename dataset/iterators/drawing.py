@@ -55,9 +55,19 @@ def drawn_from(iterator: Iterator[Any], count: int) -> Drawn[Any]:
     """Returns the next `count` elements of any iterator, fewer if it ends or fails."""
     values: list[Any] = []
     try:
+        if not count:
+            return Drawn(values)
+        if count == 1:
+            return Drawn([next(iterator)])
         if isinstance(iterator, RecoveringIterator):
             return iterator.draw(count)
-        values.extend(itertools.islice(iterator, count))
+        if isinstance(iterator, EngineIterator):
+            while len(values) < count:
+                values.extend(iterator.take(count - len(values)).values)
+        else:
+            values.extend(itertools.islice(iterator, count))
+    except StopIteration:
+        return Drawn(values)
     except BaseException as failure:
         if interrupts(failure):
             raise

@@ -1,15 +1,17 @@
 """The iterator of mixed streams, which draws from the stream that is due."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.drawing import move_to, noted_state
-from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
+from millstream.dataset.iterators.drawing import drawn_from, move_to, noted_state
+from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.streams import opened_below
 from millstream.errors import CheckpointError
@@ -56,7 +58,7 @@ class MixedIterator(RecoveringIterator[Any]):
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).phases
         self._ended = self._is_reading = False
         self._first = 0
-        self._due: list[int] = []
+        self._due: NDArray[Any] = np.empty(0, np.int64)
         self._weights_text = canonical(list(weights))
         # The last noted state of each stream, and the streams that may have moved since. A user's iterator may always.
         self._noted_below: list[Any] = [None] * len(streams)
@@ -74,12 +76,29 @@ class MixedIterator(RecoveringIterator[Any]):
             if isinstance(parent, ReadIterator):
                 parent.raises_absent = False
 
+    def _draw(self, count: int) -> Drawn[Any]:
+        if self._ended:
+            return Drawn([])
+        if not self._is_reading:
+            self._begin()
+        values: list[Any] = [None] * count
+        end, failure = count, None
+        for number, own in self._turns(count):
+            self._moved.add(number)
+            drawn = drawn_from(self._parents[number], len(own))
+            for position, value in zip(own, drawn.values, strict=False):
+                values[position] = value
+            if len(drawn.values) < len(own) and own[len(drawn.values)] < end:
+                end, failure = own[len(drawn.values)], drawn.error
+        self._ended = end < count and failure is None
+        return Drawn(values[:end], failure)
+
     def _draw_one(self) -> Any:
         if self._ended:
             raise StopIteration
         if not self._is_reading:
             self._begin()
-        due = self._next_due()
+        (due,) = self._streams_due(1).tolist()
         self._moved.add(due)
         try:
             return next(self._parents[due])
@@ -87,17 +106,28 @@ class MixedIterator(RecoveringIterator[Any]):
             self._ended = True
             raise
 
+    def _turns(self, count: int) -> Iterator[tuple[int, list[int]]]:
+        """Yields each stream that is due among the next elements, and the positions of its elements among them."""
+        due = self._streams_due(count)
+        positions = np.argsort(due, kind="stable")
+        bounds = np.flatnonzero(np.diff(due[positions], prepend=-1, append=-1)).tolist()
+        for start, stop in itertools.pairwise(bounds):
+            own = positions[start:stop].tolist()
+            yield int(due[own[0]]), own
+
     def _begin(self) -> None:
         """Starts prefetching in all streams, before the first of them is waited for."""
         self.start_prefetch()
         self._is_reading = True
 
-    def _next_due(self) -> int:
-        """Returns the stream of the next element."""
-        if not 0 <= (row := self._step - self._first) < len(self._due):
+    def _streams_due(self, count: int) -> NDArray[Any]:
+        """Returns the streams of the next elements."""
+        row = self._step - self._first
+        if not 0 <= row <= len(self._due) - count:
             row, self._first = 0, self._step
-            self._due = self._schedule.locate(np.arange(self._first, self._first + LOOK_AHEAD))[0].tolist()
-        return self._due[row]
+            positions = np.arange(self._first, self._first + max(count, LOOK_AHEAD))
+            self._due = self._schedule.locate(positions)[0]
+        return self._due[row : row + count]
 
     def _state(self) -> dict[str, Any]:
         return self._noted()()
@@ -180,7 +210,7 @@ class MixedIterator(RecoveringIterator[Any]):
             if own is not None:
                 move_to(parent, own)
         self._open_again([number for number, own in enumerate(states) if own is None])
-        self._step, self._ended, self._due = checked["position"], checked["ended"], []
+        self._step, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
         self._is_reading = False
 
     def _open_again(self, numbers: Sequence[int]) -> None:

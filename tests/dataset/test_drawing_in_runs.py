@@ -1,7 +1,8 @@
-"""Joins yield the same, and are at the same positions, whether elements are drawn one by one or many in one call."""
+"""Joins yield the same, and are at the same positions, whether their elements are drawn one by one or in runs."""
 
 import itertools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hypothesis
@@ -10,6 +11,7 @@ from hypothesis import strategies
 
 import millstream
 from millstream import IterDataset, MapDataset, experimental
+from millstream.dataset.iterators import recovering_iterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 
 
@@ -70,7 +72,7 @@ def one_by_one(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any]
     return values, ""
 
 
-def in_one_call(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any], str]:
+def in_runs(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any], str]:
     """Returns the same, drawn in one call."""
     values, error = iterator.draw(count)
     return values, "" if error is None else repr(error)
@@ -81,9 +83,10 @@ def in_one_call(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any
     parents=streams(),
     number=strategies.integers(1, 4),
     counts=strategies.lists(strategies.integers(1, 20), min_size=1, max_size=5),
+    run=strategies.integers(1, 32),
 )
-def test_one_call_yields_what_many_do(
-    join: str, parents: list[IterDataset[int]], number: int, counts: list[int]
+def test_runs_change_nothing(
+    join: str, parents: list[IterDataset[int]], number: int, counts: list[int], run: int
 ) -> None:
     """Elements, errors, steps and states after each draw are those of as many calls of `next`."""
     dataset = JOINS[join](parents, number)
@@ -91,8 +94,9 @@ def test_one_call_yields_what_many_do(
     assert isinstance(singly, RecoveringIterator)
     assert isinstance(together, RecoveringIterator)
     for count in counts:
+        together._run = run
         expected = one_by_one(singly, count)
-        assert in_one_call(together, count) == expected
+        assert in_runs(together, count) == expected
         values, error = expected
         if error:
             break
@@ -100,3 +104,38 @@ def test_one_call_yields_what_many_do(
         assert together.get_state() == singly.get_state()
         if len(values) < count:
             break
+
+
+class Logged(IterDataset[int]):
+    """A stream of the user's that writes its number to a list whenever an element is drawn."""
+
+    def __init__(self, number: int, drawn: list[int]) -> None:
+        super().__init__()
+        self.number = number
+        self.drawn = drawn
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # a generator, which is counted
+        for element in itertools.count():
+            self.drawn.append(self.number)
+            yield element
+
+
+IN_TURN: dict[str, Callable[[list[Logged]], IterDataset[int]]] = {
+    "interleave": lambda parents: experimental.InterleaveIterDataset(parents, cycle_length=2),
+    "mix": IterDataset.mix,
+}
+
+
+@pytest.mark.parametrize(("fast_seconds", "longest"), [(0.0, 1), (math.inf, 16)])
+@pytest.mark.parametrize("join", IN_TURN)
+def test_runs_are_long_only_where_elements_come_fast(
+    join: str, fast_seconds: float, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow streams are drawn from in turn, so that all read ahead; fast ones many times in a row, which costs less."""
+    monkeypatch.setattr(recovering_iterator, "FAST_SECONDS", fast_seconds)
+    drawn: list[int] = []
+    iterator = iter(IN_TURN[join]([Logged(0, drawn), Logged(1, drawn)]))
+    assert isinstance(iterator, RecoveringIterator)
+    for _ in range(8):
+        iterator.draw(32)
+    assert max(len(list(run)) for _, run in itertools.groupby(drawn[-32:])) == longest
