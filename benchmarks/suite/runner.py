@@ -61,7 +61,7 @@ class Order:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of one order: either `value` or `reason` is set.
+    """The outcome of one order: either `value` or `reason` is set.
 
     Attributes:
         value: the number measured.

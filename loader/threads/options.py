@@ -45,10 +45,9 @@ class ReadOptions:
         num_threads: the maximum number of reads in flight in this process, or in each worker process. The numbers of
             chains below an interleave, mixture or zip add up, to at most 64. With 0, nothing is read ahead, and the
             consumer's or worker's thread does everything. A read is one record, or all records of a call if the
-            source has batched reads. Workers have several calls in flight only if reads wait for
-            storage, and run operations in one thread unless the source reads record by record.
-            Quick work, such as records before a Filter or small batches of packed rows, is done several blocks per
-            call.
+            source has batched reads; in a mixture, those of one source. Workers have several calls in flight only if
+            reads wait for storage, and run operations in one thread unless the source reads record by record. Quick
+            work, such as records before a Filter or small batches of packed rows, is done several blocks per call.
         prefetch_buffer_size: the maximum number of records that are ready or in work ahead of the consumer, rounded up
             to whole blocks (a block is one batch), and at least two blocks, so that one is computed while another
             waits. Example: batches of 64 images of 200 KB, with the default of 500 records, need at most

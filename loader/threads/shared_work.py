@@ -3,6 +3,7 @@
 Guarantees:
     * A thread waits only for jobs that other threads have begun. It runs all others itself, so threads never wait for
       each other in a circle.
+    * The threads of one call, with its own, are at most as many as there are readers.
     * Results come in the order of the jobs, whichever thread runs them.
 """
 
@@ -59,16 +60,19 @@ class SharedWork:
         left = deque(enumerate(jobs))
         finished: queue.SimpleQueue[tuple[int, Result, float]] = queue.SimpleQueue()
 
-        def assist() -> None:
-            # Each helper calls the next one while jobs are left. If only the first job was slow, because it was the
-            # first, a single thread is started.
-            if len(left) > 1:
-                self._readers.submit(assist)
+        def assist(more: int) -> None:
+            call_helpers(more)
             for outcome in self._work_off(left, failed):
                 finished.put(outcome)
 
-        if len(jobs) > 1:
-            self._readers.submit(assist)
+        def call_helpers(limit: int) -> None:
+            # Each helper calls the next one while jobs are left. If only the first job was slow, because it was the
+            # first, a single thread is started.
+            if limit > 0 and len(left) > 1:
+                self._readers.submit(functools.partial(assist, limit - 1))
+
+        # This thread is one of those that read, even if it is not one of the readers.
+        call_helpers(self._readers.size - 1)
         results: dict[int, Result] = {}
         total = 0.0
         for number, result, seconds in self._work_off(left, failed):

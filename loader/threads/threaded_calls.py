@@ -7,6 +7,7 @@ Guarantees:
     * Calls that have not begun are dropped by `close()`, and when the owner ends.
 """
 
+import contextlib
 import functools
 import math
 import queue
@@ -96,7 +97,8 @@ class ThreadedCalls:
             if self._is_closed or self._owner() is None:
                 return
             make = functools.partial(self._plan.make, request, self._allocate, prepare_blocks)
-            with work.for_sources():
+            # Slices are shared already.
+            with work.for_sources() if prepare_blocks is None else contextlib.nullcontext():
                 elements, seconds = self._readers.timed(make, Elements.failed)
             self._finished.put(Finished(call, elements, seconds + work.seconds_of_others))
 

@@ -175,12 +175,13 @@ class CallRunner(Generic[Packed]):
         if self._readers.size == 0:
             return self._plan.make(request, self._allocate)
         work = SharedWork(self._readers)
-        sliced = SlicedReading(self._plan, self._readers, work)
-        prepare_blocks = None if self._plan.batched_source else sliced.prepare_blocks
-        if prepare_blocks is not None and self._plan.source_may_depend_on_thread:
+        if self._plan.batched_source:
+            with work.for_sources():
+                return self._plan.make(request, self._allocate)
+        prepare_blocks: PrepareBlocks = SlicedReading(self._plan, self._readers, work).prepare_blocks
+        if self._plan.source_may_depend_on_thread:
             prepare_blocks = functools.partial(_in_thread_of, self._readers, prepare_blocks)
-        with work.for_sources():
-            return self._plan.make(request, self._allocate, prepare_blocks)
+        return self._plan.make(request, self._allocate, prepare_blocks)
 
 
 def _idle_seconds(seconds: float, start: resource.struct_rusage, end: resource.struct_rusage) -> float:

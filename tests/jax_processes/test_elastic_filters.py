@@ -75,7 +75,7 @@ STAGED_STEPS = 5
 
 @pytest.fixture(scope="module")
 def groups(folder: Path) -> dict[int, list[Any]]:
-    """What each process of the groups of LIVES reports, by the number of processes."""
+    """Returns the reports of the processes of each group of LIVES, by the number of processes."""
     ends: dict[str, Any] = {"end_together": {}, "evaluate": {}}
     tasks = {
         2: ends | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}},

@@ -68,6 +68,44 @@ def test_as_many_reads_are_in_flight_as_threads_allow(kind: type[Storage], shape
         assert reads_in_flight(iterator) == NUM_THREADS
 
 
+class Component:
+    """Four documents of a storage that others share."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, key: int) -> dict[str, Any]:
+        return self._storage.read([key])[0]
+
+
+class BatchedComponent(Component):
+    """The same, read in one call."""
+
+    def __getitems__(self, keys: Sequence[int]) -> list[dict[str, Any]]:
+        return self._storage.read(keys)
+
+
+@pytest.mark.parametrize("kind", [Component, BatchedComponent])
+@pytest.mark.parametrize("worker_count", [0, 1])
+def test_the_components_of_one_batch_are_read_together(kind: type[Component], worker_count: int) -> None:
+    """Exactly num_threads reads of 16 slow sources are in flight for a single batch, in each process."""
+    storage = Storage(16)
+    mixture = millstream.ConcatenatedDataSource([kind(storage) for _ in range(16)])
+    reading = millstream.ReadOptions(num_threads=NUM_THREADS)
+    loader = millstream.DataLoader(
+        data_source=mixture,
+        sampler=millstream.SequentialSampler(len(mixture)),
+        operations=[Batch(len(mixture))],
+        worker_count=worker_count,
+        read_options=reading,
+    )
+    (batch,) = loader
+    assert batch["tokens"].max() == NUM_THREADS
+
+
 @pytest.mark.parametrize("worker_count", [0, 1])
 def test_sixteen_reads_are_in_flight_by_default(worker_count: int) -> None:
     """Without `read_options`, 16 threads read in each process, as the documents say."""
