@@ -1,7 +1,9 @@
 """The examples in docstrings: each public name has one, and each gives what is shown beneath it."""
 
 import doctest
+import functools
 import importlib
+import inspect
 import shutil
 import types
 from collections.abc import Iterator
@@ -69,6 +71,23 @@ def test_every_public_name_has_an_example_that_is_true(
     assert found[0].name == name
     assert found[0].examples
     assert shown == []
+
+
+@pytest.mark.third_party
+def test_every_public_method_is_documented() -> None:
+    """A public class of millstream documents its public methods and properties, itself or in a base class."""
+    undocumented = [
+        f"{name}.{member}"
+        for name, value in NAMES.items()
+        if inspect.isclass(value)
+        for base in value.__mro__
+        if base.__module__.startswith("millstream")
+        for member, found in vars(base).items()
+        if not member.startswith("_")
+        and (inspect.isroutine(found) or isinstance(found, property | functools.cached_property))
+        and not inspect.getdoc(getattr(value, member))
+    ]
+    assert undocumented == []
 
 
 def test_what_is_not_run_is_listed() -> None:

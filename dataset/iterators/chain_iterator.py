@@ -85,7 +85,7 @@ class ReadIterator(EngineIterator):
         """Returns the position as a small dict that JSON can hold."""
         return self.noted_state()()
 
-    def noted_state(self) -> Callable[[], dict[str, Any]]:  # noqa: D102  (as for any)
+    def noted_state(self) -> Callable[[], dict[str, Any]]:
         state = self._state()
         return lambda: json.loads(state.encode())
 
@@ -163,13 +163,13 @@ class ReadIterator(EngineIterator):
         """The number of elements yielded if each position has one, so that `seek` costs nothing; otherwise None."""
         return self._inner.step if self._execution.plan.one_to_one else None
 
-    def trace(self) -> "Trace":  # noqa: D102  (as for any iterator)
+    def trace(self) -> "Trace":
         try:
             return self.insight.trace(self._whole)
         except AbsentElement:
             return self.insight.trace(self._sparse)
 
-    def preview(  # noqa: D102  (as for any iterator)
+    def preview(
         self,
         num_batches: int = 1,
         *,
