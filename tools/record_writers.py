@@ -7,7 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream.sources.records.array_record_footer import count_records
+from millstream.sources.records.array_record_file import count_records
 from millstream.sources.storage.compression import zstandard_library
 from millstream.tools.record_encoding import TOKEN_DTYPES, TOKENS, Encoding
 

@@ -5,7 +5,6 @@ Guarantees:
     - A copy that was evicted between two reads is made again.
 """
 
-import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Generic, final
@@ -40,11 +39,10 @@ class CopiedFile(Generic[RecordT]):
         self._open_file = open_file
         self._lock = SignalSafeLock(threading.Lock())
         self._users = 0
-        self._opened: _Opened[RecordT] | None = None
+        self._opened: tuple[LocalCopy, RecordFile[RecordT]] | None = None
 
     @property
     def num_records(self) -> int:
-        """The number of records in the file."""
         file = self._begin()
         try:
             return file.num_records
@@ -52,7 +50,6 @@ class CopiedFile(Generic[RecordT]):
             self._end()
 
     def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[RecordT]:
-        """Returns the records at the positions, as the open copy does."""
         try:
             file = self._begin()
         except OSError as error:
@@ -65,54 +62,40 @@ class CopiedFile(Generic[RecordT]):
             self._end()
 
     def close(self) -> None:
-        """Closes the copy. It is not being read."""
-        self._close()
+        if (opened := self._opened) is not None:
+            self._opened = None
+            copy, file = opened
+            file.close()
+            copy.close()
 
     def _begin(self) -> RecordFile[RecordT]:
         """Returns the open copy, which is not evicted until `_end`."""
         with self._lock:
-            opened = self._opened
-            if self._users == 0 and opened is not None and not opened.copy.reacquire():
-                self._close()
-                opened = None
-            if opened is None:
-                opened = self._opened = self._open()
+            if self._users == 0 and self._opened is not None and not self._opened[0].reacquire():
+                self.close()
+            if self._opened is None:
+                self._opened = self._open()
             self._users += 1
-            return opened.file
+            return self._opened[1]
 
     def _end(self) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0 and self._opened is not None:
-                self._opened.copy.release()
+                self._opened[0].release()
 
-    def _open(self) -> "_Opened[RecordT]":
+    def _open(self) -> tuple[LocalCopy, RecordFile[RecordT]]:
         open_file, acquire = self._open_file(), self._acquire()
         if open_file is None or acquire is None:
             raise ReferenceError("The source that this file belongs to is gone.")
         copy = acquire(self._url)
         try:
-            return _Opened(copy, open_file(self._url, copy.path))
+            return copy, open_file(self._url, copy.path)
         except BaseException:
             copy.close()
             raise
 
-    def _close(self) -> None:
-        if (opened := self._opened) is not None:
-            self._opened = None
-            opened.file.close()
-            opened.copy.close()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Opened(Generic[RecordT]):
-    """A copy and the file of records that reads it."""
-
-    copy: LocalCopy
-    file: RecordFile[RecordT]
-
 
 def check_cache(cache: object) -> None:
-    """Raises TypeError unless an argument is a cache."""
     if not isinstance(cache, FileCache):
         raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")

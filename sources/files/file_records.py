@@ -42,10 +42,7 @@ class FileRecords(Files[RecordFile[RecordT]]):
         return in_order(records, order)
 
     def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
-        """Returns the records at the positions of files, one file after another; the keys are for errors.
-
-        If files are objects in stores, all records are requested before the first one is awaited.
-        """
+        """Returns the records of files in stores by requesting all of them before the first one is awaited."""
         if not self._reads_stores:
             return [record for request in requests for record in self._read(*request)]
         begun: list[Callable[[], list[RecordT]]] = []
@@ -66,7 +63,7 @@ class FileRecords(Files[RecordFile[RecordT]]):
         return self._cache is None and any(map(is_url, self._paths))
 
     def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
-        """Returns the records at the positions of one file; the keys are for errors."""
+        """Returns the records at positions of one file; the keys are for errors."""
         file = self._acquire(path, positions[0], keys[0])
         try:
             return file.read(positions, keys)

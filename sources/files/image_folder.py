@@ -9,10 +9,10 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_keys
-from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.files.multi_file import INSPECTION_THREADS
 from millstream.sources.files.whole_files import FileDataSource
 from millstream.sources.remote.urls import Url, is_url
+from millstream.sources.storage.open_files import in_threads
 from millstream.sources.storage.paths import absolute_path
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -104,7 +104,6 @@ class ImageFolderDataSource(FileDataSource):
 
 
 def _names_of_objects(folder: str) -> dict[str, list[str]]:
-    """Returns the images of each class in a bucket: names within the folder."""
     from millstream.sources.storage.object_listing import list_keys  # noqa: PLC0415  (lazy: only stores need it)
 
     url = Url.of(folder)
@@ -113,13 +112,12 @@ def _names_of_objects(folder: str) -> dict[str, list[str]]:
     names = [key[len(url.key) :] for key in list_keys(url)]
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(names, key=lambda name: name.rpartition("/")[::2]):
-        if "/" in name and not any(name_in_path.startswith(".") for name_in_path in name.split("/")):
+        if "/" in name and not name.startswith(".") and "/." not in name:
             found[name.partition("/")[0]] += _images_among([name])
     return found
 
 
 def _names_of_files(root: str) -> dict[str, list[str]]:
-    """Returns the images of each class: names within the root."""
     classes = [entry.name for entry in _entries(root) if entry.is_dir()]
 
     def images_of(name: str) -> list[str]:

@@ -25,9 +25,8 @@ from millstream.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import RenderedSource, checked_record_key
 from millstream.sources.files.content_marks import marks_of_files
-from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.remote.urls import is_url
-from millstream.sources.storage.open_files import OpenFile, OpenFiles
+from millstream.sources.storage.open_files import OpenFile, OpenFiles, in_threads
 from millstream.sources.storage.paths import (
     RECORD_LIMIT,
     FileIdentity,
@@ -52,22 +51,7 @@ IDENTIFYING_THREADS = 64
 
 
 class Files(RenderedSource, Closing, Generic[FileT]):
-    """The records of several files, one file after another: the base of all sources that read files.
-
-    Args:
-        paths: one path or a sequence of paths, as `resolve_paths` takes them.
-        cache: the cache that whole remote files are copied to before they are read; None to read only the records.
-
-    Raises:
-        FileNotFoundError, PermissionError, …: a file cannot be found, or a pattern has no match.
-        IsADirectoryError: a path is a directory, not a file.
-        DataSourceError: a file is not of this format.
-        TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: a range that ends before it starts, or no records at all.
-
-    Reading raises DataSourceError, with the file and the record, for a file that is damaged, was truncated, removed or
-    changed, or has fewer records than a range of it.
-    """
+    """The records of several files, one file after another: the base of all sources that read files."""
 
     kind: ClassVar[str]
     """The name of the format, for texts and errors."""
@@ -95,27 +79,16 @@ class Files(RenderedSource, Closing, Generic[FileT]):
 
     @abc.abstractmethod
     def _count(self, path: str) -> int:
-        """Returns the number of records in a file. Several threads call it concurrently, each for its own file.
-
-        Raises:
-            OSError: the file cannot be read, or is not of this format (DataSourceError).
-        """
+        """Returns the number of records in a file. Several threads call it concurrently, each for its own file."""
 
     @abc.abstractmethod
     def _open(self, path: str, location: str) -> FileT:
-        """Opens a file.
+        """Opens a file, given its path or URL and the one to read: the same, or the path of a copy.
 
-        Args:
-            path: the path or URL of the file.
-            location: the path or URL to read: the same, or the path of a copy.
-
-        Raises:
-            OSError: the file cannot be opened, with the operating system's error number, or is damaged
-                (DataSourceError).
+        An OSError has the operating system's error number.
         """
 
     def _resolved(self, paths: Any) -> list[FileRange]:
-        """Returns the files and ranges of files that the paths mean."""
         return resolve_paths(paths, self.kind)
 
     @property
@@ -189,14 +162,15 @@ class Files(RenderedSource, Closing, Generic[FileT]):
         return self._marks
 
     def _inspect(self) -> None:
-        """Finds the identity and the number of records of every file."""
         count = IDENTIFYING_THREADS if any(map(is_url, self._paths)) else INSPECTION_THREADS
         self._identities.update(zip(self._paths, in_threads(self._identify, self._paths, count), strict=True))
-        if self.counts_ranges:
-            self._count_files(self._paths)
-            self._check_ranges()
-        else:
+        if not self.counts_ranges:
             self._count_files(list(dict.fromkeys(file.path for file in self._ranges if file.stop is None)))
+            return
+        self._count_files(self._paths)
+        for file in self._ranges:
+            if file.stop is not None and file.stop > self._counts[file.path]:
+                raise _beyond_end(file.path, self._counts[file.path], file.stop)
 
     def _identify(self, path: str) -> FileIdentity:
         """Returns the identity of a file. Several threads call it concurrently."""
@@ -234,19 +208,10 @@ class Files(RenderedSource, Closing, Generic[FileT]):
             copy.close()
 
     def _count_files(self, paths: Sequence[str]) -> None:
-        """Counts the records of files, concurrently."""
         self._counts.update(zip(paths, in_threads(self._count, paths, INSPECTION_THREADS, self._cancel), strict=True))
 
     def _cancel(self) -> None:
         """Ends calls of `_count` early, because another one has failed."""
-
-    def _check_ranges(self) -> None:
-        for file in self._ranges:
-            if file.stop is not None and file.stop > self._counts[file.path]:
-                raise DataSourceError(
-                    f"{file.path!r} has {self._counts[file.path]} records, but a range of it ends at record "
-                    f"{file.stop}."
-                )
 
     def _index_ranges(self) -> None:
         """Builds the tables that map a record key to a file and a position in it."""
@@ -267,23 +232,17 @@ class Files(RenderedSource, Closing, Generic[FileT]):
         self._files_array = np.array([numbers[file.path] for file in self._ranges], dtype=np.int64)
 
     def _acquire(self, path: str, position: int, key: int) -> FileT:
-        """Returns the open file. It stays open until `self._open_files.release(path)`.
-
-        Raises:
-            DataSourceError: the file cannot be opened or has changed since construction. The error names the record.
-            ValueError: the source is closed.
-        """
+        """Returns the open file. It stays open until `self._open_files.release(path)`. Errors name the record."""
         try:
             return self._open_files.acquire(path, self._open_unchanged)
         except OSError as error:
             raise reading_error(error, path, position, key) from error
 
     def _open_unchanged(self, path: str) -> FileT:
-        """Opens a file, and compares it with its state at construction."""
         return self._open_checked(path, path)
 
     def _open_checked(self, path: str, location: str) -> FileT:
-        """Opens a file that is read from a location, and compares it."""
+        """Opens a file, and compares it with its state at construction."""
         file = self._open(path, location)
         try:
             # Checked after opening: the file that is at the path now is the opened one, or a newer one.
@@ -312,11 +271,14 @@ class Files(RenderedSource, Closing, Generic[FileT]):
             )
         stop = self._stops.get(path, 0)
         if stop > num_records:
-            raise DataSourceError(f"{path!r} has {num_records} records, but a range of it ends at record {stop}.")
+            raise _beyond_end(path, num_records, stop)
+
+
+def _beyond_end(path: str, num_records: int, stop: int) -> DataSourceError:
+    return DataSourceError(f"{path!r} has {num_records} records, but a range of it ends at record {stop}.")
 
 
 def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
-    """Returns the error of a record whose file cannot be opened, or has changed."""
     reason = str(error) if isinstance(error, DataSourceError) else f"cannot open {path!r}: {error.strerror}."
     if error.errno in {errno.EMFILE, errno.ENFILE}:
         reason += " Raise the limit (`ulimit -n`) or close other files: this source has no idle file to close."

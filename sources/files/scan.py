@@ -19,27 +19,13 @@ BLOCK_BYTES = 1 << 20
 
 @final
 class Scan:
-    """The bytes of one file, for the format that finds its records.
+    """The bytes of one open file, which it closes, for the format that finds its records.
 
-    Args:
-        path: the path of the file.
-        file: the open file. The scan closes it.
-        identity: the identity that the file must have.
-        progress: the progress report, in bytes.
-        unpacked_size: the size of the content, if it is that of a compressed file; None if it is the file itself.
-
-    Attributes:
-        path: the path of the file.
-        size: the size of the content, in bytes.
+    An `unpacked_size` is that of the content of a compressed file. Progress is reported in bytes.
     """
 
     def __init__(
-        self,
-        path: str,
-        file: StoredFile,
-        identity: FileIdentity,
-        progress: Progress,
-        unpacked_size: int | None = None,
+        self, path: str, file: StoredFile, identity: FileIdentity, progress: Progress, unpacked_size: int | None
     ) -> None:
         self.path = path
         self.size = identity.size if unpacked_size is None else unpacked_size
@@ -49,15 +35,10 @@ class Scan:
         self._file = file
 
     def close(self) -> None:
-        """Closes the file."""
         self._file.close()
 
     def read(self, start: int, length: int) -> bytes:
-        """Returns the bytes from `start` on; fewer than `length` only at the end of the file.
-
-        Raises:
-            DataSourceError: they cannot be read, or the file has become shorter.
-        """
+        """Returns the bytes from `start` on; fewer than `length` only at the end of the file."""
         try:
             block = self._file.read(start, length)
         except DataSourceError:
@@ -69,7 +50,6 @@ class Scan:
         return block[: max(0, self.size - start)]
 
     def blocks(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """Yields each block of the file with its offset."""
         for start in range(0, self.size, BLOCK_BYTES):
             yield start, np.frombuffer(self.read(start, BLOCK_BYTES), np.uint8)
             self.report(start + BLOCK_BYTES)
@@ -81,7 +61,6 @@ class Scan:
         self._done = done
 
     def check_unchanged(self) -> None:
-        """Raises DataSourceError if the file is no longer what it was before the scan."""
         if is_url(self.path):
             return  # Each response of a store has the version of its object.
         now = FileIdentity.of(self.path)
@@ -89,7 +68,6 @@ class Scan:
             raise self.changed()
 
     def changed(self) -> DataSourceError:
-        """Returns the error of a file that was changed during the scan."""
         return DataSourceError(
             f"Cannot index {self.path!r}: it was changed during the scan. Construct the source again when no process "
             "writes to its files."

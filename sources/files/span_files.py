@@ -25,14 +25,9 @@ _COUNTED_BYTES = 64 << 20
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SpanRequest:
-    """The records of one read of a file, for errors.
+    """The records of one read of a file, for errors: their numbers in the file, their keys, and the spans' offsets.
 
-    Attributes:
-        path: the path of the file.
-        positions: the number of each record in the file, from 0.
-        keys: the key of each record.
-        starts: the offset of each span in the file, in bytes.
-        num_records: the number of records in the file.
+    `num_records` is the number of records in the file.
     """
 
     path: str
@@ -76,32 +71,18 @@ class SpanFormat(abc.ABC, Generic[RecordT]):
     def offsets(self, scan: Scan) -> Iterator[Any]:
         """Yields the offsets at which records begin, and at last the end of the last record, in integer arrays.
 
-        The arrays may have any lengths. A file without records has one offset.
-
-        Raises:
-            DataSourceError: the file is not of this format, or is damaged.
+        The arrays may have any lengths. A file without records has one offset. One that is not of this format, or is
+        damaged, is a DataSourceError.
         """
 
     @abc.abstractmethod
     def decode(self, spans: list[bytes], request: SpanRequest) -> list[RecordT]:
-        """Returns the records of the spans.
-
-        Raises:
-            DataSourceError: one of them is damaged; `request.error` makes the error.
-        """
+        """Returns the records of the spans, or raises `request.error` for a damaged one."""
 
 
 @final
 class SpanFile(Generic[RecordT]):
-    """An open file with its index.
-
-    Args:
-        path: the path of the file.
-        file: the open file. It is closed with this one.
-        offsets: the index of the file.
-        span_format: the format, which decodes the records.
-        rebuild: a weak reference to the function that rebuilds a damaged index.
-    """
+    """An open file, which it closes, with its index. `rebuild` is a weak reference to the function that rebuilds it."""
 
     def __init__(
         self,
@@ -119,23 +100,13 @@ class SpanFile(Generic[RecordT]):
 
     @property
     def num_records(self) -> int:
-        """The number of records in the file."""
         return self._offsets.num_records
 
     def read(self, positions: Sequence[int], keys: Sequence[int]) -> list[RecordT]:
-        """Returns the records at the positions, numbers from 0 in any order; the keys are for errors.
-
-        Raises:
-            DataSourceError: one of the records is damaged or lost.
-        """
         return self.begin(positions, keys)()
 
     def begin(self, positions: Sequence[int], keys: Sequence[int]) -> Callable[[], list[RecordT]]:
-        """Requests the records, and returns the function that waits for them.
-
-        Raises:
-            DataSourceError: the index is damaged, and the file has changed.
-        """
+        """Requests the records, and returns the function that waits for them."""
         rows = np.array(positions, np.int64)
         try:
             starts, lengths = self._spans(rows)
@@ -159,7 +130,6 @@ class SpanFile(Generic[RecordT]):
         return starts, lengths
 
     def close(self) -> None:
-        """Closes the file. It is not being read."""
         self._file.close()
 
 

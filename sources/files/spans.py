@@ -21,20 +21,13 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
-from millstream.sources.files.held_indices import HeldIndices
 from millstream.sources.files.scan import Scan
 from millstream.sources.files.span_files import SpanFile, SpanFormat
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import open_stored, state_of
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.storage.offset_index import (
-    IndexKey,
-    find_offsets,
-    placement,
-    remove_offsets,
-    store_offsets,
-)
-from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, Offsets
+from millstream.sources.storage.offset_index import IndexKey, find_offsets, placement, remove_offsets, store_offsets
+from millstream.sources.storage.offsets import DamagedIndexError, HeldIndices, HeldOffsets, Offsets
 from millstream.sources.storage.paths import FileIdentity, FileRange
 from millstream.sources.storage.progress import CancelledScanError, Progress
 from millstream.warn import log_warning
@@ -46,13 +39,7 @@ _CLOCK_TICK_SECONDS = 0.02
 
 
 class SpanRecords(FileRecords[RecordT]):
-    """The records of files of one `SpanFormat`.
-
-    Args:
-        paths: one path or a sequence of paths, as `resolve_paths` takes them.
-        span_format: the format, which finds and decodes records.
-        cache: the cache that whole remote files are copied to before they are read; None to read only the records.
-    """
+    """The records of files of one `SpanFormat`."""
 
     descriptors_per_file: ClassVar[int] = 2  # The index of a large file takes another one.
 
@@ -91,12 +78,10 @@ class SpanRecords(FileRecords[RecordT]):
         return np.concatenate([self._sizes_within(file) for file in self._ranges])
 
     def _sizes_within(self, file: FileRange) -> NDArray[np.int64]:
-        """Returns the number of bytes of each record of a range of a file."""
         stop = self._counts[file.path] if file.stop is None else file.stop
         return np.diff(self._offsets_between(file.path, file.start, stop + 1))
 
     def _offsets_between(self, path: str, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the offsets `start` … `stop - 1` of the records of a file."""
         try:
             return self._offsets(path).between(start, stop)
         except DamagedIndexError as error:
@@ -152,7 +137,6 @@ class SpanRecords(FileRecords[RecordT]):
         return IndexKey(path, self._format.index_kind, self._format.index_version, identity, self._companions[path])
 
     def _format_of(self, path: str) -> SpanFormat[RecordT]:  # noqa: ARG002  (a format may depend on the file)
-        """Returns the format of a file, which may depend on its header."""
         return self._format
 
     def _offsets(self, path: str) -> Offsets:
@@ -178,7 +162,6 @@ class SpanRecords(FileRecords[RecordT]):
         return self._indexed(key)
 
     def _indexed(self, key: IndexKey) -> Offsets:
-        """Builds the index of a file."""
         path = key.path
         progress = self._progress or Progress(f"Indexing {path!r}", key.identity.size)
         with self._location_of(path) as location:

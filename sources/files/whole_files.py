@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.digests import digest_of
-from millstream.sources.files.grouped_tasks import in_threads
 from millstream.sources.files.multi_file import INSPECTION_THREADS
 from millstream.sources.remote.urls import canonical, is_url
+from millstream.sources.storage.open_files import in_threads
 from millstream.sources.storage.paths import FileIdentity, names_within_common_folder, resolve_paths
 
 _FILES_PER_REQUEST = 32
@@ -25,7 +25,6 @@ _FILES_PER_REQUEST = 32
 
 _SLOW_READ_SECONDS = 100e-6
 """A file in the page cache is opened and read in 10 µs; from a disk or over a network it takes 100 µs and more."""
-
 
 _LISTED_PER_FILE = 4
 """The number of entries of a folder that are read per file of the source, to learn the types of the files."""
@@ -112,11 +111,7 @@ class FileDataSource(ReadsBatches):
         return canonical(name) if is_url(name) else name
 
     def _read(self, keys: NDArray[np.int64]) -> tuple[list[str], list[bytes]]:
-        """Returns the paths of records, and the content of each file.
-
-        Raises:
-            DataSourceError: a file cannot be read.
-        """
+        """Returns the paths of records, and the content of each file."""
         paths = [self._path(key) for key in keys.tolist()]
         far = [row for row, path in enumerate(paths) if is_url(path)]
         near = [row for row, path in enumerate(paths) if not is_url(path)]

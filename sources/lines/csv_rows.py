@@ -157,7 +157,6 @@ class _CsvFormat(SpanFormat[dict[str, str]]):
         return [{name: row[column] for name, column in zip(self.columns, chosen, strict=True)} for row in rows]
 
     def _fields(self, text: str, row: int, request: SpanRequest) -> list[str]:
-        """Returns the fields of one row, or raises its error."""
         try:
             (fields,) = _rows([text], self.delimiter)
         except (csv.Error, ValueError) as error:
@@ -174,11 +173,7 @@ class _CsvFormat(SpanFormat[dict[str, str]]):
 
 
 def _rows(texts: list[str], delimiter: str) -> list[list[str]]:
-    """Returns the rows of texts; a field may have any length.
-
-    Raises:
-        csv.Error: a row is not well-formed.
-    """
+    """Returns the rows of texts; a field may have any length."""
     try:
         return list(csv.reader(texts, delimiter=delimiter, strict=True))
     except csv.Error as error:

@@ -128,11 +128,6 @@ def text_start(scan: Scan) -> int:
 
 
 def decode_texts(texts: list[bytes], encoding: str, request: SpanRequest) -> list[str]:
-    """Returns the texts of records.
-
-    Raises:
-        DataSourceError: a record is not in the encoding.
-    """
     decoded: list[str] = []
     try:
         decoded.extend(text.decode(encoding) for text in texts)
@@ -149,12 +144,8 @@ def record_starts(
 ) -> Iterator[NDArray[np.int64]]:
     """Yields the offsets of records that end with a newline, without blank lines, and at last the size of the file.
 
-    A blank line belongs to the record before it.
-
-    Args:
-        scan: the file.
-        blanks: the bytes, besides the newline, that a blank line may have.
-        newlines: returns the offsets, in the next block of the file, of the newlines that end a record.
+    A blank line, which may have the bytes `blanks` besides its newline, belongs to the record before it. `newlines`
+    returns the offsets, in the next block of the file, of the newlines that end a record.
     """
     begin, at_start = text_start(scan), True
     for start, block in scan.blocks():

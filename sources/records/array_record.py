@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
-from millstream.sources.records.array_record_file import ArrayRecordFile, open_array_record
-from millstream.sources.records.array_record_footer import count_records
+from millstream.sources.records.array_record_file import ArrayRecordFile, count_records, open_array_record
 from millstream.sources.remote.urls import Url, is_url
 from millstream.sources.storage.paths import FileIdentity
 from millstream.warn import warn

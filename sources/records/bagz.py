@@ -143,11 +143,7 @@ class _TooLargeError(Exception):
 
 
 def _decompressed(frame: Any, span: bytes, limit: int) -> bytes:
-    """Returns the content of a frame.
-
-    Raises:
-        _TooLargeError: it is larger than the limit. At most twice the limit is allocated.
-    """
+    """Returns the content of a frame. Raises _TooLargeError after allocating at most twice the limit."""
     step = max(_LARGEST_RATIO, limit) // _LARGEST_RATIO
     chunks: list[bytes] = []
     size = 0
@@ -160,12 +156,11 @@ def _decompressed(frame: Any, span: bytes, limit: int) -> bytes:
 
 
 def _limits_path(path: str) -> str:
-    """Returns the path of the separate file of limits, which may not exist."""
     return with_other_name(path, lambda name: re.sub(r"[^/]*$", r"limits.\g<0>", name, count=1))
 
 
 def _separate_limits(path: str) -> NDArray[np.int64] | None:
-    """Returns the limits in a separate file, or None if its size is not that of limits."""
+    """Returns the limits in a file of their own, or None if its size is not that of limits."""
     content = read_whole(path, "Bagz limits")
     return None if not content or len(content) % _LIMIT_BYTES else np.frombuffer(content, "<u8").view(np.int64)
 

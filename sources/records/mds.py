@@ -44,14 +44,7 @@ class _Column(NamedTuple):
 
 
 class _Shard(NamedTuple):
-    """A shard.
-
-    Attributes:
-        path: the path of its file.
-        num_samples: the number of its samples.
-        columns: its columns.
-        unpacked_size: the size of its content in bytes, if the file is compressed; else None.
-    """
+    """A shard. Its unpacked size is that of its content in bytes, if the file is compressed; else None."""
 
     path: str
     num_samples: int

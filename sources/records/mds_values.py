@@ -37,11 +37,7 @@ _SHAPE_DTYPES = ("uint8", "uint16", "uint32", "uint64")
 
 @functools.cache
 def decoder_of(encoding: str) -> Callable[[bytes], Any]:
-    """Returns the function that decodes a value.
-
-    Raises:
-        KeyError, ValueError, TypeError: the encoding is unknown.
-    """
+    """Returns the function that decodes a value. An unknown encoding is a KeyError, ValueError or TypeError."""
     name, _, options = encoding.partition(":")
     if name in _SCALARS:
         return functools.partial(_scalar, np.dtype(name).newbyteorder("<"))

@@ -34,16 +34,10 @@ class TarError(ValueError):
 
 
 def tar_files(read: Callable[[int, int], bytes], stop: int, *, checks_headers: bool) -> Iterator[TarFile]:
-    """Yields the regular files of an archive, or of a slice of one; other members are skipped.
+    """Yields the regular files of an archive, or of a slice of one that ends at `stop`; other members are skipped.
 
-    Args:
-        read: returns the bytes from an offset on, fewer than requested only at the end.
-        stop: the end of the archive or slice.
-        checks_headers: True to compare the checksums of headers; data have none. The archive must then end with zeros,
-            as one that was not cut short does.
-
-    Raises:
-        TarError: it is damaged, was cut short, or is not an archive.
+    `read` returns the bytes from an offset on, fewer than requested only at the end. If the checksums of headers are
+    compared (data have none), the archive must also end with zeros, as one that was not cut short does.
     """
     offset, start = 0, 0
     long_name, long_size = None, None  # From the extensions of the next member.

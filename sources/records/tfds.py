@@ -140,7 +140,6 @@ class TfdsDataSource(Closing, ReadsBatches):
 
 
 def _folder_of(dataset: Any) -> str:
-    """Returns the folder of a dataset, absolute."""
     folder = dataset if isinstance(dataset, str | os.PathLike) else getattr(dataset, "data_dir", None)
     if not isinstance(folder, str | os.PathLike):
         raise TypeError(

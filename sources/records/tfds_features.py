@@ -28,11 +28,9 @@ _UNKNOWN = -1
 class Leaf:
     """A feature that has an array, or one value, in each record.
 
-    Attributes:
-        path: the names of the dicts around it, and its own.
-        dtype: the dtype of its values; None for bytes.
-        shape: its shape in a record; at most one size is -1, for any size.
-        encoding: "none" if each value is stored by itself, "bytes" or "zlib" if the array is stored as one string.
+    The path has the names of the dicts around it, and its own. A dtype of None is bytes. At most one size of the shape
+    is -1, for any size. The encoding is "none" if each value is stored by itself, and "bytes" or "zlib" if the array is
+    stored as one string.
     """
 
     path: tuple[str, ...]
@@ -42,7 +40,6 @@ class Leaf:
 
     @property
     def name(self) -> str:
-        """Its name in an Example."""
         return "/".join(self.path)
 
     @property
@@ -54,13 +51,10 @@ class Leaf:
         return VariableLengthFeature(kind) if _UNKNOWN in self.shape else FixedLengthFeature(self.shape, kind)
 
     def column(self, stored: Any) -> Column:
-        """Returns the values of several records, from the values that their Examples contain.
-
-        Raises:
-            ValueError: the values do not fit the shape.
-        """
+        """Returns the values of several records, from the values that their Examples contain."""
         if self.encoding != "none":
-            return _column_of([self._decoded(content) for content in stored.tolist()])
+            arrays = [self._decoded(content) for content in stored.tolist()]
+            return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
         if not isinstance(stored, RaggedColumn):
             return self._converted(stored)
         values = self._converted(stored.values)
@@ -89,16 +83,8 @@ class Leaf:
         return values.astype(self.dtype, copy=False)
 
 
-def _column_of(arrays: list[NDArray[Any]]) -> Column:
-    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays
-
-
 def leaves_of(description: Mapping[str, Any]) -> list[Leaf]:
-    """Returns the leaves of a dataset's features.
-
-    Raises:
-        ValueError: a kind of feature is not supported, or the description is not a dict of features.
-    """
+    """Returns the leaves of a dataset's features. One that is not supported is a ValueError."""
     if "featuresDict" not in description:
         kind = _kind_of(description)
         raise ValueError(f"The features of a dataset must be a FeaturesDict in the form of TFDS 4, got {kind}.")

@@ -24,13 +24,7 @@ _DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 @final
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """A split as it is stored.
-
-    Attributes:
-        name: its name.
-        files: its files, in order.
-        lengths: the number of records of each file.
-    """
+    """A split as it is stored: its files, and the number of records of each."""
 
     name: str
     files: Sequence[str]
@@ -38,7 +32,6 @@ class Split:
 
     @property
     def num_records(self) -> int:
-        """The number of records in all files."""
         return sum(self.lengths)
 
     def ranges(self, start: int, stop: int) -> Iterator[FileRange]:
@@ -74,11 +67,7 @@ def splits_of(info: Mapping[str, Any], folder: str, file_format: str) -> dict[st
 
 
 def ranges_of(text: str, splits: Mapping[str, Split]) -> list[FileRange]:
-    """Returns the ranges of files for a split such as `train`, `train[:80%]` or `train[100:200]+test`.
-
-    Raises:
-        ValueError: the text is not of this form, a split does not exist, or it has fewer records.
-    """
+    """Returns the ranges of files for a split such as `train`, `train[:80%]` or `train[100:200]+test`."""
     found: list[FileRange] = []
     for slice_text in text.split("+"):
         one = _ONE.fullmatch(slice_text.strip())
@@ -103,7 +92,6 @@ def ranges_of(text: str, splits: Mapping[str, Split]) -> list[FileRange]:
 
 
 def _bound(text: str | None, default: int, split: Split, whole: str) -> int:
-    """Returns the position in a split for one side of a slice."""
     if not text:
         return default
     match, count = _BOUND.fullmatch(text.strip()), split.num_records

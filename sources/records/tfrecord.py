@@ -206,11 +206,7 @@ def _cut_short_in_header(scan: Scan, offset: int) -> DataSourceError:
 
 
 def masked_crc32c(records: Sequence[bytes]) -> NDArray[np.uint32]:
-    """Returns the masked CRC-32C of each record: shape (n,).
-
-    Raises:
-        ImportError: `google-crc32c` is not installed.
-    """
+    """Returns the masked CRC-32C of each record: shape (n,)."""
     return _masked(np.fromiter(map(crc32c_function(), records), np.uint32, len(records)))
 
 
@@ -226,11 +222,6 @@ def masked_crc32c_of_lengths(lengths: NDArray[np.uint8]) -> NDArray[np.uint32]:
 
 @functools.cache
 def crc32c_function() -> Callable[[bytes], int]:
-    """Returns the library's function.
-
-    Raises:
-        ImportError: the library is not installed.
-    """
     try:
         from google_crc32c import value  # noqa: PLC0415
     except ImportError as error:

@@ -39,11 +39,6 @@ def address_of(root: str) -> tuple[str, dict[str, str]]:
 
 
 def list_files(root: str, folder: str) -> list[str]:
-    """Returns the paths of all files in a folder of a dataset.
-
-    Raises:
-        DataSourceError: the Hub cannot list them.
-    """
     hub = _library()
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError  # noqa: PLC0415
 

@@ -42,11 +42,7 @@ forked = threading.Event()
 
 
 def path_of(url: str, parsed: Url) -> str:
-    """Returns the path of an object in obstore's form.
-
-    Raises:
-        DataSourceError: obstore does not support the path.
-    """
+    """Returns the path of an object in obstore's form, which does not support all paths."""
     path = parsed.key.strip("/")
     if any(name in {"", ".", ".."} for name in path.split("/")):
         raise DataSourceError(f"Cannot read {url!r}: its path has an empty part, `.` or `..`. Rename the object.")
@@ -54,11 +50,6 @@ def path_of(url: str, parsed: Url) -> str:
 
 
 def store_of(url: str, parsed: Url, *, attempts: int | None = None) -> Any:
-    """Returns the client of the store that contains an object.
-
-    Raises:
-        DataSourceError: this process was forked after obstore was used, or the store is not configured.
-    """
     if forked.is_set():
         raise DataSourceError(
             f"Cannot read {url!r} in this process: it was forked after its parent had read from a store, and the "
@@ -73,7 +64,6 @@ def store_of(url: str, parsed: Url, *, attempts: int | None = None) -> Any:
 
 @functools.lru_cache(maxsize=_MAX_STORES)
 def open_store(scheme: str, root: str, attempts: int) -> Any:
-    """Returns the client of a bucket or host."""
     stores = obstore().store
     address, headers = hugging_face_hub.address_of(root) if scheme == "hf" else (f"{scheme}://{root}", {})
     options = {"client_options": _client_options(address, headers), "retry_config": _retry_options(attempts)}
@@ -117,13 +107,11 @@ def first_line(error: Exception) -> str:
 
 
 def exceptions() -> Any:
-    """Returns the module of obstore's exceptions."""
     return obstore().exceptions
 
 
 @functools.cache
 def obstore() -> Any:
-    """Imports obstore."""
     try:
         import obstore as library  # noqa: PLC0415
         import obstore.exceptions  # noqa: PLC0415

@@ -51,12 +51,9 @@ class BeyondEndError(OSError):
 
 @final
 class RangeRequests:
-    """Ranges of one object, all requested together.
+    """Ranges of one object, all requested together: the start and the end of each, in bytes; none is empty.
 
-    Args:
-        url: the URL of the object.
-        ranges: the start and the end of each range, in bytes; no range is empty.
-        in_threads: False to read them in this thread, one after another, before the constructor returns.
+    With `in_threads=False`, this thread reads them, one after another, before the constructor returns.
     """
 
     def __init__(self, url: str, ranges: Sequence[tuple[int, int]], *, in_threads: bool = True) -> None:
@@ -108,11 +105,7 @@ class WholeObjects:
         ]
 
     def result(self, number: int) -> bytes:
-        """Returns the content of an object.
-
-        Raises:
-            OSError: as for `RangeRequests.result`.
-        """
+        """Returns the content of an object. Errors are those of `RangeRequests.result`."""
         url = self._urls[number]
         try:
             beginning, meta = wait_for(self._futures[number], url, FIRST_BYTES)
@@ -139,10 +132,7 @@ def state_of(url: str) -> tuple[int, bytes]:
     """Returns the size of an object in bytes, and its version, which is empty if the store has none, with one request.
 
     The request is for the first byte, because servers of signed URLs may allow no other method. If it fails, as for an
-    empty object, a second request is for the headers.
-
-    Raises:
-        OSError: as for `RangeRequests.result`.
+    empty object, a second request is for the headers. Errors are those of `RangeRequests.result`.
     """
     parsed = Url.of(url)
     try:
@@ -174,11 +164,7 @@ def _fetch(store: Any, path: str, start: int, stop: int) -> tuple[bytes, Any]:
 
 
 def _head(url: str) -> tuple[int, bytes]:
-    """Returns the size and the version of an object from its headers, with a single attempt.
-
-    Raises:
-        OSError: as for `RangeRequests.result`.
-    """
+    """Returns the size and the version of an object from its headers, with a single attempt."""
     parsed = Url.of(url)
     try:
         meta = _request(url, obstore().head, store_of(url, parsed, attempts=1), path_of(url, parsed))
@@ -210,12 +196,7 @@ def _request(url: str, request: Callable[..., T], *arguments: Any) -> T:
 
 
 def wait_for(future: "Future[T]", url: str, num_bytes: int) -> T:
-    """Returns the result of a request. Errors of obstore that are not about existence or permission are raised as is.
-
-    Raises:
-        FileNotFoundError, PermissionError: the object does not exist, or may not be read.
-        DataSourceError: there was no response in time.
-    """
+    """Returns the result of a request. Errors of obstore about neither existence nor permission are raised as is."""
     # obstore's own limits end every request earlier, unless something is broken in this process.
     seconds = 2 * object_clients.REQUEST_SECONDS + num_bytes / SLOWEST_BYTES_PER_SECOND
     try:
@@ -264,5 +245,4 @@ def error_for(url: str, error: Exception) -> OSError:
 
 @functools.cache
 def request_threads() -> RequestThreads:
-    """Returns the threads of this process that make requests."""
     return RequestThreads(MAX_CONCURRENT_REQUESTS)

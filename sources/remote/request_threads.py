@@ -47,7 +47,6 @@ class RequestThreads:
         self._registered_at = 0.0
 
     def submit(self, request: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Makes a request in one of the threads, and returns the future of its response."""
         future = self._new_future()
         with self._lock:
             if self._is_exiting:

@@ -26,10 +26,8 @@ _SCHEMES = {*_LISTED, "http", "https"}
 class Url(NamedTuple):
     """The parsed URL of an object.
 
-    Attributes:
-        scheme: `gs`, `s3`, `az`, `hf`, `http` or `https`.
-        root: the bucket; `datasets/org/name@revision`; or the host and port, followed by the query if there is one.
-        key: the name in the bucket; or the decoded path, with its first slash.
+    The root is the bucket; `datasets/org/name@revision`; or the host and port, followed by the query if there is one.
+    The key is the name in the bucket; or the decoded path, with its first slash.
     """
 
     scheme: str
@@ -38,11 +36,6 @@ class Url(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> "Url":
-        """Parses a URL.
-
-        Raises:
-            ValueError: it has another scheme, or does not name an object.
-        """
         match = _URL.fullmatch(name)
         scheme = match[1].lower() if match else ""
         if match is None or scheme not in _SCHEMES:
@@ -69,7 +62,6 @@ class Url(NamedTuple):
 
     @property
     def can_list(self) -> bool:
-        """True if the store can list its objects."""
         return self.scheme in _LISTED
 
 
@@ -103,9 +95,7 @@ def canonical(url: str) -> str:
 def with_other_name(path: str, change: Callable[[str], str]) -> str:
     """Returns a path or URL with another name and the same query, which may be a signature for both names.
 
-    Args:
-        path: the path or URL.
-        change: returns the new path for a path without query and fragment.
+    `change` gets and returns a path without query and fragment.
     """
     if not is_url(path) or Url.of(path).can_list:
         return change(path)

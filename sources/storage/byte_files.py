@@ -48,11 +48,7 @@ _ResultT = TypeVar("_ResultT")
 
 
 class SpanReadError(OSError):
-    """One of several spans cannot be read.
-
-    Attributes:
-        span: the index of the span in the request.
-    """
+    """One of several spans cannot be read: the one with the index `span` in the request."""
 
     def __init__(self, span: int, reason: str) -> None:
         super().__init__(reason)
@@ -60,13 +56,7 @@ class SpanReadError(OSError):
 
 
 def identify(path: str, kind: str) -> FileIdentity:
-    """Returns the identity of the file at a path or URL.
-
-    Raises:
-        FileNotFoundError, PermissionError, …: it does not exist, or may not be read.
-        IsADirectoryError: it is a directory.
-        DataSourceError: it is a pipe, a socket or a device; or its store fails.
-    """
+    """Returns the identity of the file at a path or URL, as `FileIdentity.of_regular_file` does."""
     if not is_url(path):
         return FileIdentity.of_regular_file(path, kind)
     try:
@@ -77,7 +67,6 @@ def identify(path: str, kind: str) -> FileIdentity:
 
 
 def exists(path: str) -> bool:
-    """Returns True if there is a readable file at a path or URL."""
     return os.path.exists(path) if not is_url(path) else state_of(path) is not None  # noqa: PTH110
 
 
@@ -90,16 +79,10 @@ def state_of(path: str) -> FileIdentity | None:
 
 
 def open_stored(path: str, identity: FileIdentity) -> "StoredFile":
-    """Opens a file.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
     return RemoteFile(path, identity) if is_url(path) else LocalFile(path)
 
 
 def read_whole(path: str, kind: str) -> bytes:
-    """Returns the content of the file at a path or URL. Arguments and errors are those of `identify`."""
     identity = identify(path, kind)
     with contextlib.closing(open_stored(path, identity)) as file:
         return file.read(0, identity.size)
@@ -130,11 +113,7 @@ _PREAD: Callable[[int, int, int], bytes] = os.pread
 
 @final
 class LocalFile:
-    """A local file.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """A local file."""
 
     _descriptor = -1
 
@@ -156,10 +135,8 @@ class LocalFile:
     def read_into(self, starts: Sequence[int], rows: NDArray[np.uint8]) -> list[int]:
         """Reads spans of one length, each into its row, and returns the number of bytes of each.
 
-        Args:
-            starts: the offset of each span.
-            rows: the memory: C-contiguous, shape (spans, bytes), with rows below `MAX_PREAD_BYTES`. A span beyond the
-                end of the file fills less of its row.
+        `rows` is C-contiguous, of shape (spans, bytes), with rows below `MAX_PREAD_BYTES`. A span beyond the end of the
+        file fills less of its row.
         """
         memory, length = rows.reshape(-1).data, rows.shape[1]
         if len(rows) > 1 and self._read_together(np.array(starts, np.int64), rows):
@@ -184,7 +161,6 @@ class LocalFile:
         return True
 
     def close(self) -> None:
-        """Closes the file."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -212,10 +188,7 @@ def _all_read(
     read: Callable[[_TargetT, int], _ResultT],
     targets: Sequence[_TargetT],
 ) -> list[_ResultT]:
-    """Returns the results of `read(target, start)` for each span.
-
-    The first spans are read one by one. If that is slow, the system prefetches all others.
-    """
+    """Returns `read(target, start)` for each span. If the first reads are slow, the system prefetches all others."""
     results: list[_ResultT] = []
     while len(results) < len(starts):
         done = len(results)
@@ -291,7 +264,6 @@ class RemoteFile:
         return finish
 
     def read_into(self, starts: Sequence[int], rows: NDArray[np.uint8]) -> list[int]:
-        """Reads spans of one length, each into its row, and returns the number of bytes of each."""
         for row, span in zip(rows, self.begin(starts, [rows.shape[1]] * len(starts))(), strict=True):
             row[:] = np.frombuffer(span, np.uint8)
         return [rows.shape[1]] * len(starts)
@@ -301,13 +273,11 @@ class RemoteFile:
         return self._result(RangeRequests(self._url, [(start, stop)], in_threads=False), 0, 0)
 
     def close(self) -> None:
-        """Cancels what was prefetched."""
         for block in self._blocks.values():
             block.cancel()
         self._blocks = {}
 
     def _result(self, requests: RangeRequests, number: int, span: int) -> bytes:
-        """Returns the bytes of a range, or raises the error of a span."""
         try:
             content, version = requests.result(number)
         except BeyondEndError:

@@ -13,15 +13,12 @@ import time
 from millstream.sources.remote.urls import is_url, without_query
 
 UNUSED_DAYS = 90
-"""The number of days after which an unused index file is removed."""
-
 _DAY_SECONDS = 86_400.0
 _MAX_NAME = 60
 """Limit of the part of a cached file's name that is taken from the original name."""
 
 
 def cache_folder() -> str:
-    """Returns the absolute path of the user's cache folder."""
     if own := os.environ.get("MILLSTREAM_CACHE"):
         return os.path.abspath(own)  # noqa: PTH100  (paths are strings throughout)
     # The XDG Base Directory Specification says to ignore a relative path.
@@ -48,11 +45,7 @@ def mark_used(descriptor: int) -> None:
 
 
 def prepare_cache_folder() -> None:
-    """Creates the cache folder, and once per process removes index files that were not used for `UNUSED_DAYS`.
-
-    Raises:
-        OSError: the folder cannot be created.
-    """
+    """Creates the cache folder, and once per process removes index files that were not used for `UNUSED_DAYS`."""
     folder = cache_folder()
     os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103
     _remove_unused(folder)

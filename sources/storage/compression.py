@@ -39,7 +39,6 @@ def is_zlib(start: bytes) -> bool:
 
 
 def without_ending(path: str) -> str:
-    """Returns a path without the extension of a compression."""
     root, ending = os.path.splitext(path)  # noqa: PTH122
     return root if ending.lower() in _ENDINGS else path
 
@@ -57,11 +56,7 @@ def compressed_error(path: str, compression: str) -> DataSourceError:
 
 
 def zstandard_library(purpose: str) -> Any:
-    """Returns the library, which is needed to "read .bagz files", for instance.
-
-    Raises:
-        ImportError: it is not installed.
-    """
+    """Returns the library. ImportError names the purpose, such as "read .bagz files"."""
     try:
         import zstandard  # noqa: PLC0415  (lazy: an optional package)
     except ImportError as error:
@@ -72,13 +67,8 @@ def zstandard_library(purpose: str) -> Any:
 def unpacked_zstd(read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
     """Yields the content of a file that Zstandard has compressed, at most 4 MiB at a time.
 
-    Args:
-        read: returns bytes of the file, given the offset of the first one and their number.
-        size: the size of the file in bytes.
-
-    Raises:
-        ImportError: `zstandard` is not installed.
-        OSError: the file cannot be read, or is damaged (DataSourceError). A file that was cut short has less content.
+    `read` returns bytes, given the offset of the first one and their number. A file that was cut short has less
+    content; other damage is a DataSourceError.
     """
     zstandard = zstandard_library("read files that are compressed by Zstandard")
     reader = zstandard.ZstdDecompressor().stream_reader(RawFile(read, size), read_across_frames=True)

@@ -32,7 +32,7 @@ from typing import final
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.remote.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
-from millstream.sources.storage.byte_files import StoredFile, open_stored
+from millstream.sources.storage.byte_files import open_stored
 from millstream.sources.storage.cache_folder import cache_folder, cached_name
 from millstream.sources.storage.compression import unpacked_zstd
 from millstream.sources.storage.paths import FileIdentity
@@ -162,18 +162,12 @@ class FileCache:
         return partial
 
     def _download(self, partial: int, path: str, url: str, source: FileIdentity, identity: FileIdentity) -> "LocalCopy":
-        """Fills a partial file, and renames it.
-
-        Args:
-            partial: the descriptor of the partial file.
-            path: the path of the copy.
-            url: the object.
-            source: the identity of the object.
-            identity: the identity of the copy: the same, or with the size of the unpacked content.
-        """
+        """Fills the partial file, and renames it. The identity of the copy may have the size of unpacked content."""
         file = open_stored(url, source)
         try:
-            blocks = _blocks(file, source.size) if source is identity else unpacked_zstd(file.read, source.size)
+            blocks: Iterable[bytes] = (file.read(at, _CHUNK_BYTES) for at in range(0, source.size, _CHUNK_BYTES))
+            if source is not identity:
+                blocks = unpacked_zstd(file.read, source.size)
             _write_all(partial, blocks, identity.size)
             os.utime(partial, ns=(time.time_ns(), identity.modified))
             os.fsync(partial)
@@ -214,11 +208,7 @@ class FileCache:
 
 @final
 class LocalCopy:
-    """A cached file. It is in use, and cannot be evicted, from construction until `release`.
-
-    Attributes:
-        path: the path of the file.
-    """
+    """A cached file. It is in use, and cannot be evicted, from construction until `release`."""
 
     def __init__(self, path: str, descriptor: int, identity: FileIdentity) -> None:
         self.path = path
@@ -239,11 +229,9 @@ class LocalCopy:
         return True
 
     def release(self) -> None:
-        """Allows eviction."""
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Releases the copy permanently."""
         os.close(self._descriptor)
 
     def _touch(self) -> None:
@@ -294,10 +282,6 @@ def _evict(path: str) -> bool:
     return True
 
 
-def _blocks(file: StoredFile, size: int) -> Iterator[bytes]:
-    return (file.read(start, _CHUNK_BYTES) for start in range(0, size, _CHUNK_BYTES))
-
-
 def _write_all(descriptor: int, blocks: Iterable[bytes], size: int) -> None:
     """Writes the content of a copy. Raises DataSourceError if it does not have the given size in bytes."""
     done = 0
@@ -305,14 +289,9 @@ def _write_all(descriptor: int, blocks: Iterable[bytes], size: int) -> None:
         if done + len(content) > size:
             # Not read to its end: a small file may unpack to a very large one.
             raise DataSourceError(f"its content has more than {size:,} bytes. Restore the file")
-        _write(descriptor, content, done)
-        done += len(content)
+        remaining = memoryview(content)
+        while remaining:
+            written = os.pwrite(descriptor, remaining, done)
+            remaining, done = remaining[written:], done + written
     if done != size:
         raise DataSourceError(f"its content has {done:,} bytes instead of {size:,}. Restore the file")
-
-
-def _write(descriptor: int, content: bytes, start: int) -> None:
-    remaining = memoryview(content)
-    while remaining:
-        written = os.pwrite(descriptor, remaining, start)
-        remaining, start = remaining[written:], start + written

@@ -14,13 +14,7 @@ _REQUEST_BYTES = 4 << 20
 
 @dataclasses.dataclass(slots=True)
 class JoinedSpans:
-    """Spans that are read by one request.
-
-    Attributes:
-        start: the start of the first span.
-        stop: the end of the last span.
-        spans: their indices among all spans.
-    """
+    """The range of one request, and the indices of the spans in it."""
 
     start: int
     stop: int

@@ -12,14 +12,7 @@ def new_file(path: str, *, mode: int | None = None, is_synced: bool = True) -> I
     """Opens a new file for writing, which is renamed to `path` at the end of the block.
 
     Until then it has a temporary name in the same folder, which begins with a dot. If the block raises, it is removed.
-
-    Args:
-        path: the final path.
-        mode: the permissions; None for the default ones.
-        is_synced: True if the file must survive a power failure.
-
-    Raises:
-        OSError: the file cannot be created or written.
+    A file that is synced survives a power failure.
     """
     folder, name = os.path.split(path)
     with contextlib.suppress(FileNotFoundError):

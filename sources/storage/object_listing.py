@@ -28,9 +28,6 @@ def list_keys(prefix: Url) -> list[str]:
     """Returns the keys of all objects of a bucket or dataset that begin with that of `prefix`, which may be empty.
 
     They have no order, because several folders of a bucket are listed together.
-
-    Raises:
-        OSError: the store cannot list them.
     """
     url = f"{prefix.scheme}://{prefix.root}/{prefix.key}"
     # Stores list whole folders, so the last part of the prefix is compared here.
@@ -46,7 +43,7 @@ def list_keys(prefix: Url) -> list[str]:
 
 
 def _list_folders(url: str, folders: list["_Folder"]) -> list[str]:
-    """Returns the keys in folders, a page of each at a time."""
+    """Returns the keys in folders. A page of each is requested at a time."""
     keys: list[str] = []
     with contextlib.closing(Progress(f"Listing {url!r}", None, "objects")) as progress:
         while folders:

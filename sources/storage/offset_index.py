@@ -29,6 +29,7 @@ Guarantees:
     - A folder that is full, read-only or another user's is skipped.
 """
 
+import contextlib
 import contextvars
 import dataclasses
 import enum
@@ -73,12 +74,8 @@ placement = contextvars.ContextVar("placement", default=Placement.CACHE)
 class IndexKey:
     """The data and the format of an index.
 
-    Attributes:
-        path: the data file; empty if the data is not in a file.
-        kind: the name of the format, such as `lines`.
-        version: the version of the scan for records.
-        identity: the state of the data file.
-        companions: the states of the other files that the index depends on; None for a missing file.
+    The path is empty if the data is not in a file. The version is that of the scan for records. Companions are the
+    states of the other files that the index depends on; None for a missing file.
     """
 
     path: str
@@ -89,7 +86,7 @@ class IndexKey:
 
     @functools.cached_property
     def digest(self) -> bytes:
-        """A digest of all attributes except the path, 16 bytes."""
+        """A digest of all fields except the path, 16 bytes."""
         import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
         states = [state and state.content_state for state in (self.identity, *self.companions)]
@@ -103,14 +100,14 @@ class IndexKey:
 
     @property
     def beside(self) -> str | None:
-        """The path of the index beside the data; None if the data is not in a local file."""
+        """The path beside the data; None if the data is not in a local file."""
         if is_url(self.path) or not self.path:
             return None
         folder, name = os.path.split(self.path)
         return os.path.join(folder, f".{name}.{self.kind}-index")  # noqa: PTH118
 
     def paths(self, where: Placement) -> list[str]:
-        """Returns the possible paths of the index, the preferred one first."""
+        """Returns the possible paths, the preferred one first."""
         if where is Placement.NOWHERE:
             return []
         both = [self.cached, self.beside] if where is Placement.CACHE else [self.beside, self.cached]
@@ -131,10 +128,7 @@ def store_offsets(
 ) -> tuple[Offsets, str | None, list[tuple[str, OSError]]]:
     """Stores the index of a file. Returns it, its path (None for memory), and the errors at the paths tried before.
 
-    Args:
-        key: the data and the format of the index.
-        chunks: yields the offsets in order, in arrays. It is called again if a path fails.
-        where: the preferred folder.
+    `chunks` yields the offsets in order, in arrays. It is called again if a path fails.
     """
     failures: list[tuple[str, OSError]] = []
     for path in key.paths(where):
@@ -157,10 +151,8 @@ def store_offsets(
 def remove_offsets(key: IndexKey) -> None:
     """Removes the stored index of a file, as far as permitted."""
     for path in key.paths(Placement.CACHE):
-        try:
+        with contextlib.suppress(OSError):
             os.unlink(path)  # noqa: PTH108
-        except OSError:
-            continue
 
 
 def _open(path: str, key: IndexKey) -> Offsets | None:
@@ -201,11 +193,6 @@ def _parse_header(header: bytes, key: IndexKey) -> tuple[int, int]:
 
 
 def _write(path: str, key: IndexKey, chunks: Iterable[Any]) -> None:
-    """Writes an index file.
-
-    Raises:
-        OSError: the file cannot be written; or the exception of `chunks`.
-    """
     if path == key.cached:
         prepare_cache_folder()
         mode = 0o600

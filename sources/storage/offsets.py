@@ -1,4 +1,4 @@
-"""The offsets of a file's records, in memory or read from an index file.
+"""The offsets of a file's records, in memory or read from an index file, and those of a source's files.
 
 Guarantees:
     - Any number of threads may read an index.
@@ -6,10 +6,11 @@ Guarantees:
       never mapped.
 """
 
+import itertools
 import os
 import weakref
 import zlib
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,15 @@ HEADER_BYTES = 64
 BLOCK = 4096
 """Offsets per checksum. Verifying a block takes 10 µs, so a shuffled read whose every block is new stays fast."""
 
+HELD_BYTES = 32 << 20
+"""The memory that the indices of a source may take per process. Further indices are read from their files."""
+
+CARRIED_BYTES = 4 << 20
+"""The size of the indices that a pickled source carries to worker processes, which need not open them again."""
+
+_HELD_OVERHEAD_BYTES = 256
+"""The overhead of an index in memory, besides its offsets."""
+
 
 class DamagedIndexError(Exception):
     """An index file does not match its checksums."""
@@ -27,18 +37,13 @@ class DamagedIndexError(Exception):
 
 @final
 class HeldOffsets:
-    """An index in memory.
-
-    Args:
-        offsets: shape (records + 1,).
-    """
+    """An index in memory: offsets of shape (records + 1,)."""
 
     def __init__(self, offsets: NDArray[np.int64]) -> None:
         self._offsets = offsets
 
     @property
     def num_records(self) -> int:
-        """The number of records in the file."""
         return len(self._offsets) - 1
 
     def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -55,12 +60,7 @@ class HeldOffsets:
 
 @final
 class StoredOffsets:
-    """An index in a file, read by `pread`. A block is verified when it is first used.
-
-    Args:
-        descriptor: the open file, whose ownership this object takes.
-        count: the number of offsets.
-    """
+    """An index in a file, which it owns, read by `pread`. A block is verified when it is first used."""
 
     def __init__(self, descriptor: int, count: int) -> None:
         self._descriptor = descriptor
@@ -71,7 +71,6 @@ class StoredOffsets:
 
     @property
     def num_records(self) -> int:
-        """The number of records in the file."""
         return self._count - 1
 
     def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -93,11 +92,10 @@ class StoredOffsets:
         return offsets.astype(np.int64, copy=False)
 
     def held(self) -> HeldOffsets:
-        """Returns the index in memory; raises DamagedIndexError."""
+        """Loads the index into memory; raises DamagedIndexError."""
         return HeldOffsets(self.between(0, self._count))
 
     def close(self) -> None:
-        """Closes the file."""
         self._finalizer()
 
     def _read_block(self, block: int) -> bytes:
@@ -121,9 +119,84 @@ class StoredOffsets:
 
 
 def num_blocks(count: int) -> int:
-    """Returns the number of blocks, and of checksums, of n offsets."""
     return -(-count // BLOCK)
 
 
 Offsets: TypeAlias = HeldOffsets | StoredOffsets
 """The index of a file. Any number of threads may read it."""
+
+
+@final
+class HeldIndices:
+    """Indices by the path of their file. A copy in another process has the first CARRIED_BYTES of them."""
+
+    def __init__(self) -> None:
+        self._by_path: dict[str, HeldOffsets] = {}
+        self._num_bytes = 0
+        self._built: list[str | None] = []
+        self._failures: list[tuple[str, str, OSError]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        room, carried = CARRIED_BYTES, {}
+        for path, held in list(self._by_path.items()):
+            if (room := room - 8 * (held.num_records + 1)) < 0:
+                break
+            carried[path] = held.between(0, held.num_records + 1)
+        # One array for all, because a source may have a file for each record.
+        offsets = np.concatenate(list(carried.values())) if carried else np.zeros(0, np.int64)
+        return {"paths": list(carried), "counts": list(map(len, carried.values())), "offsets": offsets}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        HeldIndices.__init__(self)
+        stops = itertools.accumulate(state["counts"])
+        for path, count, stop in zip(state["paths"], state["counts"], stops, strict=True):
+            self.held(path, HeldOffsets(state["offsets"][stop - count : stop]))
+
+    def get(self, path: str) -> HeldOffsets | None:
+        return self._by_path.get(path)
+
+    def held(self, path: str, offsets: Offsets) -> Offsets:
+        """Returns the index, loaded into memory if there is room; raises DamagedIndexError."""
+        num_bytes = 8 * (offsets.num_records + 1) + _HELD_OVERHEAD_BYTES
+        if self._num_bytes + num_bytes > HELD_BYTES:
+            return offsets
+        if isinstance(offsets, StoredOffsets):
+            stored, offsets = offsets, offsets.held()
+            stored.close()
+        if isinstance(offsets, HeldOffsets) and path not in self._by_path:
+            self._num_bytes += num_bytes
+            self._by_path[path] = offsets
+        return offsets
+
+    def remove(self, path: str) -> None:
+        if (held := self._by_path.pop(path, None)) is not None:
+            self._num_bytes -= 8 * (held.num_records + 1) + _HELD_OVERHEAD_BYTES
+
+    def record_built(self, path: str, saved_at: str | None, failures: list[tuple[str, OSError]]) -> None:
+        """Records for `report` that an index was built: its location, and the error of each location that failed."""
+        self._built.append(saved_at)
+        self._failures += [(path, location, error) for location, error in failures]
+
+    def report(self) -> None:
+        """Logs the indices that were built since the last report, and the first failure to save one."""
+        if not self._built:
+            return
+        import logging  # noqa: PLC0415  (lazy: takes long to import)
+
+        log = logging.getLogger("millstream")
+        folders = {os.path.dirname(location) for location in self._built if location is not None}  # noqa: PTH120
+        where = " and ".join(map(repr, sorted(folders)[:2])) or "memory"
+        if folders:
+            log.info("Indexed %d file%s; the index is in %s.", len(self._built), "s"[: len(self._built) > 1], where)
+        if self._failures:
+            path, location, error = self._failures[0]
+            log.warning(
+                "Cannot save the index of %r%s in %r: %s. It is in %s instead. Set MILLSTREAM_CACHE to a "
+                "writable folder.",
+                path,
+                f" and of {len(self._failures) - 1} others" if len(self._failures) > 1 else "",
+                os.path.dirname(location),  # noqa: PTH120
+                error.strerror or error,
+                where,
+            )
+        self._built, self._failures = [], []

@@ -40,13 +40,7 @@ class FileInstruction(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileRange:
-    """The records [start, stop) of one file.
-
-    Attributes:
-        path: the absolute path of the file, with `~` expanded; or a URL.
-        start: the index of the first record.
-        stop: the index after the last record; None for the end of the file.
-    """
+    """The records [start, stop) of one file: an absolute path, or a URL. A `stop` of None is the end of the file."""
 
     path: str
     start: int = 0
@@ -90,37 +84,22 @@ class FileIdentity(NamedTuple):
 
     @property
     def last_written(self) -> str:
-        """The time of the last write, as text."""
         return str(dt.datetime.fromtimestamp(self.modified / 1e9, tz=dt.UTC))
 
     @classmethod
     def of(cls, path: str) -> "FileIdentity":
-        """Returns the identity of the file at a path.
-
-        Raises:
-            OSError: it does not exist.
-        """
         return cls._of_status(os.stat(path))  # noqa: PTH116  (the path is a string throughout)
 
     @classmethod
     def of_regular_file(cls, path: str, kind: str) -> "FileIdentity":
-        """Returns the identity of a regular file.
-
-        Raises:
-            FileNotFoundError, PermissionError, …: it does not exist, or may not be read.
-            IsADirectoryError: it is a directory.
-            DataSourceError: it is a pipe, a socket or a device.
-        """
+        """Returns the identity of a regular file. A pipe, a socket or a device is a DataSourceError."""
         try:
             status = os.stat(path)  # noqa: PTH116
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, f"No such {kind} file", path) from None
         if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError(
-                errno.EISDIR,
-                f"{kind} sources read files. Pass a glob such as '{path.rstrip('/')}/*', not the directory",
-                path,
-            )
+            advice = f"Pass a glob such as '{path.rstrip('/')}/*', not the directory"
+            raise IsADirectoryError(errno.EISDIR, f"{kind} sources read files. {advice}", path)
         if not stat.S_ISREG(status.st_mode):
             raise DataSourceError(
                 f"Cannot read records of {path!r} at random: it is a pipe, a socket or a device. Copy it to a regular "
@@ -130,21 +109,14 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of_object(cls, size: int, version: bytes) -> "FileIdentity":
-        """Returns the identity of an object in a store."""
         import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
         return cls(0, 0, size, int.from_bytes(hashlib.blake2b(version, digest_size=7).digest(), "big"), version)
 
     @classmethod
     def _of_status(cls, status: os.stat_result) -> "FileIdentity":
-        return cls(
-            status.st_dev,
-            status.st_ino,
-            status.st_size,
-            status.st_mtime_ns,
-            changed=status.st_ctime_ns,
-            owner=status.st_uid,
-        )
+        times = status.st_mtime_ns, b"", status.st_ctime_ns
+        return cls(status.st_dev, status.st_ino, status.st_size, *times, status.st_uid)
 
 
 def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
@@ -160,13 +132,6 @@ def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
             is also a path, and so is a FileRange of an absolute one. A `str` may be a URL of `gs://`, `s3://`, `az://`,
             `hf://`, `http://` or `https://`, and that of a bucket may be a glob.
         kind: the name of the format, for errors.
-
-    Raises:
-        FileNotFoundError: nothing matches a glob.
-        PermissionError: the folder of a glob may not be read.
-        TypeError: a path has another type, or the paths are a set.
-        ValueError: there are no paths, a range ends before it starts, or a URL names no object, has another scheme, or
-            is a glob of HTTP, whose servers do not list files.
     """
     if isinstance(paths, str | os.PathLike | FileInstruction):
         return _resolve(paths, kind)

@@ -14,12 +14,7 @@ _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def make_private_folder(folder: str) -> None:
-    """Creates a folder and its missing parents with mode 0700, and checks the folder.
-
-    Raises:
-        PermissionError: as `check_private`.
-        OSError: it cannot be created.
-    """
+    """Creates a folder and its missing parents with mode 0700, and checks that the folder is private."""
     missing = []
     path = folder
     while path and not os.path.lexists(path):
@@ -36,15 +31,9 @@ def make_private_folder(folder: str) -> None:
 
 
 def check_private(descriptor: int, folder: str, remedy: str) -> None:
-    """Checks that an open folder belongs to this user, and that no other user may write to it.
+    """Raises PermissionError unless an open folder belongs to this user, and no other user may write to it.
 
-    Args:
-        descriptor: the open folder.
-        folder: its path, for the error.
-        remedy: the last sentence of the error, without its full stop.
-
-    Raises:
-        PermissionError: it belongs to another user, or other users may write to it.
+    `remedy` is the last sentence of the error, without its full stop.
     """
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
@@ -54,14 +43,9 @@ def check_private(descriptor: int, folder: str, remedy: str) -> None:
 
 
 def open_trusted(path: str, owner: int) -> int:
-    """Returns the descriptor of a regular file that this user, root or the given owner wrote.
+    """Returns the descriptor of a regular file that this user, root or the owner of the data wrote.
 
-    Args:
-        path: the file. No link is followed, and no pipe is waited for.
-        owner: the owner of the data that the file was made from.
-
-    Raises:
-        OSError: there is no such file.
+    Any other file is a PermissionError. No link is followed, and no pipe is waited for.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NOCTTY | _OPEN_FLAGS)
     status = os.fstat(descriptor)
@@ -75,10 +59,7 @@ def open_trusted(path: str, owner: int) -> int:
 def open_private(path: str, flags: int) -> int:
     """Returns the descriptor of a regular file of this user with a single name. A new file has mode 0600.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        PermissionError: a link, a pipe, another user's file, or a file with a second name is at the path.
-        OSError: it cannot be opened.
+    A link, a pipe, another user's file, or a file with a second name is a PermissionError.
     """
     try:
         descriptor = os.open(path, flags | _OPEN_FLAGS, 0o600)
@@ -98,8 +79,4 @@ def is_private(status: os.stat_result) -> bool:
 
 
 def _foreign(path: str) -> PermissionError:
-    return PermissionError(
-        errno.EPERM,
-        "This must be a regular file of this user with a single name. Remove it",
-        path,
-    )
+    return PermissionError(errno.EPERM, "This must be a regular file of this user with a single name. Remove it", path)

@@ -23,10 +23,7 @@ class CancelledScanError(Exception):
 class Progress:
     """The progress of a scan, to which any number of threads may report.
 
-    Args:
-        description: a description such as "Indexing 12 files".
-        total: the total number of units; None if it is unknown.
-        unit: the unit, such as "records"; None for bytes.
+    A description is such as "Indexing 12 files", and a unit such as "records"; None for bytes.
     """
 
     def __init__(self, description: str, total: int | None, unit: str | None = None) -> None:
@@ -41,11 +38,7 @@ class Progress:
         self._cancelled = False
 
     def advance(self, amount: int) -> None:
-        """Reports that more units are done.
-
-        Raises:
-            CancelledScanError: the scan was cancelled.
-        """
+        """Reports that more units are done. Raises CancelledScanError if the scan was cancelled."""
         if self._cancelled:
             raise CancelledScanError
         with self._lock:
@@ -58,7 +51,6 @@ class Progress:
         self._cancelled = True
 
     def close(self) -> None:
-        """Removes the bar."""
         with self._lock:
             if self._bar is not None:
                 self._bar.close()

@@ -9,10 +9,8 @@ from typing import Any, final
 class RawFile(io.RawIOBase):
     """A file of a known size, whose bytes a function reads.
 
-    Args:
-        read: returns bytes, given the offset of the first one and their number, which is at least 1 and ends within the
-            file.
-        size: the size of the file in bytes.
+    The function returns bytes, given the offset of the first one and their number. It is at least 1, and ends within
+    the file.
     """
 
     def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
@@ -22,7 +20,6 @@ class RawFile(io.RawIOBase):
         self._position = 0
 
     def read(self, size: int = -1, /) -> bytes:
-        """Returns the next bytes, fewer than `size` only at the end; all that remain if it is negative."""
         left = max(0, self._size - self._position)
         count = left if size < 0 else min(size, left)
         content = self._read(self._position, count) if count else b""
@@ -30,21 +27,17 @@ class RawFile(io.RawIOBase):
         return content
 
     def readinto(self, buffer: Any, /) -> int:
-        """Reads the next bytes, fewer than those of the buffer only at the end, and returns their number."""
         target = memoryview(buffer).cast("B")
         content = self.read(len(target))
         target[: len(content)] = content
         return len(content)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Sets the position, relative to the start (0), the current position (1), or the end (2)."""
         self._position = offset + (0, self._position, self._size)[whence]
         return self._position
 
     def readable(self) -> bool:
-        """Returns True."""
         return True
 
     def seekable(self) -> bool:
-        """Returns True."""
         return True

@@ -11,8 +11,7 @@ from array_record.python.array_record_module import (
 
 from millstream.errors import DataSourceError
 from millstream.sources.records import array_record_file
-from millstream.sources.records.array_record_file import open_array_record
-from millstream.sources.records.array_record_footer import _footer_offset, count_records
+from millstream.sources.records.array_record_file import _footer_offset, count_records, open_array_record
 from support.files.record_files import write_array_record
 from support.processes.worker_pools import python
 
@@ -104,7 +103,7 @@ def test_records_come_in_order_whenever_they_turn_slow(
 
     reader = TurnsSlow(path, "")
     positions = [number * 37 % 100 for number in range(100)]
-    records = open_array_record(lambda *_: reader, path, {}).read(positions, positions)
+    records = open_array_record(lambda *_: reader, path, {}, path).read(positions, positions)
     assert records == [b"%d" % position for position in positions]
     one_by_one = [call for call in reader.calls if len(call) == 2]
     assert len(one_by_one) == min(slow_from, len(positions))
@@ -117,14 +116,14 @@ def test_a_batched_read_that_fails_is_done_one_by_one(
 ) -> None:
     """If every single record can be read after all, nothing is wrong with the file."""
     set_costs(monkeypatch, batched_read=0.0, fast_record=0.0)
-    file = open_array_record(reader_class, path, {})
+    file = open_array_record(reader_class, path, {}, path)
     assert file.read([5, 6, 7, 6], [0, 1, 2, 3]) == [b"5", b"6", b"7", b"6"]
 
 
 def test_a_record_that_does_not_come_is_an_error(path: str) -> None:
     """Nothing where one record was asked for is an error with its number and key."""
     with pytest.raises(DataSourceError, match=r"Cannot read record 5 of '.*file' \(record key 50\): not enough values"):
-        open_array_record(Empty, path, {}).read([5, 6], [50, 60])
+        open_array_record(Empty, path, {}, path).read([5, 6], [50, 60])
 
 
 def test_options_of_the_caller_come_last(path: str) -> None:
@@ -135,8 +134,8 @@ def test_options_of_the_caller_come_last(path: str) -> None:
         options.append(text)
         return Reader(path, text)
 
-    open_array_record(spy, path, {})
-    open_array_record(spy, path, {"max_parallelism": "4", "footer_prefetch_bytes": "1M"})
+    open_array_record(spy, path, {}, path)
+    open_array_record(spy, path, {"max_parallelism": "4", "footer_prefetch_bytes": "1M"}, path)
     assert options == [
         "readahead_buffer_size:0,max_parallelism:0",
         "readahead_buffer_size:0,max_parallelism:4,footer_prefetch_bytes:1M",
@@ -146,13 +145,13 @@ def test_options_of_the_caller_come_last(path: str) -> None:
 def test_a_reader_that_fails_without_a_reason_is_an_error(path: str) -> None:
     """The error says so, instead of giving none."""
     with pytest.raises(DataSourceError, match=r"file' is not an ArrayRecord file, .*: the library gives no reason\."):
-        open_array_record(Silent, path, {})
+        open_array_record(Silent, path, {}, path)
 
 
 def test_more_records_than_can_be_addressed_are_refused(path: str) -> None:
     """The library's numbers have 32 bits: larger ones would find other records."""
     with pytest.raises(DataSourceError, match="at most 2,147,483,647 records, got 2,147,483,648"):
-        open_array_record(Vast, path, {})
+        open_array_record(Vast, path, {}, path)
 
 
 BLOCK = 1 << 16

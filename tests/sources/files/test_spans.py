@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TFRecordDataSource
-from millstream.sources.files import held_indices, spans
 from millstream.sources.files import multi_file as files
-from millstream.sources.storage import byte_files, progress
+from millstream.sources.files import spans
+from millstream.sources.storage import byte_files, offsets, progress
 from millstream.sources.storage.progress import CancelledScanError, Progress
 from support.files.record_files import every_record, write_tfrecord
 
@@ -135,7 +135,7 @@ def test_a_pickled_source_carries_small_indices(
     monkeypatch.setenv("MILLSTREAM_CACHE", str(cache))
     for part in range(4):
         write_tfrecord(tmp_path / f"{part}.tfrecord", RECORDS[25 * part : 25 * part + 25])
-    monkeypatch.setattr(held_indices, "CARRIED_BYTES", carried_files * 8 * 26)
+    monkeypatch.setattr(offsets, "CARRIED_BYTES", carried_files * 8 * 26)
     with TFRecordDataSource(tmp_path / "*.tfrecord") as source:
         pickled = pickle.dumps(source)
     for index in [file for file in cache.rglob("*") if file.is_file()]:

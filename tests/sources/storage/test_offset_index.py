@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources import BagzDataSource, MegatronDataSource, TextLineDataSource
-from millstream.sources.files import held_indices
 from millstream.sources.storage import offset_index
 from millstream.sources.storage import offsets as offsets_module
 from millstream.sources.storage.cache_folder import cache_folder
@@ -310,7 +309,7 @@ def test_an_index_damaged_while_it_is_open_is_rebuilt(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
     """An index that is read from its file: never a signal, never a wrong record, and one line in the log."""
-    monkeypatch.setattr(held_indices, "HELD_BYTES", 0)
+    monkeypatch.setattr(offsets_module, "HELD_BYTES", 0)
     path.write_text("".join(f"line {number}\n" for number in range(20_000)))
     index = index_in_cache(path)
     with TextLineDataSource(path) as source:
