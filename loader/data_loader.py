@@ -305,7 +305,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         return render_text(self.insight.snapshot())
 
     def _repr_html_(self) -> str:
-        from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
+        from millstream.loader.reporting.summary import render_loader  # noqa: PLC0415  (lazy: for notebooks)
 
         return render_loader(self.insight.snapshot())
 

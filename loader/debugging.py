@@ -66,7 +66,7 @@ class DebugChecks:
         return call
 
     def _check_randomness(self, label: str, before: dict[str, Any]) -> bool:
-        """Returns True, with a warning, if the state of a global generator has changed."""
+        """Returns True if the state of a global generator has changed."""
         after = _global_randomness()
         changed = [name for name, state in before.items() if after[name] != state]
         for name in changed:
@@ -117,7 +117,6 @@ class DebugChecks:
         )
 
     def _check_elements(self, label: str, result: Elements) -> None:
-        """Warns of elements that could not leave a worker, or that are the source's own memory."""
         if not len(result.values):
             return
         value = result.values[0]
@@ -144,7 +143,6 @@ class DebugChecks:
         return False
 
     def _check_source(self, label: str) -> None:
-        """Warns if a step has changed one of the records that were read."""
         changes = [(key, text) for key, record in self._records if (text := self._change(key, record)) is not None]
         if changes:
             self._records, (key, text) = [], changes[0]

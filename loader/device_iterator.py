@@ -133,7 +133,6 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     @property
     def insight(self) -> Insight:
-        """The views of the iterator that it draws from."""
         insight: Insight = self._iterator.insight
         return insight
 

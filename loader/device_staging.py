@@ -21,7 +21,6 @@ class DevicePosition:
 
     @classmethod
     def of(cls, iterator: Any) -> "DevicePosition":
-        """Returns the position of an iterator."""
         return cls(iterator.get_state(), getattr(iterator, "step", None), getattr(iterator, "epoch", None))
 
 
@@ -55,7 +54,6 @@ class DeviceStaging:
         self.is_over = False
 
     def stage(self) -> None:
-        """Puts the next batch on the device. A job of the thread."""
         self.run(self._next_on_device)
 
     def run(self, work: Callable[[], Any]) -> None:
@@ -70,11 +68,7 @@ class DeviceStaging:
         self.outcomes.put(outcome)
 
     def take(self, wait: Wait, readers: ReaderThreads) -> StagedBatch:
-        """Waits for the outcome of the next job; returns its batch, or raises its exception.
-
-        Raises:
-            WorkerStalledError: there is no outcome in time.
-        """
+        """Waits for the outcome of the next job; returns its batch, or raises its exception or a WorkerStalledError."""
         self.next_position = None
         self.is_awaited = True
         outcome: StagedBatch | BaseException | None = None

@@ -49,7 +49,6 @@ class _ExecutionLog:
         self._written = 0
 
     def write_if_due(self) -> None:
-        """Writes a summary if the last one is a minute old."""
         if time.perf_counter() >= self._due:
             self.write()
 
@@ -64,7 +63,6 @@ class _ExecutionLog:
 
 
 def _execution_summary(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> str:
-    """Returns the time, elements and memory of each node of a pipeline as a table."""
     lines = aligned([COLUMNS, *_rows(snapshot, costs)])
     rule = "-" * max(map(len, lines))
     return "\n".join(

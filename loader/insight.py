@@ -27,12 +27,7 @@ if TYPE_CHECKING:
 
 
 class Insight:
-    """Computes the views of one pipeline from its plan and its measurements.
-
-    Attributes:
-        profiler: the measurements.
-        iterators: the iterators over the pipeline that still exist, by identity.
-    """
+    """Computes the views of one pipeline from its plan and its measurements."""
 
     def __init__(
         self,
@@ -57,7 +52,6 @@ class Insight:
         self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
 
     def snapshot(self) -> "LoaderSnapshot":
-        """Returns the configuration and the current measurements."""
         from millstream.loader.snapshot_of_loader import snapshot_of  # noqa: PLC0415  (lazy: only views need it)
 
         return snapshot_of(
@@ -77,7 +71,6 @@ class Insight:
         return dataclasses.replace(snapshot, measured=measured, stages=stages)
 
     def profile(self) -> dict[str, float]:
-        """Returns the seconds of each stage."""
         return {stage: seconds for stage, seconds in self.profiler.read().items() if stage in self._labels}
 
     def metrics(self) -> dict[str, float]:
@@ -92,8 +85,7 @@ class Insight:
     def trace(self, pipeline: Pipeline | None = None) -> "Trace":
         """Returns the structure of each stage's results, found by computing one output.
 
-        Args:
-            pipeline: the pipeline to trace instead, an equivalent one with the user's operations one by one.
+        It is that of `pipeline` if one is given: an equivalent pipeline with the user's operations one by one.
         """
         from millstream.loader.tracing import Trace, traced  # noqa: PLC0415  (lazy, as above)
 
@@ -179,7 +171,6 @@ class Insight:
         return measured, seconds
 
     def _delivered_position(self) -> tuple[int, int | None]:
-        """Returns step and epoch of the newest iterator."""
         living = self.living_iterators()
         return living[-1].delivered_position() if living else (0, epoch_of(self._plan, self._plan.beginning))
 

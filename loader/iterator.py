@@ -45,12 +45,10 @@ class MeasuringConsumer(Protocol):
     asked_at: float | None
 
     @property
-    def step(self) -> int:
-        """The number of batches delivered to the trainer."""
+    def step(self) -> int: ...
 
     @property
-    def epoch(self) -> int | None:
-        """The epoch that the next of these begins in."""
+    def epoch(self) -> int | None: ...
 
 
 class Measured:
@@ -74,13 +72,7 @@ class Measured:
 
 
 class Beginning(NamedTuple):
-    """The beginning of a stream.
-
-    Attributes:
-        execution: the pipeline that runs the stream.
-        stream: the description of the stream.
-        passes: warns of repeated passes; None if they are intended.
-    """
+    """The beginning of a stream. `passes` warns of repeated passes; it is None if they are intended."""
 
     execution: "Execution"
     stream: Stream
@@ -174,11 +166,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         return self._plan.pipeline.shard
 
     def batches_after(self, step: int) -> int:
-        """Returns the number of batches after the first `step` batches of the stream.
-
-        Raises:
-            TypeError: it is not known: the sampler is endless, or the pipeline is not 1:1.
-        """
+        """Returns the number of batches after the first `step` batches of the stream."""
         return count_outputs(self._plan, "iterator") - step
 
     def __len__(self) -> int:
@@ -210,11 +198,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         return value
 
     def take(self, limit: int) -> Elements:
-        """Returns the outputs that are fetched, with their origins: at least one, and at most `limit`.
-
-        Raises:
-            StopIteration, ValueError, Exception: as `next`.
-        """
+        """Returns fetched outputs with their origins, at least one and at most `limit`. It raises as `next`."""
         if self._row == self._stop:
             self._check_open()
             self._alone(self._fetch)
@@ -272,7 +256,6 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
 
     @property
     def insight(self) -> Insight:
-        """The views of the pipeline, shared with its loader."""
         return self._execution.insight
 
     def worker_stacks(self) -> dict[int, str]:
@@ -558,7 +541,6 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         self._alone(functools.partial(self._move, position, step))
 
     def _move(self, position: Position, step: int) -> None:
-        """Moves to a position, while the iterator is marked as in use."""
         self._settle()
         self._start, self._has_ended, self._passes = position, False, None
         self._step = self._counted_step = step

@@ -49,9 +49,8 @@ class Placement:
     def put(self, batch: Any) -> Any:
         """Returns the batch with a `jax.Array` instead of each leaf. The transfers may still be under way.
 
-        Args:
-            batch: a tree of JAX, or another structure, such as a dataclass that JAX does not know. If the sharding
-                spans several processes, it is this process's rows of a global batch.
+        A batch is a tree of JAX, or another structure, such as a dataclass that JAX does not know. If the sharding
+        spans several processes, it is this process's rows of a global batch.
 
         Raises:
             TypeError: JAX has no array for a leaf: a text, bytes, or an array of them.
@@ -86,7 +85,6 @@ class Placement:
         return jax.make_array_from_process_local_data(self._device, rows, shape)
 
     def _find_refused(self, leaves: Sequence[tuple[str, Any]]) -> None:
-        """Raises for the first leaf that cannot be transferred by itself."""
         for path, leaf in leaves:
             try:
                 self._put_leaves([leaf])
@@ -104,7 +102,6 @@ class Placement:
 
 
 def _check_shard(shard: ShardOptions | None, group: RowGroup) -> None:
-    """Raises ValueError if the shard has other rows than the devices of this process need."""
     # An unsharded loader may be right, because each process may read its own files.
     if shard is None or shard.shard_count == 1 or (shard.shard_index, shard.shard_count) == (group.index, group.count):
         return

@@ -18,7 +18,6 @@ class RepeatedPasses:
         self._has_ended = False
 
     def begin(self) -> None:
-        """Records a pass from the beginning, and warns once if it repeats one."""
         if self._has_ended and self._is_random:
             self._is_random = False
             log_warning(
@@ -28,5 +27,4 @@ class RepeatedPasses:
             )
 
     def end(self) -> None:
-        """Records that a pass has reached the end."""
         self._has_ended = True

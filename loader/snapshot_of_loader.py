@@ -44,7 +44,6 @@ def snapshot_of(
     front: Front,
     num_cores: int | None = None,
 ) -> LoaderSnapshot:
-    """Returns the snapshot of a loader from its measurements, the seconds of its stages, and the parts of `Insight`."""
     pipeline = plan.pipeline
     source, sampler = pipeline.source, pipeline.sampler
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead

@@ -17,8 +17,8 @@ from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.reporting.html_rendering import render_loader
 from millstream.loader.reporting.snapshot import LoaderSnapshot
+from millstream.loader.reporting.summary import render_loader
 from millstream.loader.threads.inline_executor import InlineExecutor
 
 MAX_LEAVES = 16
@@ -26,11 +26,7 @@ MAX_LEAVES = 16
 
 
 def first_outputs(pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> Iterator[Any]:
-    """Computes the outputs of a pipeline in this thread, from the beginning of its stream.
-
-    Raises:
-        Exception: an error of the pipeline, with notes of where it occurred.
-    """
+    """Computes the outputs of a pipeline in this thread, from the beginning of its stream."""
     plan = Plan(dataclasses.replace(pipeline, num_local=0), instrument)
     with contextlib.closing(InlineExecutor(plan, plan.beginning)) as executor:
         while (outputs := executor.next_outputs()) is not None:
@@ -62,7 +58,6 @@ def traced(pipeline: Pipeline) -> Mapping[str, tuple[str, ...]]:
 
 
 def leaf_texts(element: Any) -> tuple[str, ...]:
-    """Returns path, type and shape of each leaf of an element, a line per leaf."""
     texts = [f"{path or 'element'}: {_leaf_text(leaf)}" for path, leaf in tree.leaves(element)]
     more = len(texts) - MAX_LEAVES
     return (*texts[:MAX_LEAVES], *([f"… {more} more"] if more > 0 else []))

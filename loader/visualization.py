@@ -57,8 +57,7 @@ def _write(folder: Path, html: str) -> None:
 def element_text(first: Callable[[], Any]) -> str:
     """Returns the structure of an element, with dtype and shape of each leaf: `{'tokens': 'int64[128]'}`.
 
-    Args:
-        first: computes the element. An error of user code must not keep training from starting: it becomes the text.
+    An error of user code in `first` must not keep training from starting: it becomes the text.
     """
     try:
         element = first()

@@ -79,7 +79,7 @@ IMPORTERS = {
     "pyarrow": {"millstream.sources.tables.arrow_tables", "millstream.sources.tables.parquet_file"},
     # An engine that is there, or is not.
     "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.options"},
-    "rich": {"millstream.tools.top_screen"},
+    "rich": {"millstream.tools.top_command"},
     "obstore": {"millstream.sources.remote.object_clients"},
     "huggingface_hub": {"millstream.sources.remote.hugging_face_hub"},
     "tqdm": {"millstream.sources.storage.progress"},

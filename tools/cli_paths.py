@@ -27,11 +27,6 @@ def find_files(
             files, or their common prefix.
         format_name: the format of all files; None to detect the format of each from its name or first bytes.
         on_error: called with the error of each path or file that cannot be used; None to raise the first one.
-
-    Raises:
-        OSError: a file cannot be found or read.
-        DataSourceError: the format of a file is unknown.
-        ValueError: a range ends before it starts.
     """
     chosen = next((kind for kind in FORMATS if kind.name == format_name), None)
     found: FilesByFormat = {}
@@ -78,12 +73,7 @@ def _ranges(path: str) -> list[FileRange]:
 def load_callable(name: str, argument: str) -> Callable[..., Any]:
     """Imports a function or loader, `module:name`, also from the current folder.
 
-    Args:
-        name: the module, a colon, and the name in the module.
-        argument: the argument and its form, for errors.
-
-    Raises:
-        ValueError: it does not exist, or is neither a function nor a loader.
+    `argument` names the argument and its form, for errors.
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):

@@ -26,14 +26,7 @@ _INTERRUPTED, _BROKEN_PIPE = 130, 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command, and returns its exit status.
-
-    Args:
-        arguments: the arguments after the program name; None for those of this process.
-
-    Raises:
-        SystemExit: wrong usage, or `--help`.
-    """
+    """Runs a command, and returns its exit status. The arguments are those of this process if there are none."""
     try:
         try:
             return _run(arguments)
@@ -65,7 +58,6 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Returns the argument parser of all commands."""
     root = argparse.ArgumentParser(
         prog="millstream",
         description="Inspect, convert and index record files; trace records; monitor running trainers.",

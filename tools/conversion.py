@@ -212,15 +212,12 @@ def _write_missing(conversion: Conversion, workers: int) -> None:
 
 @final
 class _WriteShard(Map[int, int]):
-    """Writes one file."""
-
     def __init__(self, conversion: Conversion, progress: Progress | None) -> None:
         self._conversion = conversion
         # Of this process. The progress of workers is counted in whole files.
         self._progress = progress
 
     def map(self, shard: int, /) -> int:
-        """Writes the file of a shard, and returns its number."""
         write_shard(self._conversion, shard, None if self._progress is None else self._progress.advance)
         return shard
 

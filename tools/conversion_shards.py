@@ -37,9 +37,7 @@ class Conversion:
     Attributes:
         source: the records. Absent elements of a `MapDataset` are skipped.
         destination: the file to write, or the name from which the names of several files are formed.
-        encoding: the conversion of a record to bytes.
         compression: as for `new_writer`.
-        num_shards: the number of files.
 
     Raises:
         ValueError: there are more files than records, the format lacks the compression, or a file is both read and
@@ -63,7 +61,6 @@ class Conversion:
 
     @property
     def extension(self) -> str:
-        """The extension of the files' names."""
         return os.path.splitext(self.destination)[1]  # noqa: PTH122  (paths are strings throughout)
 
     @property
@@ -86,7 +83,6 @@ class Conversion:
         return os.path.join(self.folder, "writers")  # noqa: PTH118
 
     def range_of(self, shard: int) -> range:
-        """Returns the keys of the records of one file."""
         count = len(self.source)
         return range(count * shard // self.num_shards, count * (shard + 1) // self.num_shards)
 
@@ -113,13 +109,7 @@ class Conversion:
 def write_shard(conversion: Conversion, shard: int, report: Callable[[int], None] | None) -> None:
     """Writes one file from its beginning, and replaces what an earlier attempt left.
 
-    Args:
-        conversion: the conversion.
-        shard: the number of the file.
-        report: called with the number of source records of each block; None to report nothing.
-
-    Raises:
-        OSError: it cannot be written; DataSourceError if a record cannot be read or encoded.
+    `report` is called with the number of source records of each block.
     """
     with open(conversion.writers, "rb") as lock:  # noqa: PTH123
         fcntl.flock(lock, fcntl.LOCK_SH)

@@ -30,11 +30,7 @@ def run_convert(
     overwrite: bool,
     max_ratio: int = MAX_RATIO,
 ) -> str:
-    """Converts or decompresses, and returns a summary in one line.
-
-    Raises:
-        OSError, ValueError, ImportError: as for `convert` and `unpack`; or the files have several formats.
-    """
+    """Converts or decompresses, and returns a summary in one line."""
     destination = os.path.join(os.getcwd(), os.path.expanduser(destination))  # noqa: PTH109, PTH111, PTH118
     if not destination.endswith(EXTENSIONS):
         return _unpack(sources, destination, max_ratio, overwrite=overwrite)

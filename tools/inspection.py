@@ -26,11 +26,7 @@ _BAR_WIDTH = 40
 
 
 def build_index(kind: FileFormat, paths: Sequence[str]) -> str:
-    """Builds the indices of files, stores them beside the files, and returns a summary in one line.
-
-    Raises:
-        OSError: a file cannot be read, an index cannot be written, or a file is damaged (DataSourceError).
-    """
+    """Builds the indices of files, stores them beside the files, and returns a summary in one line."""
     with kind.open(list(paths), Placement.BESIDE) as source:
         number = len(source.files)
         summary = f"{kind.name}: {len(source):,} records in {number:,} file{'s'[: number > 1]}"
@@ -45,11 +41,7 @@ def build_index(kind: FileFormat, paths: Sequence[str]) -> str:
 
 
 def inspect_files(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
-    """Yields lines about the files of one format: their number, the sizes of their records, and the first record.
-
-    Raises:
-        OSError: a file cannot be read, or is damaged (DataSourceError).
-    """
+    """Yields lines about the files of one format: their number, the sizes of their records, and the first record."""
     with kind.open(list(paths), Placement.NOWHERE) as source:
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         yield f"{escaped(paths[0])}{more}"
@@ -140,7 +132,6 @@ def escaped(name: str) -> str:
 
 
 def type_of(value: Any) -> str:
-    """Returns the type of a value, with its size."""
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape}"
     if isinstance(value, np.generic):
@@ -168,7 +159,6 @@ def beginning_of(value: Any) -> str:
 
 
 def _entries_of(record: Any) -> tuple[str, Mapping[Any, Any] | None]:
-    """Returns the title of a record, and its entries by name if it has any."""
     if isinstance(record, Mapping):
         return type_of(record), record
     if isinstance(record, bytes):

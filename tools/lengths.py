@@ -101,8 +101,6 @@ def lengths_of(
 
 @final
 class _TokenCount(Map[Any, int]):
-    """The number of tokens of an element."""
-
     def __init__(self, feature: str | None) -> None:
         self.feature = feature
 
@@ -110,7 +108,6 @@ class _TokenCount(Map[Any, int]):
         return "lengths_of" if self.feature is None else f"lengths_of(feature={self.feature!r})"
 
     def map(self, element: Any, /) -> int:
-        """Returns the number of tokens."""
         tokens = element if self.feature is None else self._entry(element, self.feature)
         if isinstance(tokens, int | np.integer) and not isinstance(tokens, bool):
             if tokens < 0:

@@ -11,18 +11,9 @@ from millstream.tools.cli_paths import load_callable
 def lineage_lines(
     loader: str, state: str | None, keys: Sequence[int], steps: Sequence[int], stop: int | None
 ) -> Iterator[str]:
-    """Yields the lines of the answers about records and steps of a loader.
+    """Yields the lines of the answers about records and steps of a loader, "module:function".
 
-    Args:
-        loader: "module:function", a function without arguments that returns a `DataLoader`.
-        state: the path of a saved state of its iterator; None for none.
-        keys: record keys, whose steps are found.
-        steps: steps, whose records are found.
-        stop: the step before which steps are counted and found; None for that of the state, or the end of the order.
-
-    Raises:
-        OSError, ValueError: the function or the state cannot be loaded, the state belongs to another loader, the
-            order is endless and neither state nor stop is given, or the pipeline is not 1:1.
+    Steps are counted and found before `stop`; None for the step of the saved state, or the end of the order.
     """
     argument = "LOADER must be MODULE:FUNCTION, a function without arguments that returns a DataLoader"
     built = load_callable(loader, argument)()

@@ -20,11 +20,7 @@ TOKEN_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 
 
 def raw_bytes(record: Any) -> bytes:
-    """Returns bytes unchanged, text as UTF-8, and an array as its bytes, little-endian.
-
-    Raises:
-        TypeError: the record has another type.
-    """
+    """Returns bytes unchanged, text as UTF-8, and an array as its bytes, little-endian."""
     if isinstance(record, bytes):
         return record
     if isinstance(record, str):
@@ -35,12 +31,7 @@ def raw_bytes(record: Any) -> bytes:
 
 
 def json_text(record: Any) -> bytes:
-    """Returns a value as compact JSON in UTF-8, with arrays as lists and times in ISO 8601.
-
-    Raises:
-        TypeError: it holds a value that JSON lacks, such as bytes.
-        ValueError: it holds text that is not Unicode, or itself.
-    """
+    """Returns a value as compact JSON in UTF-8, with arrays as lists and times in ISO 8601."""
     return json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_plain).encode()
 
 
@@ -54,11 +45,6 @@ def _plain(value: Any) -> Any:
 
 
 def example_bytes(record: Any) -> bytes:
-    """Returns a dict as a serialised `tf.train.Example`.
-
-    Raises:
-        TypeError, ValueError: it is not a dict, or holds a value that an Example cannot hold.
-    """
     if not isinstance(record, Mapping):
         raise TypeError(f"it is of type {type(record).__name__}, and an Example is built from a dict")
     return encode_example(record)
@@ -86,11 +72,6 @@ class Encoding:
     dtype: str | None = None
 
     def encode(self, record: Any) -> bytes:
-        """Returns a record as bytes.
-
-        Raises:
-            TypeError, ValueError: it cannot be encoded.
-        """
         if self.name != TOKENS:
             return _ENCODERS[self.name](record)
         tokens = _tokens_of(record, self.feature)
@@ -120,13 +101,7 @@ def choose_encoding(record: Any) -> Encoding:
 def token_encoding(record: Any, feature: str | None, dtype: Any) -> Encoding:
     """Returns the encoding of tokens such as those of this record.
 
-    Args:
-        record: the first record.
-        feature: the entry of a dict that holds the tokens; None if there is one entry, or records are the tokens.
-        dtype: the dtype of the tokens in the file; None for the dtype of the record's array.
-
-    Raises:
-        ValueError: the feature or the dtype must be specified, or the dtype is not one of `TOKEN_DTYPES`.
+    `feature` may be None if there is one entry, or records are the tokens; `dtype`, if the tokens are an array.
     """
     if feature is None and isinstance(record, Mapping):
         if len(record) != 1:
@@ -147,17 +122,7 @@ def token_encoding(record: Any, feature: str | None, dtype: Any) -> Encoding:
 def encode_records(
     encoding: Encoding, records: Sequence[Any], keys: Sequence[int], *, skips_none: bool = False
 ) -> list[bytes]:
-    """Returns records as bytes.
-
-    Args:
-        encoding: the encoding.
-        records: the records.
-        keys: their keys, for errors.
-        skips_none: True to skip records that are None.
-
-    Raises:
-        DataSourceError: a record cannot be encoded.
-    """
+    """Returns records as bytes; raises a DataSourceError with the key of one that cannot be encoded."""
     encoded: list[bytes] = []
     for key, record in zip(keys, records, strict=True):
         if record is None and skips_none:

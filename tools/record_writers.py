@@ -28,16 +28,8 @@ _MEGATRON = struct.Struct("<9sQBQQ")
 def new_writer(path: str, encoding: Encoding, compression: str | None) -> "_ArrayRecordFile | _BagzFile | _TokenFile":
     """Creates a file, and returns its writer.
 
-    Args:
-        path: the path of the file, with one of EXTENSIONS.
-        encoding: the encoding of the records.
-        compression: "none" or "zstd", optionally with a level, "zstd:1"; None for the fastest to read. Each record is
-            compressed separately, so that records can be read separately.
-
-    Raises:
-        OSError: it cannot be created.
-        ValueError: the compression is unknown, or the format lacks it.
-        ImportError: a compressed Bagz file needs `zstandard`.
+    The compression is "none" or "zstd", optionally with a level, "zstd:1"; None for the fastest to read. Each record is
+    compressed separately, so that records can be read separately.
     """
     extension = os.path.splitext(path)[1]  # noqa: PTH122  (paths are strings throughout)
     level = compression_level(extension, compression)
@@ -52,11 +44,7 @@ def companion_of(path: str) -> str | None:
 
 
 def compression_level(extension: str, compression: str | None) -> int | None:
-    """Returns the level of zstd for a format, or None for no compression.
-
-    Raises:
-        ValueError: as for `new_writer`.
-    """
+    """Returns the level of zstd for a format, or None for no compression."""
     if compression is None:
         compression = "zstd" if extension == ".bagz" else "none"
     name, _, level = compression.partition(":")
@@ -84,7 +72,6 @@ class _ArrayRecordFile:
         self._writer: Any = ArrayRecordWriter(path, f"group_size:1,{options}")
 
     def write(self, records: Sequence[bytes]) -> None:
-        """Appends records."""
         try:
             for record in records:
                 self._writer.write(record)
@@ -107,7 +94,6 @@ class _ArrayRecordFile:
             os.close(descriptor)
 
     def abandon(self) -> None:
-        """Closes the file."""
         if self._writer.is_open():
             try:
                 self._writer.close()
@@ -130,21 +116,18 @@ class _BagzFile:
         self._sizes: list[int] = []
 
     def write(self, records: Sequence[bytes]) -> None:
-        """Appends records."""
         if self._compress is not None:
             records = [self._compress(record) if record else record for record in records]
         self._sizes += map(len, records)
         self._file.write(b"".join(records))
 
     def finish(self) -> None:
-        """Completes the file."""
         with self._file:
             self._file.write(np.cumsum(self._sizes, dtype="<u8").tobytes())
             self._file.flush()
             os.fsync(self._file.fileno())
 
     def abandon(self) -> None:
-        """Closes the file."""
         self._file.close()
 
 
@@ -159,12 +142,10 @@ class _TokenFile:
         self._sizes: list[int] = []
 
     def write(self, records: Sequence[bytes]) -> None:
-        """Appends records."""
         self._sizes += map(len, records)
         self._file.write(b"".join(records))
 
     def finish(self) -> None:
-        """Completes both files."""
         sizes, count = np.array(self._sizes, np.int64), len(self._sizes)
         lengths = sizes // np.dtype(self._dtype).itemsize
         if lengths.max(initial=0) > np.iinfo(np.int32).max:
@@ -182,5 +163,4 @@ class _TokenFile:
             os.fsync(self._file.fileno())
 
     def abandon(self) -> None:
-        """Closes the file."""
         self._file.close()

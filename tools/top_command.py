@@ -1,21 +1,54 @@
-"""`millstream top`: a monitor of the pipelines of a running trainer."""
+"""`millstream top`: a monitor of the pipelines of a running trainer.
 
+On a terminal, it redraws at an interval, scrolls, and responds to keys.
+"""
+
+import contextlib
+import os
 import re
+import select
 import shutil
 import sys
+import termios
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import tty
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from millstream.loader.monitoring.client import NONE_SERVED, NotServed, query, served_processes
-from millstream.loader.reporting.phrases import count_text
-from millstream.tools.top_lines import HEAD, SOFT, Line, Segment, Snapshot, command_text, lines_of, plain
+from millstream.tools.top_lines import (
+    FULL,
+    HEAD,
+    HOT,
+    PLAIN,
+    SOFT,
+    Line,
+    Segment,
+    Snapshot,
+    command_text,
+    lines_of,
+    plain,
+    stack_lines,
+)
 
-MIN_FRAMES = 2
-"""Smallest number of frames to which a stack is shortened."""
+if TYPE_CHECKING:
+    from rich.text import Text
 
-_OWN = re.compile(r"/millstream/(?:loader|dataset)/|/threading\.py\"|^File \"<string>\"")
-_HEAD = re.compile(r"^(?:Current thread|Thread) (.*) \(most recent call first\):$")
+_STYLES = {HEAD: "bold", SOFT: "dim", FULL: "cyan", HOT: "bold red", PLAIN: ""}
+
+_HELP = "q quit · s stacks · ↓ and ↑ scroll"
+
+_SCROLLS = {
+    **dict.fromkeys(("j", " ", "\x1b[B", "\x1bOB", "\x1b[6~"), 1),
+    **dict.fromkeys(("k", "\x1b[A", "\x1bOA", "\x1b[5~"), -1),
+}
+"""Half pages to move down for j, space, the arrow and page down, and for their opposites."""
+
+_KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+"""One key. An arrow is a sequence that begins with the byte of Escape, which alone quits."""
+
+MAX_BYTES = 1024
+"""Number of bytes that are read together."""
 
 
 def trainer_lines() -> Iterator[str]:
@@ -36,15 +69,7 @@ def trainer_lines() -> Iterator[str]:
 def monitor(pid: int | None, *, once: bool, stacks: bool, interval: float) -> None:
     """Displays the pipelines of a process: live on a terminal, otherwise one snapshot as text.
 
-    Args:
-        pid: the process; None for the only one that can be monitored.
-        once: True to print one snapshot and exit on a terminal, too.
-        stacks: True to display the stacks as well.
-        interval: seconds between two snapshots. Rates are averages over it.
-
-    Raises:
-        NotServed: the process cannot be monitored.
-        OSError: it does not answer.
+    `pid` may be None if only one process can be monitored. Rates are averages over `interval` seconds.
     """
     pid = _only_process() if pid is None else pid
     snapshots = _Snapshots(pid)
@@ -54,9 +79,7 @@ def monitor(pid: int | None, *, once: bool, stacks: bool, interval: float) -> No
         lines = [*snapshots.next(width), *(snapshots.stacks() if stacks else ())]
         print("\n".join(map(plain, lines)))
         return
-    from millstream.tools.top_screen import show_live  # noqa: PLC0415  (lazy: only terminals need it)
-
-    show_live(snapshots.next, snapshots.stacks, interval, with_stacks=stacks)
+    _show_live(snapshots, interval, with_stacks=stacks)
 
 
 class _Snapshots:
@@ -73,16 +96,10 @@ class _Snapshots:
         return list(lines_of(before, now, width))
 
     def stacks(self) -> list[Line]:
-        """Returns the current stacks."""
         return list(stack_lines(query(self._pid, "stacks")["stacks"]))
 
 
 def _only_process() -> int:
-    """Returns the only process that can be monitored.
-
-    Raises:
-        NotServed: there is none, or there are several.
-    """
     processes = served_processes()
     if not processes:
         raise NotServed(NONE_SERVED)
@@ -91,32 +108,62 @@ def _only_process() -> int:
     return processes[0]
 
 
-def stack_lines(stacks: Sequence[Mapping[str, str]]) -> Iterator[Line]:
-    """Yields stacks in the format of `faulthandler` as lines. Threads with equal stacks are counted, not repeated."""
-    for one in stacks:
-        yield []
-        yield [Segment(f"Stacks of {one['who']}", HEAD), Segment(", the most recent call first", SOFT)]
-        for (frames, number), names in _grouped(one["text"]).items():
-            yield [Segment(f"  {names if number == 1 else count_text(number, 'thread')}", SOFT)]
-            yield from ([Segment(f"    {frame}")] for frame in frames)
+def _show_live(snapshots: _Snapshots, seconds: float, *, with_stacks: bool) -> None:
+    """Redraws at an interval until q is pressed or the trainer ends."""
+    try:
+        from rich.console import Console  # noqa: PLC0415  (lazy: only terminals need it)
+        from rich.live import Live  # noqa: PLC0415
+    except ImportError:
+        raise ImportError(
+            "The live display needs rich: pip install 'millstream[top]'. Without it, use --once for one snapshot."
+        ) from None
+    shown: Sequence[Line] = snapshots.stacks() if with_stacks else ()
+    top = 0
+    console = Console(highlight=False)
+    with _unbuffered_keys(), Live(console=console, screen=True, auto_refresh=False, transient=True) as live:
+        while True:
+            lines = [*snapshots.next(console.size.width), *shown]
+            room = max(1, console.size.height - 2)
+            top = max(0, min(top, len(lines) - room))
+            live.update(_rendered(lines, top, room), refresh=True)
+            for key in _read_keys(seconds):
+                if key in ("q", "\x1b", "\x04"):
+                    return
+                if key == "s":
+                    shown = () if shown else snapshots.stacks()
+                top += room // 2 * _SCROLLS.get(key, 0)
 
 
-def _grouped(text: str) -> dict[tuple[tuple[str, ...], int], str]:
-    """Returns the different stacks, each with the number of threads that have it and the name of one of them."""
-    names: dict[tuple[str, ...], str] = {}
-    counts: Counter[tuple[str, ...]] = Counter()
-    for stack in text.split("\n\n"):
-        lines = stack.strip("\n").splitlines()
-        if not lines:
-            continue
-        head = _HEAD.match(lines[0])
-        frames = _shortened([line.strip() for line in (lines[1:] if head else lines)])
-        counts[frames] += 1
-        names.setdefault(frames, head.group(1) if head else "")
-    return {(frames, number): names[frames] for frames, number in counts.items()}
+def _rendered(lines: Sequence[Line], top: int, room: int) -> "Text":
+    from rich.text import Text  # noqa: PLC0415  (lazy: only terminals need it)
+
+    below = max(0, len(lines) - top - room)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    more = f" · {below} more lines below" if below else ""
+    for line in [*lines[top : top + room], [], [Segment(f"{_HELP}{more}", SOFT)]]:
+        for segment in line:
+            text.append(segment.text, style=_STYLES[segment.style])
+        text.append("\n")
+    text.rstrip()
+    return text
 
 
-def _shortened(frames: list[str]) -> tuple[str, ...]:
-    """Returns frames without the outermost ones of the library and of Python, but at least MIN_FRAMES."""
-    last = max((number for number, frame in enumerate(frames) if not _OWN.search(frame)), default=-1)
-    return tuple(frames[: max(last + 2, MIN_FRAMES)])
+@contextlib.contextmanager
+def _unbuffered_keys() -> Iterator[None]:
+    """Makes the terminal pass on each key when it is pressed, without an echo. Ctrl-C still interrupts."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _read_keys(seconds: float) -> list[str]:
+    """Returns the keys that are pressed until the first of them has arrived, within the given time."""
+    source = [sys.stdin] if sys.stdin.isatty() else []
+    ready, _, _ = select.select(source, [], [], seconds)
+    return _KEY.findall(os.read(sys.stdin.fileno(), MAX_BYTES).decode(errors="replace")) if ready else []

@@ -3,7 +3,9 @@
 Each line is a list of styled segments: a terminal displays them in colours, and a pipe gets their text.
 """
 
+import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,6 +29,12 @@ MIN_LABEL = 16
 LARGE_WAIT = 0.05
 """Share of waiting above which a trainer is marked."""
 
+MIN_FRAMES = 2
+"""Smallest number of frames to which a stack is shortened."""
+
+_OWN = re.compile(r"/millstream/(?:loader|dataset)/|/threading\.py\"|^File \"<string>\"")
+_HEAD = re.compile(r"^(?:Current thread|Thread) (.*) \(most recent call first\):$")
+
 HEAD, SOFT, FULL, HOT, PLAIN = "head", "soft", "full", "hot", ""
 """The styles of segments."""
 
@@ -43,18 +51,11 @@ Snapshot: TypeAlias = Mapping[str, Any]
 
 
 def plain(line: Line) -> str:
-    """Returns a line without styles."""
     return "".join(segment.text for segment in line).rstrip()
 
 
 def lines_of(before: Snapshot, now: Snapshot, width: int | None = None) -> Iterator[Line]:
-    """Yields the lines to display.
-
-    Args:
-        before: the previous snapshot.
-        now: the current one.
-        width: the largest number of characters per line; None for no limit.
-    """
+    """Yields the lines to display, of at most `width` characters if it is given."""
     seconds = max(1e-9, now["at"] - before["at"])
     head = f"Process {now['pid']}  "
     yield [Segment(head, HEAD), Segment(command_text(now, (width or MAX_COMMAND) - len(head)), SOFT)]
@@ -197,3 +198,34 @@ def _process_text(before: Snapshot | None, now: Snapshot | None, seconds: float)
 def _bar(share: float, style: str) -> list[Segment]:
     full = round(BAR * min(1.0, max(0.0, share)))
     return [Segment("█" * full, style), Segment("░" * (BAR - full), SOFT)]
+
+
+def stack_lines(stacks: Sequence[Mapping[str, str]]) -> Iterator[Line]:
+    """Yields stacks in the format of `faulthandler` as lines. Threads with equal stacks are counted, not repeated."""
+    for one in stacks:
+        yield []
+        yield [Segment(f"Stacks of {one['who']}", HEAD), Segment(", the most recent call first", SOFT)]
+        for (frames, number), names in _grouped(one["text"]).items():
+            yield [Segment(f"  {names if number == 1 else count_text(number, 'thread')}", SOFT)]
+            yield from ([Segment(f"    {frame}")] for frame in frames)
+
+
+def _grouped(text: str) -> dict[tuple[tuple[str, ...], int], str]:
+    """Returns the different stacks, each with the number of threads that have it and the name of one of them."""
+    names: dict[tuple[str, ...], str] = {}
+    counts: Counter[tuple[str, ...]] = Counter()
+    for stack in text.split("\n\n"):
+        lines = stack.strip("\n").splitlines()
+        if not lines:
+            continue
+        head = _HEAD.match(lines[0])
+        frames = _shortened([line.strip() for line in (lines[1:] if head else lines)])
+        counts[frames] += 1
+        names.setdefault(frames, head.group(1) if head else "")
+    return {(frames, number): names[frames] for frames, number in counts.items()}
+
+
+def _shortened(frames: list[str]) -> tuple[str, ...]:
+    """Returns frames without the outermost ones of the library and of Python, but at least MIN_FRAMES."""
+    last = max((number for number, frame in enumerate(frames) if not _OWN.search(frame)), default=-1)
+    return tuple(frames[: max(last + 2, MIN_FRAMES)])

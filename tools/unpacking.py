@@ -35,18 +35,7 @@ def unpack(path: str, destination: str, max_ratio: int = MAX_RATIO) -> int:
 
     The first bytes tell the format: gzip, bzip2, xz, zstd or zlib, with any number of members or frames. Checksums are
     verified. The new file replaces the destination when it is complete. Memory use is a few megabytes, plus the window
-    that a zstd file requires.
-
-    Args:
-        path: the compressed file.
-        destination: the file to write.
-        max_ratio: the limit of the content's size, as a multiple of the size of the compressed file. Content of up to
-            1 GiB is always allowed.
-
-    Raises:
-        OSError: a file cannot be read or written.
-        DataSourceError: it is not compressed, is damaged or truncated, or its content exceeds the limit.
-        ImportError: it is compressed by zstd, and `zstandard` is not installed.
+    that a zstd file requires. Content of more than 1 GiB may have `max_ratio` times the size of the compressed file.
     """
     size, written = os.path.getsize(path), 0  # noqa: PTH202  (paths are strings throughout)
     limit = max(_ALWAYS_BYTES, max_ratio * size)
@@ -75,7 +64,6 @@ class _Members:
     """The members, or frames, of a compressed file.
 
     Attributes:
-        path: the file, for errors.
         make: creates the decompressor of a member.
         errors: the class of its errors.
         block_bytes: the number of bytes passed to it per call.
@@ -89,11 +77,6 @@ class _Members:
     limits: tuple[int, ...] = (_BLOCK_BYTES,)
 
     def contents(self, file: BinaryIO, progress: Progress) -> Iterator[bytes]:
-        """Yields the content of all members, in chunks.
-
-        Raises:
-            DataSourceError: a member is damaged or truncated.
-        """
         decompressor, is_within, is_first = self.make(), False, True
         while block := file.read(self.block_bytes):
             progress.advance(len(block))
@@ -107,7 +90,6 @@ class _Members:
             raise DataSourceError(f"Cannot decompress {self.path!r}: it was truncated. Restore the file.")
 
     def _content(self, decompressor: Any, block: bytes) -> Iterator[bytes]:
-        """Yields the content of a block, in chunks."""
         is_full = True
         while is_full and not decompressor.eof:
             try:
@@ -127,7 +109,6 @@ class _Members:
 
 
 def _members(path: str, start: bytes, plausible_bytes: int) -> _Members:
-    """Returns the members of a file with these first bytes and a plausible content size."""
     compression = compression_of(start)
     if compression == "zstd":
         zstandard = zstandard_library("read files that are compressed by Zstandard")

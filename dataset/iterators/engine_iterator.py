@@ -112,7 +112,7 @@ class EngineIterator(DatasetIterator[Any]):
         return f"<{type(self).__name__} at step {now.step}, {now.lifecycle}, {execution}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
-        from millstream.loader.reporting.html_rendering import render_loader  # noqa: PLC0415  (lazy: for notebooks)
+        from millstream.loader.reporting.summary import render_loader  # noqa: PLC0415  (lazy: for notebooks)
 
         return render_loader(self.insight.snapshot(), iterator=repr(self))
 

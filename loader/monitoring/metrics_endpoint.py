@@ -24,15 +24,7 @@ REQUEST_SECONDS = 5.0
 
 
 def address_from(text: str) -> tuple[str, int]:
-    """Returns the host and the port that a value of the environment variable names.
-
-    Args:
-        text: a port, such as `9400`, which is one of the loopback address; or an address with a port, such as
-            `0.0.0.0:9400` or `[::1]:9400`.
-
-    Raises:
-        ValueError: the text is neither.
-    """
+    """Returns host and port of `9400`, a port of the loopback address, or of `0.0.0.0:9400` or `[::1]:9400`."""
     host, _, port = text.strip().rpartition(":")
     if not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise ValueError(
@@ -47,10 +39,7 @@ class MetricsEndpoint:
 
     Args:
         page: returns the page. It is called in the server's thread.
-        text: the value of the environment variable (see `address_from`).
-
-    Attributes:
-        port: the port on which it listens; one that the system chooses for port 0.
+        text: the value of the environment variable (see `address_from`); with port 0, the system chooses `port`.
 
     Raises:
         ValueError: the text names no address.
@@ -70,7 +59,6 @@ class MetricsEndpoint:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the server and its thread."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

@@ -52,11 +52,7 @@ _numbers = itertools.count()
 
 
 def serve(execution: Execution) -> None:
-    """Lets `millstream top` query a pipeline until it is closed or collected.
-
-    Raises:
-        OSError: there can be no private socket.
-    """
+    """Lets `millstream top` query a pipeline until it is closed or collected."""
     if not sys.platform.startswith("linux"):
         raise OSError("`millstream top` needs Linux. Use loader.summary() instead.")
     _add(execution)
@@ -105,7 +101,6 @@ def _start_endpoint(text: str) -> None:
 
 
 def _page_of_metrics() -> str:
-    """Returns the measurements of the pipelines, each with its number as the label `loader`."""
     return exposition(
         {str(number): execution.insight.updated(before) for number, (execution, before) in _living().items()}
     )
@@ -124,11 +119,6 @@ def _living() -> dict[int, tuple[Execution, LoaderSnapshot]]:
 
 
 def _answer(question: str) -> object:
-    """Returns the answer to a question of `millstream top`.
-
-    Raises:
-        ValueError: the question is unknown.
-    """
     if question == "snapshot":
         return _snapshot()
     if question == "stacks":

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from typing import final
 
-from millstream.loader.monitoring.socket_folder import (
+from millstream.loader.monitoring.client import (
     address_in,
     connected,
     folders,
@@ -68,11 +68,7 @@ class Server:
         os.register_at_fork(after_in_child=self._forget)
 
     def start(self) -> None:
-        """Starts the thread, unless it runs, and returns once its socket listens.
-
-        Raises:
-            OSError: the socket cannot be created.
-        """
+        """Starts the thread, unless it runs, and returns once its socket listens."""
         if not self._slot.locked():
             begun: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
             _thread.start_new_thread(self._begin, (begun,))

@@ -82,7 +82,6 @@ def _apply(snapshot: LoaderSnapshot, rules: tuple[Rule, ...]) -> Iterator[Advice
 
 
 def waiting(snapshot: LoaderSnapshot) -> Advice:
-    """Reports the share of the time that the trainer waited, and the rest of its loop if that says more."""
     measured = snapshot.measured
     text = f"The trainer waited {share_text(measured.wait_share)} of the time"
     if measured.wait_share < NEGLIGIBLE_SHARE:
@@ -94,7 +93,6 @@ def waiting(snapshot: LoaderSnapshot) -> Advice:
 
 
 def slowest_stage(snapshot: LoaderSnapshot) -> Advice | None:
-    """Names the slowest stage, and what would make it faster or hide it."""
     slowest = snapshot.slowest
     if slowest.kind is Kind.READ and snapshot.source.window_units is not None:
         return _slow_units(snapshot)
@@ -165,7 +163,6 @@ def _finding(snapshot: LoaderSnapshot, subject: str) -> str:
 
 
 def batched_reads(snapshot: LoaderSnapshot) -> Advice | None:
-    """Recommends `__getitems__` for a source that is read one record at a time, though another stage is slower."""
     read = snapshot.stage(Kind.READ)
     if not _reads_one_by_one(snapshot) or not _is_large(snapshot, read):
         return None
@@ -232,7 +229,6 @@ def _needed_cores(snapshot: LoaderSnapshot) -> int:
 
 
 def sampler_keys(snapshot: LoaderSnapshot) -> Advice | None:
-    """Recommends `record_keys` for a sampler that is called once per position."""
     keys = snapshot.stage(Kind.KEYS)
     if snapshot.order.is_vectorised or not _is_large(snapshot, keys):
         return None
@@ -244,7 +240,6 @@ def sampler_keys(snapshot: LoaderSnapshot) -> Advice | None:
 
 
 def pickled_batches(snapshot: LoaderSnapshot) -> Advice | None:
-    """Recommends arrays and small dtypes if the transfer from workers to the trainer is slow."""
     hand_over = snapshot.stage(Kind.HAND_OVER)
     if not snapshot.num_workers or not _is_large(snapshot, hand_over):
         return None
@@ -258,7 +253,6 @@ def pickled_batches(snapshot: LoaderSnapshot) -> Advice | None:
 
 
 def copied_batches(snapshot: LoaderSnapshot) -> Advice | None:
-    """Recommends pipelines whose batches are built by the workers instead of the trainer's thread."""
     copying = [stage for stage in snapshot.stages if _is_copied(snapshot, stage)]
     seconds = sum(stage.seconds for stage in copying)
     if not copying or seconds < NEGLIGIBLE_SHARE * snapshot.measured.seconds:
@@ -280,7 +274,6 @@ def copied_batches(snapshot: LoaderSnapshot) -> Advice | None:
 
 
 def idle_workers(snapshot: LoaderSnapshot) -> Advice | None:
-    """Recommends fewer workers."""
     if snapshot.num_workers < 2:
         return None
     enough = max(1, math.ceil(snapshot.pipeline_seconds / (TARGET_UTILIZATION * snapshot.measured.seconds)))
@@ -293,7 +286,6 @@ def idle_workers(snapshot: LoaderSnapshot) -> Advice | None:
 
 
 def trouble(snapshot: LoaderSnapshot) -> Advice | None:
-    """Refers to the log if workers died or stalled."""
     measured = snapshot.measured
     events = []
     if measured.deaths:

@@ -37,7 +37,6 @@ def lanes_of(spans: Iterable[Span]) -> list[str]:
 
 
 def batches_text(first: int, last: int) -> str:
-    """Returns the batches of a span as text: `batch 3`, `batches 3 to 5`."""
     return f"batch {first}" if first == last else f"batches {first} to {last}"
 
 

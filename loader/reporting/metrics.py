@@ -14,12 +14,7 @@ STAGE_SECONDS = "stage_seconds"
 
 
 def metrics_of(snapshot: LoaderSnapshot, previous: Measurements | None = None) -> dict[str, float]:
-    """Returns the measurements by name. The names depend on the operations and the order alone.
-
-    Args:
-        snapshot: the loader.
-        previous: the measurements since which rates are computed; None for the start.
-    """
+    """Returns the measurements by name, with rates since `previous`. The names depend on operations and order alone."""
     measured = snapshot.measured
     recent = measured if previous is None else _since(measured, previous)
     seconds = recent.seconds + recent.first_seconds
@@ -41,12 +36,9 @@ def metrics_of(snapshot: LoaderSnapshot, previous: Measurements | None = None) -
 
 
 def exposition(snapshots: Mapping[str | None, LoaderSnapshot]) -> str:
-    """Returns the measurements of loaders in Prometheus's text format.
+    """Returns the measurements of loaders, by the value of the label `loader`, in Prometheus's text format.
 
     https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format
-
-    Args:
-        snapshots: the loaders by the value of the label `loader`; None for no label.
     """
     families: dict[str, list[str]] = {}
     for loader, snapshot in snapshots.items():
@@ -93,15 +85,7 @@ def _percentile(values: tuple[float, ...], share: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class _Metric:
-    """A measurement of a loader.
-
-    Attributes:
-        family: the name of its family. Metrics of one family differ in their labels.
-        value: its value.
-        text: its description, for Prometheus.
-        is_counter: True if it never decreases.
-        labels: its labels, for Prometheus. The first one, if any, is its name within the family.
-    """
+    """A measurement of a loader. Metrics of one family differ in their labels, the first of which is their name."""
 
     family: str
     value: float
@@ -111,7 +95,7 @@ class _Metric:
 
     @property
     def path(self) -> str:
-        """Its name in the dict of all metrics."""
+        """The name in the dict of all metrics."""
         family = "seconds" if self.family == STAGE_SECONDS else self.family
         return "/".join([family, *list(self.labels.values())[:1]])
 

@@ -10,7 +10,6 @@ COMPONENTS_SHOWN = 8
 
 
 def bytes_text(number: float) -> str:
-    """Returns a number of bytes in a decimal unit: `19 MB`, `1.5 GB`."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if abs(number) < 999.5:
             return _with_unit(number, unit)
@@ -19,7 +18,6 @@ def bytes_text(number: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Returns a duration: `85 µs`, `3.2 ms`, `12 s`."""
     if not seconds:
         return "0 s"
     for factor, unit in ((1e6, "µs"), (1e3, "ms")):
@@ -29,7 +27,6 @@ def seconds_text(seconds: float) -> str:
 
 
 def share_text(share: float) -> str:
-    """Returns a share as a percentage: `38 %`."""
     return f"{share:.0%}".replace("%", " %")
 
 
@@ -54,7 +51,6 @@ def _with_unit(number: float, unit: str) -> str:
 
 
 def workers_text(snapshot: LoaderSnapshot) -> str:
-    """Returns the number of workers, threads and cores, as part of a sentence."""
     threads = count_text(snapshot.num_threads, "thread") if snapshot.num_threads else "no threads"
     cores = count_text(snapshot.num_cores, "core")
     if snapshot.num_workers:
@@ -65,7 +61,6 @@ def workers_text(snapshot: LoaderSnapshot) -> str:
 
 
 def trainer_text(measured: Measurements) -> str:
-    """Returns the batches that the trainer received so far and its wait, as part of a sentence."""
     if not measured.batches:
         return "no batch yet"
     size = "" if measured.batch_bytes is None else f" of {bytes_text(measured.batch_bytes)}"
@@ -76,7 +71,7 @@ def trainer_text(measured: Measurements) -> str:
 
 
 def mixture_texts(snapshot: LoaderSnapshot) -> Iterator[str]:
-    """Yields lines about a mixture: the shares that its weights stand for, and its components so far.
+    """Yields the shares of a mixture's weights, then its components so far.
 
     The first is like `mixture web 75 %, books 25 %; from position 800: web 50 %, books 50 %`.
     """
@@ -88,10 +83,7 @@ def mixture_texts(snapshot: LoaderSnapshot) -> Iterator[str]:
 
 
 def components_text(measured: Measurements) -> str:
-    """Returns the components of a mixture so far: `so far web 1,200 records, books 400 records`; "" if none are known.
-
-    Rows of documents have their tokens as well: `web 30 rows of 1,890 tokens`.
-    """
+    """Returns `so far web 1,200 records, books 400 records`; for rows of documents, `web 30 rows of 1,890 tokens`."""
     if not measured.step or not measured.components:
         return ""
     noun = "record" if measured.components[0].tokens is None else "row"
@@ -113,7 +105,6 @@ def _listed(texts: Sequence[str]) -> str:
 
 
 def size_text(snapshot: LoaderSnapshot) -> str:
-    """Returns the size of a batch in parentheses, after a space; "" if it is not known."""
     size = snapshot.measured.batch_bytes
     return "" if size is None else f" ({bytes_text(size)} each)"
 
@@ -135,12 +126,10 @@ def is_measured(snapshot: LoaderSnapshot) -> bool:
 
 
 def is_bottleneck(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
-    """Returns True if a stage is the slowest of those measured."""
     return is_measured(snapshot) and stage is snapshot.slowest
 
 
 def each_text(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
-    """Returns the time of a measured stage per batch: `3.2 ms per batch`."""
     return f"{seconds_text(stage.seconds / snapshot.measured.batches)} per batch"
 
 

@@ -115,7 +115,6 @@ class Preview:
 
 
 def rows_of(leaves: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
-    """Returns the first elements of a batch, each as leaves by path."""
     lengths = [len(leaf) for leaf in leaves.values() if isinstance(leaf, np.ndarray | list) and np.ndim(leaf)]
     return [
         {path: leaf[row] if np.ndim(leaf) and row < len(leaf) else leaf for path, leaf in leaves.items()}
@@ -200,11 +199,8 @@ def pixels_of(array: NDArray[Any], max_size: int) -> NDArray[np.uint8] | None:
     """Returns an array as pixels of shape (height, width, channels), or None if it is not an image.
 
     An image is a two-dimensional array of bytes, booleans or floats, or one with 1, 3 or 4 channels last or first.
-    If floats leave the range 0 … 1, the smallest becomes black and the largest white.
-
-    Args:
-        array: one element.
-        max_size: the largest width and height; larger images lose rows and columns at regular intervals.
+    If floats leave the range 0 … 1, the smallest becomes black and the largest white. Images larger than `max_size`
+    lose rows and columns at regular intervals.
     """
     if array.dtype != np.uint8 and array.dtype.kind not in "bf":
         return None

@@ -13,9 +13,9 @@ from millstream.html_fragments import document, escaped, figure
 from millstream.loader.measuring.profiler import Event, Profiler
 from millstream.loader.measuring.recorder import STARTS, TRAINER, TRAINS, WAITS, Sample, Span
 from millstream.loader.reporting.chrome_trace import batches_text, chrome_trace, lanes_of
-from millstream.loader.reporting.html_rendering import STYLE, advice_list, loader_boxes
 from millstream.loader.reporting.phrases import bytes_text, count_text, seconds_text, trainer_text, workers_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot
+from millstream.loader.reporting.summary import STYLE, advice_list, loader_boxes
 
 PACKAGES = ("millstream", "numpy", "jax", "torch")
 """The packages whose versions a report states, if they are imported."""

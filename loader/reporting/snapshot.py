@@ -42,9 +42,7 @@ class StageSnapshot:
     Attributes:
         label: its name within the pipeline: `operations[1], Map(decode)`.
         name: its name by itself: `Map(decode)`.
-        kind: its kind.
-        location: the threads or processes that run it.
-        seconds: the seconds that it has taken, summed over these.
+        seconds: the sum over the threads or processes that run it.
         regroups: True if its elements are built from those of several blocks.
         keeps_count: True if it builds one element from each.
         is_local: True if it runs in this process because it follows an `mp_prefetch`.
@@ -67,7 +65,6 @@ class SourceSnapshot:
     """The source of the records.
 
     Attributes:
-        name: its description.
         kind: the name of its class.
         one_by_one: the class, or classes, whose records are read one by one; "" if one call reads many.
         bars: one bar of the concatenated sources, by number of records; empty if there is one source.
@@ -86,8 +83,7 @@ class OrderSnapshot:
     """The order of the records.
 
     Attributes:
-        name: the sampler's description.
-        kind: the name of its class.
+        kind: the name of the sampler's class.
         is_vectorised: True if one call returns the keys of many positions.
         bars: a bar of weights for each of the latest changes of a mixture's weights; empty for other orders.
         is_global_shuffle: True if any record may follow any other.
@@ -101,12 +97,9 @@ class OrderSnapshot:
 
 
 class ComponentSnapshot(NamedTuple):
-    """The elements of one component of a mixture so far.
+    """The records of one component of a mixture so far, or its rows if documents are packed in advance.
 
-    Attributes:
-        name: its name.
-        records: the number of its records, or of its rows if documents are packed in advance.
-        tokens: the number of tokens in these rows, without padding; None if lengths are not known.
+    `tokens` counts those in its rows, without padding; None if lengths are not known.
     """
 
     name: str
@@ -119,24 +112,19 @@ class Measurements:
     """Counts and times, summed over all iterators of a loader.
 
     Attributes:
-        batches: the number of batches delivered to the trainer.
-        timed_batches: the number of these that the seconds cover. Several may be fetched together, and the time between
-            them is known at the next fetch.
+        timed_batches: the number of batches that the seconds cover. Several may be fetched together, and the time
+            between them is known at the next fetch.
         first_seconds: the seconds of waiting for the first batch of each pass. They include the start of workers.
         wait_seconds: the seconds of waiting for all other batches, or of computing them in the trainer's thread.
         trainer_seconds: the seconds that the trainer spent between two batches.
         batch_bytes: the size of the arrays in the first batch; None before it.
-        deaths: the number of workers that died and were replaced.
-        stalls: the number of times that a worker without progress was reported.
         core_seconds: the seconds in which worker processes used a core; None if they were not measured.
         waits: the seconds of the last waits, except those for first batches, up to 1,000.
         records: the number of records in the batches delivered, where a short batch counts as a full one; None if
             the pipeline is not 1:1.
-        errors: the number of records that failed and were skipped.
         step: the step of the newest iterator.
-        epoch: the epoch of the newest iterator; None if the order has no epochs.
-        components: the records and tokens of each component of a mixture in all global batches before `step`; empty
-            for other orders, and for pipelines that are not 1:1.
+        components: those of a mixture in all global batches before `step`; empty for other orders, and for pipelines
+            that are not 1:1.
     """
 
     batches: int = 0
@@ -171,17 +159,11 @@ class LoaderSnapshot:
     """A loader at one moment.
 
     Attributes:
-        source: the source of the records.
-        order: their order.
-        stages: the stages, in the order in which they run.
-        measured: counts and times.
         shard: the shard that it reads: `0 of 1`.
-        num_workers: the number of workers.
         worker_buffer: the number of finished batches that each worker keeps ready.
         num_threads: the number of threads that read ahead, in this process or per worker; 0 if none do.
         records_ahead: the largest number of records that these threads prefetch.
         num_cores: the number of cores available to this process, or reserved for the actors by a cluster.
-        front: the API that the user built the pipeline with.
     """
 
     source: SourceSnapshot
@@ -198,7 +180,6 @@ class LoaderSnapshot:
 
     @property
     def pipeline_seconds(self) -> float:
-        """The seconds of all stages."""
         return sum(stage.seconds for stage in self.stages)
 
     @property
@@ -220,7 +201,6 @@ class LoaderSnapshot:
 
     @property
     def slowest(self) -> StageSnapshot:
-        """The stage that took most seconds."""
         return max(self.stages, key=lambda stage: stage.seconds)
 
     def stage(self, kind: Kind) -> StageSnapshot:

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from millstream.tools.top_command import stack_lines
-from millstream.tools.top_lines import lines_of, plain
+from millstream.tools.top_lines import lines_of, plain, stack_lines
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.commands import COMMAND, run_here
 from support.processes.top_trainers import top_trainer
@@ -144,10 +143,10 @@ def test_what_a_killed_trainer_leaves_is_removed(tmp_path: Path) -> None:
 
 def test_a_stopped_trainer_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that does not answer in time is a sentence, not a wait without end."""
-    from millstream.loader.monitoring import client, socket_folder
+    from millstream.loader.monitoring import client
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(socket_folder, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.2)
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         trainer.send_signal(signal.SIGSTOP)
         # It goes on for a moment after the signal was sent.

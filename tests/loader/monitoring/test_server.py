@@ -15,9 +15,15 @@ import cloudpickle
 import pytest
 
 import millstream
-from millstream.loader.monitoring import server, socket_folder
-from millstream.loader.monitoring.client import NotServed, query, served_processes
-from millstream.loader.monitoring.socket_folder import connected, private_folder, socket_name
+from millstream.loader.monitoring import client, server
+from millstream.loader.monitoring.client import (
+    NotServed,
+    connected,
+    private_folder,
+    query,
+    served_processes,
+    socket_name,
+)
 from millstream.loader.processes import crash_log
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import at_most
@@ -37,7 +43,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # However busy the machine is.
     monkeypatch.setattr(server, "START_SECONDS", WAIT_SECONDS)
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", WAIT_SECONDS)
-    monkeypatch.setattr(socket_folder, "CONNECT_SECONDS", 2 * WAIT_SECONDS)
+    monkeypatch.setattr(client, "CONNECT_SECONDS", 2 * WAIT_SECONDS)
     return tmp_path
 
 

@@ -12,9 +12,8 @@ from hypothesis import strategies
 
 import millstream
 from millstream.html_fragments import card, document, figure, proportions
-from millstream.loader.reporting.html_rendering import render_loader
 from millstream.loader.reporting.snapshot import Location
-from millstream.loader.reporting.summary import render_text
+from millstream.loader.reporting.summary import render_loader, render_text
 from support.documents.html_pages import Page
 from support.draw.loader_snapshots import snapshot_of_run, with_source, with_stage
 from support.faults.user_faults import Unread
