@@ -2,91 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from millstream import lazy_imports
+from millstream import dataset, lazy_imports
 
 if TYPE_CHECKING:
-    from millstream.dataset import (
-        BestFitPackIterDataset,
-        CacheIterDataset,
-        ConcatThenSplitIterDataset,
-        DatasetOptions,
-        ElasticIterator,
-        ExecutionTrackingMode,
-        FirstFitPackIterDataset,
-        FlatMapIterDataset,
-        FlatMapMapDataset,
-        InterleaveIterDataset,
-        LimitIterDataset,
-        ParquetIterDataset,
-        PerformanceConfig,
-        RebatchIterDataset,
-        RepeatIterDataset,
-        RngPool,
-        ShapeDtypeStruct,
-        ShapeDtypeStructProtocol,
-        TFRecordIterDataset,
-        ThreadPrefetchIterDataset,
-        WindowShuffleIterDataset,
-        WindowShuffleMapDataset,
-        WithOptionsIterDataset,
-        ZipIterDataset,
-        ZipMapDataset,
-        apply_transformations,
-        assert_equal_output_after_checkpoint,
-        batch_and_pad,
-        get_element_spec,
-        get_next_index,
-        index_shuffle,
-        multithread_prefetch,
-        pick_performance_config,
-        set_next_index,
-    )
-    from millstream.dataset.grain_compat.placed import device_put
+    from millstream.dataset import *  # noqa: F403  (most of its names)
+    from millstream.dataset.grain_compat.prefetching import device_put
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
 
-__all__ = [
-    "BOSHandling",
-    "BestFitPackIterDataset",
-    "CacheIterDataset",
-    "ConcatThenSplitIterDataset",
-    "DatasetOptions",
-    "ElasticIterator",
-    "ExecutionTrackingMode",
-    "FirstFitPackIterDataset",
-    "FlatMapIterDataset",
-    "FlatMapMapDataset",
-    "FlatMapTransform",
-    "InterleaveIterDataset",
-    "LimitIterDataset",
-    "MapWithIndexTransform",
-    "PackAndBatchOperation",
-    "ParquetIterDataset",
-    "PerformanceConfig",
-    "RebatchIterDataset",
-    "RepeatIterDataset",
-    "RngPool",
-    "ShapeDtypeStruct",
-    "ShapeDtypeStructProtocol",
-    "TFRecordIterDataset",
-    "ThreadPrefetchIterDataset",
-    "WindowShuffleIterDataset",
-    "WindowShuffleMapDataset",
-    "WithOptionsIterDataset",
-    "ZipIterDataset",
-    "ZipMapDataset",
-    "apply_transformations",
-    "assert_equal_output_after_checkpoint",
-    "batch_and_pad",
-    "device_put",
-    "get_element_spec",
-    "get_next_index",
-    "index_shuffle",
-    "multithread_prefetch",
-    "pick_performance_config",
-    "set_next_index",
-]
+__all__ = ["BOSHandling", "FlatMapTransform", "MapWithIndexTransform", "PackAndBatchOperation", "device_put"]
+__all__ += dataset.__all__
+# These are in Grain's main module only. Type checkers know `remove`.
+__all__.remove("DatasetIterator")  # noqa: PYI056
+__all__.remove("IterDataset")  # noqa: PYI056
+__all__.remove("MapDataset")  # noqa: PYI056
 
 if not TYPE_CHECKING:
+    __all__.sort()
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         dict.fromkeys(__all__, "millstream.dataset")
@@ -95,6 +26,6 @@ if not TYPE_CHECKING:
             "FlatMapTransform": "millstream.transforms",
             "MapWithIndexTransform": "millstream.transforms",
             "PackAndBatchOperation": "millstream.transforms",
-            "device_put": "millstream.dataset.grain_compat.placed",
+            "device_put": "millstream.dataset.grain_compat.prefetching",
         },
     )

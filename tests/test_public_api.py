@@ -114,10 +114,11 @@ def test_late_names_are_the_classes_that_type_checkers_see(part: str) -> None:
     tree = ast.parse(Path(module.__file__ or "").read_text())
     branch = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {
-        alias.name: statement.module
+        name: statement.module
         for statement in branch.body
         if isinstance(statement, ast.ImportFrom)
         for alias in statement.names
+        for name in ([alias.name] if alias.name != "*" else {*module.__all__} & {*dataset.__all__})
     }
     (hooks,) = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and "hooks" in ast.unparse(node.func)]
 
