@@ -1,18 +1,19 @@
 """Pipelines written as method chains: `MapDataset.source(files).shuffle(seed=0).map(decode).batch(64)`.
 
 nodes/               the steps of a MapDataset, from positions to elements
-map_dataset.py       MapDataset and its methods
+map_dataset.py       MapDataset and its methods; arguments.py: their arguments and seeds
 chain_rendering.py   a chain as text and as HTML, and its fingerprint
 
 iter_dataset.py      IterDataset and its methods
 dataset_iterator.py  DatasetIterator
-stream_nodes.py      the steps of a straight chain, and the seeds of its random operations
-chain.py             compiles a straight chain to a loader's pipeline; running.py: with workers that stay warm
+stream_nodes.py      the steps of a straight chain
+chain.py             compiles a straight chain to a loader's pipeline, and opens the streams below others; running.py:
+                     with workers that stay warm
 chain_iterator.py    iterates over a MapDataset; engine_iterator.py: the base of iterators that run a loader's
 fed_iterator.py      applies operations to another stream; drawing.py: draws many of its elements in one call
 stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those with
                      random access as one dataset
-streams.py           opens the streams below others; counted_iterator.py: those without states
+counted_iterator.py  iterates over streams without states
 options.py           the options of an entire chain
 
 grain_compat/        the other names of `millstream.experimental`: more datasets, and functions for a user's own
@@ -25,17 +26,15 @@ from millstream import lazy_imports
 if TYPE_CHECKING:
     from millstream.dataset.grain_compat.checking import (
         PerformanceConfig,
+        RngPool,
         apply_transformations,
         assert_equal_output_after_checkpoint,
         get_next_index,
+        index_shuffle,
         pick_performance_config,
         set_next_index,
     )
-    from millstream.dataset.grain_compat.combinations import (
-        CacheIterDataset,
-        LimitIterDataset,
-        RepeatIterDataset,
-    )
+    from millstream.dataset.grain_compat.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset
     from millstream.dataset.grain_compat.elastic import ElasticIterator
     from millstream.dataset.grain_compat.element_spec import (
         ShapeDtypeStruct,
@@ -48,18 +47,18 @@ if TYPE_CHECKING:
         ConcatThenSplitIterDataset,
         FirstFitPackIterDataset,
         FlatMapIterDataset,
+        FlatMapMapDataset,
         RebatchIterDataset,
         WindowShuffleIterDataset,
+        WindowShuffleMapDataset,
     )
     from millstream.dataset.grain_compat.interleaving import InterleaveIterDataset
-    from millstream.dataset.grain_compat.map_datasets import FlatMapMapDataset, WindowShuffleMapDataset, ZipMapDataset
     from millstream.dataset.grain_compat.prefetching import (
         ThreadPrefetchIterDataset,
         WithOptionsIterDataset,
         multithread_prefetch,
     )
-    from millstream.dataset.grain_compat.random_numbers import RngPool, index_shuffle
-    from millstream.dataset.grain_compat.zipping import ZipIterDataset
+    from millstream.dataset.grain_compat.zipping import ZipIterDataset, ZipMapDataset
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.map_dataset import MapDataset
@@ -78,7 +77,7 @@ else:
             "ExecutionTrackingMode": "millstream.dataset.options",
             "FirstFitPackIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "FlatMapIterDataset": "millstream.dataset.grain_compat.grouped_streams",
-            "FlatMapMapDataset": "millstream.dataset.grain_compat.map_datasets",
+            "FlatMapMapDataset": "millstream.dataset.grain_compat.grouped_streams",
             "InterleaveIterDataset": "millstream.dataset.grain_compat.interleaving",
             "IterDataset": "millstream.dataset.iter_dataset",
             "LimitIterDataset": "millstream.dataset.grain_compat.combinations",
@@ -87,22 +86,22 @@ else:
             "PerformanceConfig": "millstream.dataset.grain_compat.checking",
             "RebatchIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "RepeatIterDataset": "millstream.dataset.grain_compat.combinations",
-            "RngPool": "millstream.dataset.grain_compat.random_numbers",
+            "RngPool": "millstream.dataset.grain_compat.checking",
             "TFRecordIterDataset": "millstream.dataset.grain_compat.file_streams",
             "ShapeDtypeStruct": "millstream.dataset.grain_compat.element_spec",
             "ShapeDtypeStructProtocol": "millstream.dataset.grain_compat.element_spec",
             "ThreadPrefetchIterDataset": "millstream.dataset.grain_compat.prefetching",
             "WindowShuffleIterDataset": "millstream.dataset.grain_compat.grouped_streams",
-            "WindowShuffleMapDataset": "millstream.dataset.grain_compat.map_datasets",
+            "WindowShuffleMapDataset": "millstream.dataset.grain_compat.grouped_streams",
             "WithOptionsIterDataset": "millstream.dataset.grain_compat.prefetching",
             "ZipIterDataset": "millstream.dataset.grain_compat.zipping",
-            "ZipMapDataset": "millstream.dataset.grain_compat.map_datasets",
+            "ZipMapDataset": "millstream.dataset.grain_compat.zipping",
             "apply_transformations": "millstream.dataset.grain_compat.checking",
             "assert_equal_output_after_checkpoint": "millstream.dataset.grain_compat.checking",
             "batch_and_pad": "millstream.transforms.batching.pad",
             "get_element_spec": "millstream.dataset.grain_compat.element_spec",
             "get_next_index": "millstream.dataset.grain_compat.checking",
-            "index_shuffle": "millstream.dataset.grain_compat.random_numbers",
+            "index_shuffle": "millstream.dataset.grain_compat.checking",
             "multithread_prefetch": "millstream.dataset.grain_compat.prefetching",
             "pick_performance_config": "millstream.dataset.grain_compat.checking",
             "set_next_index": "millstream.dataset.grain_compat.checking",

@@ -1,4 +1,7 @@
-"""Compilation of a straight chain to the pipeline that a loader runs."""
+"""Iterators of datasets: compilation of a straight chain to the pipeline that a loader runs.
+
+All datasets of one combination share one set of threads, which prefetches each as far as it is drawn from.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator, with_states
 from millstream.dataset.iterators.running import Running, Shared, WarmWorkers
+from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.options import DatasetOptions, in_force
 from millstream.dataset.stream_nodes import Ahead, Combined, Compiled, Operated, ReadIterDataset, Seeded
@@ -29,8 +33,6 @@ class Chain:
 
     Attributes:
         leaf: the source of the elements: a `ReadIterDataset`, or any dataset with its own iterator.
-        operations: the operations to apply, in order.
-        workers: the worker processes to run them in.
         reading: the threads to run them in, in this process or in each worker; None for those of the leaf.
         num_local: the number of operations after the last `mp_prefetch`, which run in this process.
         local_reading: the threads to run these in; None for the consumer's thread.
@@ -65,12 +67,7 @@ class Chain:
 
 
 def iterator_of(dataset: IterDataset[Any], shared: Shared | None = None) -> DatasetIterator[Any]:
-    """Returns a new iterator of a dataset.
-
-    Args:
-        dataset: the end of the chain.
-        shared: the threads and workers to share with others, if it is below a combination of datasets.
-    """
+    """Returns a new iterator of a chain that ends with a dataset, below a combination of datasets if `shared`."""
     with in_force(dataset) as options:
         return _opened(dataset, options, shared)
 
@@ -149,7 +146,6 @@ def joint_reading(streams: Sequence[Any]) -> ReadOptions:
 
 
 def _requested_reading(stream: Any) -> ReadOptions:
-    """Returns the threads that a dataset requests."""
     if not isinstance(stream, IterDataset):
         # A MapDataset of datasets, which are not known yet.
         return ReadOptions()
@@ -171,3 +167,27 @@ def iterates_itself(dataset: IterDataset[Any]) -> bool:
     """Returns True if a dataset is not compiled, because its class or a base class has its own `__iter__`."""
     own = type(dataset).__iter__
     return not any(own is kind.__iter__ for kind in (Combined, Compiled))
+
+
+def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
+    """Returns a dataset as one that is read in order. Refuses anything else, which the error calls `what`."""
+    if isinstance(dataset, MapDataset):
+        return dataset.to_iter_dataset()
+    if not isinstance(dataset, IterDataset):
+        raise TypeError(f"{what} must be an IterDataset or a MapDataset, got {type(dataset).__name__}.")
+    return dataset
+
+
+def opened_below(dataset: IterDataset[Any], shared: Shared | None = None) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset, with the threads and workers of its combination if `shared`."""
+    return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, shared)
+
+
+def reads_in_threads(dataset: IterDataset[Any]) -> bool:
+    """Returns True if a dataset runs only in this process, in threads of the library or its own.
+
+    Worker processes and user-defined iterators must not be started before their turn.
+    """
+    if iterates_itself(dataset) or (isinstance(dataset, Ahead) and dataset.workers.num_workers):
+        return False
+    return all(reads_in_threads(parent) for parent in dataset.parents if isinstance(parent, IterDataset))

@@ -58,23 +58,14 @@ class Sketch:
 
 
 def sketch_of(node: Node, *, with_elements: bool = False) -> Sketch:
-    """Returns the chain of a node of a `MapDataset`.
-
-    Args:
-        node: the node.
-        with_elements: True to compute the first element of each node, and to display its structure.
-    """
+    """Returns the chain of a node of a `MapDataset`. With elements, the first one of each node is computed."""
     parents = tuple(sketch_of(parent, with_elements=with_elements) for parent in node.parents)
     element = element_text(lambda: _first_element(node)) if with_elements else ""
     return Sketch(node.text, parents, tuple(node.shares), element)
 
 
 def _first_element(node: Node) -> Any:
-    """Returns the first element of a node that is not absent; None if there is none among the first positions.
-
-    Raises:
-        TypeError: a source is a stream, whose first record training would then lack.
-    """
+    """Returns the first element of a node that is not absent; None if there is none among the first positions."""
     check_no_stream(node)
     positions = range(min(node.length, MAX_POSITIONS))
     return next((value for value in map(node.at, positions) if value is not None), None)

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex
 
 from millstream import grain_kinds
 from millstream.checks import as_integer, as_options, has_fields, named_arguments
+from millstream.dataset.arguments import as_flat_map, as_map, as_operation, depth_above
 from millstream.dataset.chain_rendering import Sketch, check_no_stream, html_of, sketch_of, text_of
 from millstream.dataset.iterators.counted_iterator import CountedIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, only_parent
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.arguments import as_map, as_operation, depth_above
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.visualization import element_text, visualized
 from millstream.randomness import as_seed
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.given import adopted_operation, as_transformation
+from millstream.transforms.given import as_transformation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,9 +159,6 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             transformations: instances of `Map`, `RandomMap`, `Filter`, `FlatMap`, `Batch`, `FirstFitPack` and all the
                 other operations of a `DataLoader`; a function is a `Map`.
 
-        Raises:
-            TypeError: one is neither an operation nor a function.
-
         Examples:
             >>> dataset = millstream.MapDataset.range(4).to_iter_dataset()
             >>> list(dataset.apply([lambda number: number * 10, millstream.Batch(2)]))
@@ -179,18 +176,11 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         self, transform: "Callable[[list[T_co]], Sequence[Out]]", *, batched: Literal[True]
     ) -> "IterDataset[Out]": ...
     def map(self, transform: Any, *, batched: bool = False) -> "IterDataset[Any]":
-        """Returns the results of a function of each element.
+        """Returns the results of a function of each element, as `MapDataset.map` does. None is an element, too.
 
         Args:
             transform: the function of an element, or an instance of `Map`.
             batched: True if the function gets a list of elements, and returns as many results; see `Map`.
-
-        Raises:
-            TypeError: it is neither a function nor a `Map`.
-
-        Examples:
-            >>> list(millstream.MapDataset.range(3).to_iter_dataset().map(lambda number: number * 10))
-            [0, 10, 20]
         """
         return _operated(self, as_map(transform, batched=batched))
 
@@ -202,9 +192,6 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             transform: the function of an index and an element, or an instance of `MapWithIndex`.
-
-        Raises:
-            TypeError: it is neither a function nor a `MapWithIndex`.
 
         Examples:
             >>> dataset = millstream.MapDataset.source(["a", "b", "c"]).to_iter_dataset()
@@ -230,11 +217,6 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Raises:
             ValueError: there is no seed.
-
-        Examples:
-            >>> dataset = millstream.MapDataset.range(3).to_iter_dataset()
-            >>> [int(number) for number in dataset.random_map(lambda number, rng: number + rng.integers(100), seed=0)]
-            [3, 98, 64]
         """
         return _operated(self, as_operation(transform, RandomMap), seed)
 
@@ -243,13 +225,6 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             transform: the function of an element, or an instance of `Filter`.
-
-        Raises:
-            TypeError: it is neither a function nor a `Filter`.
-
-        Examples:
-            >>> list(millstream.MapDataset.range(6).to_iter_dataset().filter(lambda number: number % 2 == 0))
-            [0, 2, 4]
         """
         return _operated(self, as_operation(transform, Filter))
 
@@ -258,27 +233,14 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         transform: "FlatMap[T_co, Out] | Callable[[T_co], Iterable[Out]]",
         max_fan_out: SupportsIndex | None = None,
     ) -> "IterDataset[Out]":
-        """Returns the children that a function splits each element into.
+        """Returns the children that a function splits each element into, without the empty positions of a MapDataset.
 
         Args:
             transform: the function of an element, or an instance of `FlatMap`.
             max_fan_out: the maximum number of children per element, at least 1; None for a `FlatMap`, which has its
                 own.
-
-        Raises:
-            TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
-            ValueError: max_fan_out is below 1.
-
-        Examples:
-            >>> texts = millstream.MapDataset.source(["a b", "c"]).to_iter_dataset()
-            >>> list(texts.flat_map(str.split, max_fan_out=2))
-            ['a', 'b', 'c']
         """
-        adopted: Any = adopted_operation(transform) or transform
-        transform = adopted
-        if not isinstance(transform, FlatMap):
-            transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
-        return _operated(self, transform)
+        return _operated(self, as_flat_map(transform, max_fan_out))
 
     @overload
     def batch(
@@ -315,9 +277,6 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             seed: 0 … 2**64 - 1.
-
-        Raises:
-            ValueError: it is out of range.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(3).to_iter_dataset().seed(0)

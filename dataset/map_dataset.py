@@ -6,15 +6,22 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 
 from millstream import grain_kinds
 from millstream.checks import as_flag, as_integer, as_integer_or_none
+from millstream.dataset.arguments import (
+    as_flat_map,
+    as_map,
+    as_operation,
+    count_random_maps,
+    count_shuffles,
+    depth_above,
+    seed_for,
+)
 from millstream.dataset.chain_rendering import content_marks_of, extent_of, fingerprint_of, html_of, sketch_of, text_of
-from millstream.dataset.nodes.arguments import as_map, as_operation, depth_above
 from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
 from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice
 from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node
-from millstream.dataset.nodes.seeds import count_random_maps, count_shuffles, nearest_seed
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.randomness import as_seed, derive_seed
 from millstream.samplers.mixtures.mixture_checks import named_components
@@ -23,7 +30,8 @@ from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
 from millstream.sources.source_checks import check_range, check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
-from millstream.transforms.given import adopted_operation, as_transformation
+from millstream.transforms.base import METHODS
+from millstream.transforms.given import as_transformation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,9 +218,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
                 "selection_map must have len(selection_map) and selection_map[position] -> (number of a dataset, "
                 f"position in it), got {selection_map!r}."
             )
-        selected = Selected(nodes, selection_map)
-        selected.check()
-        return dataset_of(selected, *datasets)
+        return dataset_of(Selected(nodes, selection_map), *datasets)
 
     @overload
     def map(self, transform: "Map[T, Out] | Callable[[T], Out]") -> "MapDataset[Out]": ...
@@ -278,9 +284,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             [3, 98, 64, 19, 19, 51]
         """
         operation = as_operation(transform, RandomMap)
-        node = node_of(self)
-        chosen = self._inherited_seed("random_map") if seed is None else as_seed(seed)
-        return self._with(MappedAtRandom(node, operation, chosen, count_random_maps(node, chosen)))
+        chosen = seed_for("random_map", self, seed)
+        return self._with(MappedAtRandom(node_of(self), operation, chosen, count_random_maps(self, chosen)))
 
     def filter(self, transform: "Filter[T] | Callable[[T], object]") -> "MapDataset[T]":
         """Returns the dataset without the elements for which `transform` is false: their positions contain None.
@@ -321,11 +326,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             >>> len(words), words[3], list(words)
             (4, None, ['a', 'b', 'c'])
         """
-        adopted: Any = adopted_operation(transform) or transform
-        transform = adopted
-        if not isinstance(transform, (FlatMap, type)):
-            transform = FlatMap(transform, max_fan_out)  # type: ignore[arg-type]  # which refuses None
-        return self._with(Split(node_of(self), as_operation(transform, FlatMap)))
+        return self._with(Split(node_of(self), as_flat_map(transform, max_fan_out)))
 
     @overload
     def batch(self, batch_size: int, *, drop_remainder: bool = ..., batch_fn: None = ...) -> "MapDataset[Any]": ...
@@ -388,8 +389,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         node = node_of(self)
         if seed is not None:
             return self._with(Shuffle(node, as_seed(seed)))
-        inherited = self._inherited_seed("shuffle")
-        number = count_shuffles(node, inherited)
+        inherited = seed_for("shuffle", self, None)
+        number = count_shuffles(self, inherited)
         return self._with(Shuffle(node, derive_seed(inherited, number) if number else inherited, inherited))
 
     def slice(self, rows: "Rows | Iterable[SupportsIndex]") -> "MapDataset[T]":
@@ -484,19 +485,12 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return dataset
 
     def _applied(self, operation: Transformation) -> "MapDataset[Any]":
-        match operation:
-            case Map():
-                return self.map(operation)
-            case RandomMap():
-                return self.random_map(operation)
-            case MapWithIndex():
-                return self.map_with_index(operation)
-            case Filter():
-                return self.filter(operation)
-            case FlatMap():
-                return self.flat_map(operation)
-            case Batch():
-                return self._batched(operation)
+        for kind, method in METHODS.items():
+            if isinstance(operation, kind):
+                dataset: MapDataset[Any] = getattr(self, method)(operation)
+                return dataset
+        if isinstance(operation, Batch):
+            return self._batched(operation)
         raise TypeError(
             f"{operation!r} groups elements as they come, or belongs to a sampler, and a MapDataset is read by "
             "position: write .to_iter_dataset().apply(...)."
@@ -586,15 +580,6 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
     def _with(self, node: Node) -> "MapDataset[Any]":
         return dataset_of(node, self)
-
-    def _inherited_seed(self, method: str) -> int:
-        seed = nearest_seed(node_of(self))
-        if seed is None:
-            raise ValueError(
-                f"{method} needs a seed, and there is none above it: write .{method}(..., seed=0), or .seed(0) before "
-                "it."
-            )
-        return seed
 
 
 def node_of(dataset: MapDataset[Any]) -> Node:

@@ -4,11 +4,14 @@ import contextlib
 import contextvars
 import dataclasses
 import enum
+import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream.checks import named_fields
 from millstream.loader.pipeline.tolerance import MAX_ERRORS, FilterLimits, Tolerance
+
+Class = TypeVar("Class", bound=type)
 
 
 class ExecutionTrackingMode(enum.Enum):
@@ -25,24 +28,20 @@ class ExecutionTrackingMode(enum.Enum):
     """The time of each operation."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Default:
-    """The default of an option that was not passed."""
+def _noting_given(cls: Class) -> Class:
+    """Decorates a class, whose instances then have the names of the arguments that they were given, for `merge`."""
+    constructor = cls.__init__  # type: ignore[misc]  # of this class
 
-    value: Any
+    @functools.wraps(constructor)
+    def construct(self: Any, *args: Any, **given: Any) -> None:
+        vars(self)["_given"] = frozenset(given)
+        constructor(self, *args, **given)
 
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-
-_RATIO: Any = _Default(0.9)
-_NONE: Any = _Default(None)
-_MODE: Any = _Default(ExecutionTrackingMode.DISABLED)
-_SIZE: Any = _Default(0)
-_ON_ERROR: Any = _Default("raise")
-_MAX_ERRORS: Any = _Default(MAX_ERRORS)
+    cls.__init__ = construct  # type: ignore[misc]  # the signature stays as it is
+    return cls
 
 
+@_noting_given
 @named_fields
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DatasetOptions:
@@ -80,19 +79,15 @@ class DatasetOptions:
         ValueError: ... left 10 of 1000 records, ...
     """
 
-    filter_warn_threshold_ratio: float | None = _RATIO
-    filter_raise_threshold_ratio: float | None = _NONE
-    execution_tracking_mode: ExecutionTrackingMode = _MODE
-    min_shm_size: int = _SIZE
-    on_error: str = _ON_ERROR
-    max_errors: int | None = _MAX_ERRORS
+    filter_warn_threshold_ratio: float | None = 0.9
+    filter_raise_threshold_ratio: float | None = None
+    execution_tracking_mode: ExecutionTrackingMode = ExecutionTrackingMode.DISABLED
+    min_shm_size: int = 0
+    on_error: str = "raise"
+    max_errors: int | None = MAX_ERRORS
     _given: frozenset[str] = dataclasses.field(default=frozenset(), init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.init}
-        defaults = {name: value.value for name, value in values.items() if isinstance(value, _Default)}
-        for name, value in {**defaults, "_given": frozenset(values.keys() - defaults)}.items():
-            object.__setattr__(self, name, value)
         for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
             ratio = getattr(self, name)
             if ratio is not None and (not isinstance(ratio, float | int) or not 0 < ratio <= 1):

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, final
 
-from millstream.dataset.chain import Chain, joint_reading
+from millstream.dataset.chain import Chain, as_stream, joint_reading
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_iterator import MixedIterator
@@ -12,7 +12,6 @@ from millstream.dataset.iterators.mixed_reading import MixtureIterator, straight
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.stream_nodes import Combined
-from millstream.dataset.streams import as_stream
 from millstream.loader.threads.options import ReadOptions
 from millstream.samplers.mixtures.mixture_checks import named_components
 from millstream.samplers.mixtures.weights import checked_weights
@@ -23,10 +22,7 @@ from millstream.transforms import Transformation
 class MixedIterDataset(Combined):
     """The elements of several streams, in the proportions of weights: the result of `IterDataset.mix`.
 
-    Attributes:
-        names: the names of the streams; their numbers if they have none.
-        weights: integers without a common divisor, one per stream.
-        is_named: True if states refer to streams by name.
+    If it is named, states refer to streams by name.
     """
 
     def __init__(

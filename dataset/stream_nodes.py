@@ -4,16 +4,16 @@ import abc
 from typing import Any, SupportsIndex
 
 from millstream.checks import as_options
+from millstream.dataset.arguments import count_random_maps, longest_count, nearest_seed, seed_for
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.batch_node import Batched
-from millstream.dataset.nodes.seeds import combined, count_random_maps, longest_count, nearest_seed
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.randomness import OF_GROUPS, as_seed, derive_seed
+from millstream.randomness import OF_GROUPS, derive_seed
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import GroupingOperation
 from millstream.transforms.of_chains import SeededRandomMap
@@ -29,11 +29,7 @@ class Compiled(IterDataset[Any]):
 
 
 class Operated(Compiled):
-    """The elements after an operation.
-
-    Attributes:
-        operation: the operation; a random one has a seed.
-    """
+    """The elements after an operation, which has a seed if it is random."""
 
     def __init__(self, parent: IterDataset[Any], operation: Transformation, seed: SupportsIndex | None = None) -> None:
         super().__init__(parent)
@@ -43,9 +39,10 @@ class Operated(Compiled):
                 "positions determine the component or row of an element. Positions of a chain do not."
             )
         if isinstance(operation, RandomMap):
-            operation = seeded(operation, parent, seed)
+            chosen = seed_for("random_map", parent, seed)
+            operation = SeededRandomMap(operation, chosen, count_random_maps(parent, chosen))
         elif isinstance(operation, GroupingOperation):
-            operation = seeded_group(operation, parent)
+            operation = _seeded_group(operation, parent)
         self.operation = operation
 
     def _line(self) -> str:
@@ -67,7 +64,6 @@ class Ahead(Compiled):
     """The same elements, prefetched by processes or threads.
 
     Attributes:
-        workers: the processes.
         reading: the threads; None for those of the leaf.
         is_boundary: True if the operations before it run in worker processes, or here if there are none.
     """
@@ -98,10 +94,7 @@ class Ahead(Compiled):
 class ReadIterDataset(Compiled):
     """The elements of a `MapDataset` in order: the leaf of a straight chain.
 
-    Attributes:
-        map_dataset: the MapDataset.
-        reading: the threads that prefetch.
-        allow_nones: True to yield None for missing elements, False to skip them.
+    With `allow_nones`, missing elements are None; otherwise they are skipped.
     """
 
     def __init__(self, map_dataset: Any, read_options: ReadOptions | None = None, allow_nones: bool = False) -> None:
@@ -143,10 +136,7 @@ class Combined(IterDataset[Any]):
     ) -> DatasetIterator[Any] | None:
         """Returns an iterator of operations after this dataset; None to draw its elements with `drawn`.
 
-        Args:
-            operations: the operations to apply, in order.
-            running: the execution of the operations.
-            reading: the threads that were requested; None for those that the datasets below request.
+        Without `reading`, the threads are those that the datasets below request.
         """
         return None
 
@@ -164,42 +154,8 @@ def _makes_batches(dataset: Any) -> bool:
     return bool(dataset.parents) and all(map(_makes_batches, dataset.parents))
 
 
-def seeded(operation: RandomMap[Any, Any], parent: Any, seed: Any) -> SeededRandomMap:
-    """Returns a random operation after a dataset, with its seed and its number under that seed.
-
-    Raises:
-        ValueError: there is no seed, or it is out of range.
-    """
-    chosen = _nearest_seed(parent) if seed is None else as_seed(seed)
-    if chosen is None:
-        raise ValueError(
-            "random_map needs a seed, and there is none above it: write .random_map(..., seed=0), or .seed(0) before "
-            "it."
-        )
-    return SeededRandomMap(operation, chosen, _count_random_maps(parent, chosen))
-
-
-def seeded_group(operation: GroupingOperation, parent: Any) -> GroupingOperation:
+def _seeded_group(operation: GroupingOperation, parent: Any) -> GroupingOperation:
     """Returns a grouping operation after a dataset. If it shuffles, it has its own seed or a derived one."""
-    chosen = None if operation.seed is not None else _nearest_seed(parent)
+    chosen = None if operation.seed is not None else nearest_seed(parent)
     number = longest_count(parent, lambda one: isinstance(getattr(one, "operation", None), GroupingOperation))
     return operation.seeded(0 if chosen is None else derive_seed(chosen, OF_GROUPS - number))
-
-
-def _nearest_seed(dataset: Any) -> int | None:
-    """Returns the seed for an operation after this dataset, None if no seed is set before it."""
-    if isinstance(dataset, MapDataset):
-        return nearest_seed(node_of(dataset))
-    own: int | None = getattr(dataset, "given_seed", None)
-    if own is not None:
-        return own
-    return combined(seed for parent in dataset.parents if (seed := _nearest_seed(parent)) is not None)
-
-
-def _count_random_maps(dataset: Any, seed: int) -> int:
-    """Returns the number of random maps that draw from a seed, from this dataset upwards."""
-    if isinstance(dataset, MapDataset):
-        return count_random_maps(node_of(dataset), seed)
-    above = max((_count_random_maps(parent, seed) for parent in dataset.parents), default=0)
-    operation = getattr(dataset, "operation", None)
-    return above + (isinstance(operation, SeededRandomMap) and operation.seed == seed)

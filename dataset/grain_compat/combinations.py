@@ -3,12 +3,12 @@
 from typing import Any, SupportsIndex, final
 
 from millstream.checks import as_integer, as_integer_or_none
+from millstream.dataset.chain import as_stream, opened_below
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.stream_nodes import Combined
-from millstream.dataset.streams import as_stream, opened_below
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_anything, is_flag, is_number, sealed, unsealed
 from millstream.sources.base import own

@@ -6,11 +6,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import numpy as np
 
 from millstream import tree
-from millstream.dataset.grain_compat.combinations import (
-    CacheIterDataset,
-    LimitIterDataset,
-    RepeatIterDataset,
-)
+from millstream.dataset.grain_compat.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset
 from millstream.dataset.grain_compat.zipping import ZipIterDataset
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset, node_of

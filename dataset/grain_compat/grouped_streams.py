@@ -1,10 +1,14 @@
-"""Operations as datasets, under Grain's names: packers, a window shuffle, rebatching."""
+"""Operations as datasets, under Grain's names: packers, window shuffles, rebatching, splitting."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
+from millstream.checks import as_integer
+from millstream.dataset.chain import as_stream
+from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes import index_nodes
 from millstream.dataset.stream_nodes import Operated
-from millstream.dataset.streams import as_stream
+from millstream.randomness import as_seed
 from millstream.transforms import FlatMap
 from millstream.transforms.batching.rebatch import Rebatch
 from millstream.transforms.packing.best_fit import BestFitPack
@@ -12,6 +16,8 @@ from millstream.transforms.packing.bins import BinPack
 from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
 from millstream.transforms.packing.first_fit import FirstFitPack
 from millstream.transforms.window_shuffle import WindowShuffle
+
+T = TypeVar("T")
 
 
 class _PackIterDataset(Operated):
@@ -246,3 +252,52 @@ class FlatMapIterDataset(Operated):
                 "write FlatMap(function, max_fan_out)."
             )
         super().__init__(as_stream(parent, "parent"), transform)
+
+
+class WindowShuffleMapDataset(MapDataset[T]):
+    """The elements of a dataset, shuffled within windows of `window_size`. Neighbours stay near.
+
+    Each window and epoch has its own order. Each element occurs once per epoch, also in a shorter last window.
+
+    Args:
+        parent: the dataset.
+        window_size: the number of elements per window, at least 1.
+        seed: 0 … 2**64 - 1.
+
+    Raises:
+        TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+    Examples:
+        >>> dataset = millstream.MapDataset.range(8)
+        >>> list(millstream.experimental.WindowShuffleMapDataset(dataset, window_size=4, seed=0))
+        [2, 3, 0, 1, 7, 4, 6, 5]
+    """
+
+    def __init__(self, parent: MapDataset[T], *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
+        super().__init__(parent)
+        size = as_integer(window_size, "window_size", minimum=1)
+        self._node = index_nodes.WindowShuffle(node_of(parent), size, as_seed(seed))
+
+
+class FlatMapMapDataset(MapDataset[Any]):
+    """The children that an operation splits elements into: `parent.flat_map(transform)`.
+
+    Args:
+        parent: the dataset.
+        transform: a `FlatMap`. Element i has the positions from `i * max_fan_out` on; those for which there is no child
+            hold None.
+
+    Raises:
+        TypeError: the transform is not a `FlatMap`.
+
+    Examples:
+        >>> texts = millstream.MapDataset.source(["a b", "c"])
+        >>> words = millstream.FlatMapTransform(str.split, max_fan_out=2)
+        >>> dataset = millstream.experimental.FlatMapMapDataset(texts, words)
+        >>> [dataset[position] for position in range(4)]
+        ['a', 'b', 'c', None]
+    """
+
+    def __init__(self, parent: MapDataset[Any], transform: FlatMap[Any, Any]) -> None:
+        super().__init__(parent)
+        self._node = node_of(parent.flat_map(transform))

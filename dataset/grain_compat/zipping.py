@@ -1,17 +1,48 @@
-"""Streams zipped to one stream of tuples."""
+"""Datasets zipped to one of tuples."""
 
 from collections.abc import Sequence
 from typing import Any, final
 
 from millstream.checks import as_flag
+from millstream.dataset.chain import as_stream, opened_below
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
+from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes.joining_nodes import Zipped
 from millstream.dataset.stream_nodes import Combined
-from millstream.dataset.streams import as_stream, opened_below
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_flag, is_list, is_number, sealed, unsealed
+
+
+class ZipMapDataset(MapDataset[tuple[Any, ...]]):
+    """Tuples of the elements that datasets have at the same position.
+
+    What is absent in a dataset is a None in the tuple.
+
+    Args:
+        parents: datasets of equal length, at least one.
+
+    Raises:
+        ValueError: there are none, or their lengths differ.
+
+    Examples:
+        >>> numbers, letters = millstream.MapDataset.range(2), millstream.MapDataset.source(["a", "b"])
+        >>> millstream.experimental.ZipMapDataset([numbers, letters])[1]
+        (1, 'b')
+    """
+
+    def __init__(self, parents: Sequence[MapDataset[Any]]) -> None:
+        super().__init__(parents)
+        nodes = tuple(map(node_of, self.parents))
+        lengths = [node.length for node in nodes]
+        if len(set(lengths)) != 1:
+            raise ValueError(
+                f"ZipMapDataset needs datasets of equal length, at least one, got the lengths {lengths}: slice the "
+                "longer ones, dataset[:n]."
+            )
+        self._node = Zipped(nodes)
 
 
 @final

@@ -37,11 +37,9 @@ def strictly(*, strict: bool) -> Iterator[bool]:
 
 
 def cursor_at_end(cursor: SavedCursor, length: int | None) -> SavedCursor:
-    """Returns a cursor; after a short last batch that of a dense plan, in which nothing is left to skip.
+    """Returns a cursor of a sparse plan; after a short last batch that of a dense plan, with nothing left to skip.
 
-    Args:
-        cursor: the cursor in a sparse plan.
-        length: the number of positions, each of which has an element; None if some may have none.
+    `length` is the number of positions if each has an element, otherwise None.
     """
     is_at_end = cursor.is_final and cursor.position + cursor.skip[0] == length and not any(cursor.skip[1:])
     return SavedCursor(length, (0,) * len(cursor.skip), is_final=True) if is_at_end and length is not None else cursor
@@ -54,17 +52,12 @@ def ending_of(stream: Stream) -> str:
 
 
 def brief_state(step: int, cursor: SavedCursor, ending: str) -> str:
-    """Returns a state of one logical shard as text."""
     skip = ",".join(map(str, cursor.skip))
     return f"{step} {cursor.position} {skip} {cursor.is_final:d} {ending}"
 
 
 def restored(text: str, here: LoaderState) -> LoaderState:
-    """Returns the state in a text, for the chain that is restored.
-
-    Raises:
-        CheckpointError: the text is invalid, or belongs to another chain.
-    """
+    """Returns the state in a text. Refuses one that is not of the chain whose state is `here`."""
     match = _BRIEF.fullmatch(text)
     if match is None:
         raise CheckpointError(f"The state of a dataset below others cannot be read: {text!r}.")

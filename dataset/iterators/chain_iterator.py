@@ -82,25 +82,16 @@ class ReadIterator(EngineIterator):
         self._inner = self._execution.begin(self._own_stream)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as a small dict that JSON can hold."""
-        return self.noted_state()()
-
-    def noted_state(self) -> Callable[[], dict[str, Any]]:
-        state = self._state()
-        return lambda: json.loads(state.encode())
+        state: dict[str, Any] = json.loads(self._state().encode())
+        return state
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position recorded in a state.
+        """Moves to the position in a state of any iterator over the same chain, with any threads and workers.
 
         Args:
-            state: a result of `get_state`, from here or from any iterator over the same chain, with any threads and
-                workers.
+            state: a result of `get_state`.
             allow: intended differences to accept: any of "operations" and "source".
             strict: True to refuse the state also if the code of the chain has changed.
-
-        Raises:
-            CheckpointError: the state is unreadable or of another chain. The iterator does not change.
-            ValueError: the iterator is closed, or `allow` has an unknown name.
         """
         self._check_open()
         saved = decoded(state)
@@ -119,12 +110,6 @@ class ReadIterator(EngineIterator):
         return brief_state(step, saved, self._ending)
 
     def set_brief_state(self, text: str) -> None:
-        """Moves to the position of a state for iterators that draw from this one.
-
-        Raises:
-            CheckpointError: the state is unreadable or of another chain. The iterator does not change.
-            ValueError: the iterator is closed.
-        """
         self._check_open()
         self._move(restored(text, self._state()))
 
@@ -145,10 +130,6 @@ class ReadIterator(EngineIterator):
         """Moves to the position after the first `step` elements.
 
         Costs nothing if each element of the MapDataset becomes one. Otherwise the elements before are computed again.
-
-        Raises:
-            IndexError: there are fewer elements.
-            ValueError: the iterator is closed.
         """
         self._check_open()
         try:

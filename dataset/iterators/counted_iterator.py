@@ -18,10 +18,7 @@ _KIND = "a stream whose elements are counted"
 class CountedIterator(DatasetIterator[Any]):
     """An iterator without states. Its position is the number of elements it has yielded.
 
-    Args:
-        dataset: the dataset that it iterates over.
-        begin: a function that returns the iterator at its beginning.
-        first: the first result of `begin`.
+    `begin` returns the iterator at its beginning; `first` is its first result.
     """
 
     def __init__(self, dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
@@ -42,11 +39,9 @@ class CountedIterator(DatasetIterator[Any]):
 
     @property
     def step(self) -> int:
-        """The number of elements yielded."""
         return self._count
 
     def __next__(self) -> Any:
-        """Returns the next element."""
         self._check_open()
         if self._has_failed:
             # A generator is exhausted once it has raised.
@@ -61,11 +56,9 @@ class CountedIterator(DatasetIterator[Any]):
         return element
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the number of elements yielded."""
         return sealed(_KIND, {"count": self._count, **self._described})
 
     def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
-        """Restarts, and drops the elements before the position. With `strict`, changed content refuses the state."""
         self._check_open()
         checked = unsealed(state, _KIND, {"count": is_number, "words": is_dict, "content": is_dict})
         here = self._described
@@ -83,7 +76,6 @@ class CountedIterator(DatasetIterator[Any]):
             raise CheckpointError(f"The state is after {checked['count']} elements of {self.name}, which has {there}.")
 
     def _restart(self, count: int) -> None:
-        """Restarts, and drops the first elements."""
         self._has_failed = True
         close_if_possible(self._iterator)
         self._iterator = self._begin()
@@ -91,13 +83,11 @@ class CountedIterator(DatasetIterator[Any]):
         self._count, self._has_failed = there, False
 
     def close(self) -> None:
-        """Closes the iterator if it has a `close` method."""
         close_if_possible(self._iterator)
         super().close()
 
 
 def close_if_possible(iterator: object) -> None:
-    """Closes an iterator that has a `close` method."""
     close = getattr(iterator, "close", None)
     if callable(close):
         close()

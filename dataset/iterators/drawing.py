@@ -17,12 +17,9 @@ def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
 
     The state is for code that draws from the iterator: `move_to` accepts it.
     """
-    if isinstance(iterator, ReadIterator):
-        text = iterator.get_brief_state()
-        return lambda: text
-    if isinstance(iterator, RecoveringIterator | EngineIterator):
+    if isinstance(iterator, RecoveringIterator):
         return iterator.noted_state()
-    state = iterator.get_state()
+    state: Any = iterator.get_brief_state() if isinstance(iterator, ReadIterator) else iterator.get_state()
     return lambda: state
 
 

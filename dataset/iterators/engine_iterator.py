@@ -1,6 +1,5 @@
 """Iterators of chains that run a loader's iterator."""
 
-from collections.abc import Callable
 from typing import Any
 
 from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator
@@ -37,7 +36,6 @@ class EngineIterator(DatasetIterator[Any]):
 
     @property
     def insight(self) -> Insight:
-        """The views of the chain's pipeline."""
         return self._execution.insight
 
     def let_measure(self, consumer: MeasuringConsumer) -> None:
@@ -53,17 +51,9 @@ class EngineIterator(DatasetIterator[Any]):
         return self._inner.batches_after(step)
 
     def __len__(self) -> int:
-        """Returns the number of elements left; TypeError if it is not known."""
         return self._inner.batches_after(self._inner.step)
 
     def __next__(self) -> Any:
-        """Returns the next element.
-
-        Raises:
-            StopIteration: the stream has ended.
-            ValueError: the iterator is closed.
-            Exception: an error of an operation or of the source, with notes that locate it.
-        """
         if self._closed:
             raise ValueError(CLOSED)
         try:
@@ -82,20 +72,13 @@ class EngineIterator(DatasetIterator[Any]):
         return self._inner.take(limit)
 
     def start_prefetch(self) -> None:
-        """Starts prefetching in threads or processes, if there are any, and returns immediately."""
         self._check_open()
         self._inner.start_prefetch()
 
     def close(self) -> None:
-        """Ends the threads and processes of this iterator and those below, and frees prefetched data. Idempotent."""
         self._closed = True
         self._inner.close()
         super().close()
-
-    def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns a function that returns the current state later, because computing it takes longer."""
-        state = self.get_state()
-        return lambda: state
 
     def __repr__(self) -> str:
         workers, reading = self._options

@@ -54,12 +54,7 @@ _KIND = "a chain after a stream"
 
 @final
 class FedIterator(EngineIterator):
-    """Yields the results of operations on the elements of a stream.
-
-    Attributes:
-        block: the number of its elements per block.
-        description: the description of the operations in states.
-    """
+    """Yields the results of operations on the elements of a stream, of which each block has `block`."""
 
     def __init__(
         self,
@@ -85,7 +80,6 @@ class FedIterator(EngineIterator):
 
     @property
     def engine(self) -> tuple[Execution, DataLoaderIterator]:
-        """The execution and the iterator that compute the elements."""
         return self._execution, self._inner
 
     def get_state(self) -> dict[str, Any]:
@@ -97,28 +91,19 @@ class FedIterator(EngineIterator):
         return _sealed(first, made, noted(), self._saved[1])
 
     def state_of(self, position: Position, step: int, block: int, state: tuple[dict[str, Any], str]) -> dict[str, Any]:
-        """Returns the state at a position.
+        """Returns the state at a position of the operations, after `step` elements.
 
-        Args:
-            position: the position of the operations.
-            step: the number of elements they have yielded.
-            block: a block at or before the position.
-            state: the state of the stream at the beginning of the block, and its canonical JSON.
+        The state of the stream, and its canonical JSON, is that at the beginning of a block at or before the position.
         """
         return _sealed(block, state_at(position, step, self._execution.plan, self.description), *state)
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position recorded in a state.
+        """Moves to the position in a state of any iterator over the same chain, with any threads and workers.
 
         Args:
-            state: a result of `get_state`, from here or from any iterator over the same chain, with any threads and
-                workers.
+            state: a result of `get_state`.
             allow: intended differences of the operations after the stream to accept: "operations", or paths within.
             strict: True to refuse the state also if their content, or that of the stream, has changed.
-
-        Raises:
-            CheckpointError: the state is unreadable or of another chain.
-            ValueError: the iterator is closed.
         """
         self._check_open()
         state = unsealed(state, _KIND, {"block": is_number, "made": is_dict, "stream": is_anything})
@@ -164,11 +149,9 @@ class _Drawing:
         self._stream = stream
 
     def get_state(self) -> Callable[[], Any]:
-        """Returns a function that returns the iterator's current state later."""
         return noted_state(self._stream)
 
     def set_state(self, noted: Callable[[], Any]) -> None:
-        """Moves the iterator to a state."""
         move_to(self._stream, noted())
 
     def draw(self, count: int, number: int) -> Elements:

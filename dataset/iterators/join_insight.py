@@ -41,11 +41,9 @@ class JoinInsight(Insight):
         self._of = weakref.ref(join)
 
     def count_delivered(self) -> None:
-        """Adds the elements and the waits since the last time."""
         self._join.count_delivered()
 
     def snapshot(self) -> "LoaderSnapshot":
-        """Returns the streams below and the current measurements."""
         join, own = self._join, super().snapshot()
         below = list(snapshots(list(join.below())))
         replaced = [] if join.replaced is None else [join.replaced]
@@ -71,7 +69,6 @@ class JoinInsight(Insight):
         )
 
     def profile(self) -> dict[str, float]:
-        """Returns the seconds of each stage."""
         stages, trainer = self.snapshot().stages, self.profiler.read()
         return {stage.label: stage.seconds for stage in stages} | {label: trainer[label] for label in (NEXT, CONSUMER)}
 

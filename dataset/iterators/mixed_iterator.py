@@ -8,12 +8,12 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.dataset.chain import opened_below
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, noted_state
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
-from millstream.dataset.streams import opened_below
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import (
     Check,
@@ -34,14 +34,7 @@ LOOK_AHEAD = 1024
 
 @final
 class MixedIterator(RecoveringIterator[Any]):
-    """Draws from the stream that is due; ends when that has ended.
-
-    Args:
-        streams: the datasets.
-        weights: integers without a common divisor, one per stream.
-        names: the names of the streams in states; None if states list them in order.
-        shared: the threads and workers of the streams.
-    """
+    """Draws from the stream that is due; ends when that has ended. Without names, states list streams in order."""
 
     def __init__(
         self,
@@ -66,7 +59,6 @@ class MixedIterator(RecoveringIterator[Any]):
         self._may_move = {row for row, parent in enumerate(self._parents) if not isinstance(parent, ReadIterator)}
 
     def below(self) -> Iterator[tuple[str, Any]]:
-        """Yields the names and the iterators of the streams."""
         return zip(map(str, self._names or range(len(self._parents))), self._parents, strict=True)
 
     def skip_absent(self) -> None:
@@ -116,7 +108,6 @@ class MixedIterator(RecoveringIterator[Any]):
             yield int(due[own[0]]), own
 
     def _begin(self) -> None:
-        """Starts prefetching in all streams, before the first of them is waited for."""
         self.start_prefetch()
         self._is_reading = True
 
@@ -133,7 +124,6 @@ class MixedIterator(RecoveringIterator[Any]):
         return self._noted()()
 
     def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns a function that returns the current state of `get_state` later."""
         self._recover()
         return self._noted()
 
@@ -158,9 +148,7 @@ class MixedIterator(RecoveringIterator[Any]):
     def state_after(self, position: int, drawn: Sequence[int]) -> tuple[dict[str, Any], str]:
         """Returns the state at a position, and its canonical JSON.
 
-        Args:
-            position: the position.
-            drawn: the number of elements drawn from each stream. All of them have random access.
+        `drawn` has the number of elements drawn from each stream. All of them have random access.
         """
         states = [parent.brief_state_after(count) for parent, count in zip(self._parents, drawn, strict=True)]
         state, texts = self._state_of(states, position, ended=False)

@@ -152,8 +152,6 @@ class MixtureIterator(EngineIterator):
         fed: an iterator of the same elements, drawn from the mixed stream. It defines the states, and takes over.
         stream: the mixed stream.
         mixed: the chains with random access, from the beginning.
-        operations: the operations to apply.
-        running: the execution of the operations.
         inputs_have_workers: True if the chains have worker processes of their own. They are then drawn from, and only
             the states are those of random access.
     """
@@ -184,7 +182,6 @@ class MixtureIterator(EngineIterator):
         self._read(0, (0,) * len(parents))
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position, as a state of the operations after the mixed stream."""
         if not self._is_random:
             return self._fed.get_state()
         position, step = self.position_and_step()
@@ -199,17 +196,7 @@ class MixtureIterator(EngineIterator):
         return self._fed.state_of(position, step, cursor.block, self._stream.state_after(first, drawn))
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
-        """Moves to the position recorded in a state.
-
-        Args:
-            state: a result of `get_state`.
-            allow: intended differences of the operations after the mixture to accept, as in `FedIterator.set_state`.
-            strict: True to refuse the state also if code or content has changed.
-
-        Raises:
-            CheckpointError: the state is unreadable or of another chain.
-            ValueError: the iterator is closed.
-        """
+        """Moves to the position in a state. The arguments are those of `FedIterator.set_state`."""
         self._check_open()
         self._fed.set_state(state, allow=allow, strict=strict)
         self._was_sought = False
@@ -235,14 +222,7 @@ class MixtureIterator(EngineIterator):
         self._restored = position, step, json.dumps(state)
 
     def seek(self, step: int) -> None:
-        """Moves to the position after the first `step` elements, at no cost, if each position of the mixture has one.
-
-        Raises:
-            NotImplementedError: the mixture is drawn from, its elements are filtered, split or packed, or it was
-                resumed with other proportions.
-            IndexError: there are fewer elements.
-            ValueError: the iterator is closed.
-        """
+        """Moves to the position after the first `step` elements, at no cost, if each position has one."""
         self._check_open()
         if not self._reads:
             super().seek(step)
@@ -256,7 +236,6 @@ class MixtureIterator(EngineIterator):
         self._was_sought = step > 0
 
     def start_prefetch(self) -> None:
-        """Starts prefetching."""
         if self._reads:
             super().start_prefetch()
         else:

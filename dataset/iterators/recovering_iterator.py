@@ -34,12 +34,7 @@ FAST_SECONDS = 20e-6
 
 
 class Drawn(NamedTuple, Generic[T_co]):
-    """Elements of an iterator.
-
-    Attributes:
-        values: the elements, fewer than requested if the iterator ends or fails.
-        error: the error that followed them, if it failed.
-    """
+    """Elements of an iterator, fewer than requested if it ends or fails, and the error that followed them."""
 
     values: list[T_co]
     error: BaseException | None = None
@@ -90,7 +85,6 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         self._waits: list[tuple[float, float]] = []
 
     def close(self) -> None:
-        """Closes the iterators below, and ends the workers that only they have."""
         super().close()
         if self.leader is not None:
             self.leader.close()
@@ -102,13 +96,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         return self._kept_step + self._num_since if self._is_torn else self._step
 
     def __next__(self) -> T_co:
-        """Returns the next element.
-
-        Raises:
-            StopIteration: the stream has ended.
-            ValueError: the iterator is closed, or in use by another thread or by interrupted code.
-            Exception: the error of a parent; the next call draws the same element again.
-        """
+        """Returns the next element. After an error of a parent, the next call draws the same element again."""
         if self._consumer is not None:
             return self._alone(self._draw_and_count)
         start = time.perf_counter()
@@ -192,7 +180,6 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
 
     @functools.cached_property
     def insight(self) -> "Insight":
-        """The views: the waits for this iterator, and the stages of the iterators below."""
         return JoinInsight(self)
 
     def below(self) -> Iterator[tuple[str, DatasetIterator[Any]]]:
@@ -205,33 +192,18 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
     def noted_state(self) -> Callable[[], dict[str, Any]]:
-        """Returns a function that returns the current state of `get_state` later."""
         self._recover()
         state = self._state()
         return lambda: state
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position as a small dict that JSON can hold.
-
-        Raises:
-            ValueError: the iterator is in use by another thread or by interrupted code.
-        """
         if self._is_in_use or self._is_torn:
             # Refused if it is in use, also by a call that recovers.
             self._alone(self._recover)
         return self._state()
 
     def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
-        """Moves to a position.
-
-        Args:
-            state: a result of `get_state`.
-            strict: True to refuse the state also if code or content of the datasets below have changed.
-
-        Raises:
-            CheckpointError: it is not a state of such a dataset. The iterator is as it was.
-            ValueError: the iterator is closed, or in use.
-        """
+        """Moves to a position. With `strict`, changed code or content of the datasets below refuses the state."""
         with strictly(strict=strict):
             self._go(functools.partial(self._move, state))
 
@@ -266,8 +238,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         """Returns the next elements, and does not count them. The caller recovers from a failure."""
 
     @abc.abstractmethod
-    def _state(self) -> dict[str, Any]:
-        """Returns the position."""
+    def _state(self) -> dict[str, Any]: ...
 
     @abc.abstractmethod
     def _move(self, state: dict[str, Any]) -> None:

@@ -46,11 +46,9 @@ class Shared:
     """The resources that all chains below one combination of datasets share.
 
     Attributes:
-        threads: the threads of this process that prefetch.
         reading: the threads for chains without threads of their own; None to start none.
         raises_absent: True if a missing element of a chain is an AbsentElement; False to skip it.
-        shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains;
-            None without workers.
+        shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains.
     """
 
     threads: SharedThreads = dataclasses.field(default_factory=SharedThreads)
@@ -65,13 +63,8 @@ class Running:
     """The execution of operations, and its limits.
 
     Attributes:
-        workers: the worker processes.
         reading: the threads, in this process or in each worker.
-        warm: the idle workers of earlier iterators.
-        limits: the limits of filters.
-        tolerance: the maximum number of elements that may fail; None if the first error is raised.
-        shared_workers: the worker processes of the iterator that draws from this one, which also run it; None without
-            workers.
+        shared_workers: the worker processes of the iterator that draws from this one, which also run it.
         name: the name of this execution among all that share them.
         threads: the threads of this process, if they are shared; None for its own.
         num_local: the number of last operations that run in this process even if workers or threads run the others.
@@ -93,7 +86,6 @@ class Running:
 
     @property
     def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
-        """The processes and the threads."""
         return self.workers, self.reading
 
     def execution(self, stage: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:

@@ -19,11 +19,7 @@ from millstream.transforms.batching.stack import stack
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batched(UnaryNode):
-    """Batches of consecutive elements, none of which span two epochs.
-
-    Attributes:
-        operation: the Batch to apply.
-    """
+    """Batches of consecutive elements, none of which span two epochs."""
 
     operation: Batch
 
@@ -57,7 +53,6 @@ class Batched(UnaryNode):
         return positions, np.concatenate([[0], ends]), rows, self.parent.locate(rows)
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns the batches. Their elements are read in one call."""
         positions, bounds, rows, of_parent = located
         first, *ends = bounds[start : stop + 1].tolist()
         values = self.parent.elements(of_parent, first, ends[-1] if ends else first)

@@ -1,13 +1,13 @@
 """Reads single elements, or blocks of elements, whose positions are located in advance."""
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
 
-from millstream.dataset.nodes.arguments import as_position, as_positions
-from millstream.dataset.nodes.node import Node
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.loader.pipeline.chunk_cache import ChunkCache
 from millstream.sources.base import RecordKeys
 
@@ -45,15 +45,10 @@ class Blocks:
         return ChunkCache(self._locate, max(1, records // node.width), node.length)
 
     def at(self, position: SupportsIndex) -> Any:
-        """Returns the element at one position, None if it is missing. Raises as `block` does."""
         return self._node.at(as_position(position))
 
     def block(self, positions: RecordKeys) -> Sequence[Any]:
-        """Returns the elements at positions, None for missing elements.
-
-        Raises:
-            TypeError, ValueError, IndexError: the positions are invalid.
-        """
+        """Returns the elements at positions, None for missing elements."""
         ahead = self._located_ahead(positions)
         if ahead is not None:
             located, first = ahead
@@ -78,3 +73,27 @@ class Blocks:
 
     def _locate(self, start: int, stop: int) -> Any:
         return self._node.locate(np.arange(start, stop))
+
+
+def as_position(position: SupportsIndex) -> int:
+    try:
+        index = operator.index(position)
+    except TypeError:
+        raise TypeError(f"A position must be an integer, got {position!r} of type {type(position).__name__}.") from None
+    if index < 0:
+        raise IndexError(
+            f"Positions count from 0, and never from the end, got {index}. Use len(dataset) - 1 for the last one."
+        )
+    if index > ENDLESS:
+        raise IndexError(f"Positions must be below 2**63, got {index}.")
+    return index
+
+
+def as_positions(positions: RecordKeys) -> Positions:
+    """Returns positions as an int64 array of shape (n,). Refuses anything else."""
+    array = np.asarray(positions)
+    if array.ndim != 1:
+        raise ValueError(f"Positions must be one-dimensional, got the shape {array.shape}.")
+    if array.dtype == np.int64 and (not array.size or array.min() >= 0):
+        return array
+    return np.fromiter(map(as_position, positions), np.int64)

@@ -50,11 +50,7 @@ def collected(results: Iterable[Any], expected: int, positions: Positions, node:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ElementNode(UnaryNode):
-    """A node that computes one element from one.
-
-    Attributes:
-        operation: the operation to apply to each element.
-    """
+    """A node that computes one element from one."""
 
     operation: Transformation
 
@@ -77,7 +73,6 @@ class ElementNode(UnaryNode):
         return None if value is None else collected(self.results([value], positions), 1, positions, self)[0]
 
     def _skip_missing(self, values: Sequence[Any], positions: Positions) -> list[Any]:
-        """Returns the results if elements are missing."""
         rows = [row for row, value in enumerate(values) if value is not None]
         present, results = positions[rows], [None] * len(values)
         computed = collected(self.results([values[row] for row in rows], present), len(rows), present, self)
@@ -134,16 +129,12 @@ class MappedWithIndex(ElementNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MappedAtRandom(ElementNode):
-    """The results of a RandomMap, which draws the same numbers as in a DataLoader at the same position.
-
-    Attributes:
-        seed: the seed of the generators.
-        number: the number of random maps before it that draw from the same seed.
-    """
+    """The results of a RandomMap, which draws the same numbers as in a DataLoader at the same position."""
 
     operation: RandomMap
     seed: int
     number: int
+    """The number of random maps before it that draw from the same seed."""
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         epochs = positions // self.epoch_length
@@ -151,7 +142,6 @@ class MappedAtRandom(ElementNode):
 
     @property
     def text(self) -> str:
-        """The method call, with the seed."""
         return f"{super().text[:-1]}, seed={self.seed})"
 
     def identities(self) -> Iterator[str]:
@@ -166,11 +156,9 @@ class Filtered(ElementNode):
 
     @functools.cached_property
     def is_sparse(self) -> bool:
-        """True, because elements may be dropped."""
         return True
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
-        """Yields the elements, None for dropped ones."""
         del positions
         values = list(values)
         return (value if keep else None for value, keep in zip(values, map(self.operation.filter, values), strict=True))
@@ -178,11 +166,7 @@ class Filtered(ElementNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Split(UnaryNode):
-    """The children of elements: `max_fan_out` positions per element, of which its children occupy the first ones.
-
-    Attributes:
-        operation: the FlatMap to apply.
-    """
+    """The children of elements: `max_fan_out` positions per element, of which its children occupy the first ones."""
 
     operation: FlatMap
 
@@ -196,12 +180,10 @@ class Split(UnaryNode):
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """The parent's, times the maximum number of children per element."""
         return min(ENDLESS, self.parent.epoch_length * self.operation.max_fan_out)
 
     @functools.cached_property
     def is_sparse(self) -> bool:
-        """True, because an element may have fewer children."""
         return True
 
     def locate(self, positions: Positions) -> Any:

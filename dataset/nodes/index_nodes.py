@@ -24,7 +24,6 @@ class IndexNode(UnaryNode):
         """Returns the parent's positions for positions of this node."""
 
     def parent_position(self, position: int) -> int:
-        """Returns the parent's position for one position of this node."""
         (parent_position,) = self.parent_positions(np.array([position])).tolist()
         return int(parent_position)
 
@@ -32,7 +31,6 @@ class IndexNode(UnaryNode):
         return self.parent.locate(self.parent_positions(positions))
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns the parent's elements; columns stay columns."""
         return self.parent.elements(located, start, stop)
 
     @functools.cached_property
@@ -48,22 +46,17 @@ class IndexNode(UnaryNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shuffle(IndexNode):
-    """Shuffles each epoch in its own order: the permutation of an `IndexSampler` with this seed.
-
-    Attributes:
-        seed: selects the permutations.
-        inherited: the seed of the `.seed(...)` that it derives from; None if it has its own.
-    """
+    """Shuffles each epoch in its own order: the permutation of an `IndexSampler` with this seed."""
 
     seed: int
     inherited: int | None = None
+    """The seed of the `.seed(...)` that `seed` derives from; None if it has its own."""
 
     @functools.cached_property
     def epoch_length(self) -> int:
         return self.length
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns the images of offsets under the permutations of their epochs."""
         epochs, offsets = divided(positions, self.length)
         landed = permute(offsets, self.length, self.seed, epochs) if offsets.size else offsets
         return joined(epochs, self.length, landed)
@@ -82,12 +75,7 @@ class Shuffle(IndexNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WindowShuffle(IndexNode):
-    """Shuffles each window of an epoch in its own order. The last window may be shorter.
-
-    Attributes:
-        window_size: the number of elements per window.
-        seed: selects the permutations.
-    """
+    """Shuffles each window of an epoch in its own order. The last window may be shorter."""
 
     window_size: int
     seed: int
@@ -120,19 +108,13 @@ class WindowShuffle(IndexNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Repeat(IndexNode):
-    """Joins several epochs into one.
-
-    Attributes:
-        num_epochs: the number of epochs; None if it is infinite.
-        reseed_each_epoch: True to iterate the parent's successive epochs, False to repeat its first one.
-    """
+    """Joins several epochs into one: the parent's successive ones, or its first one without `reseed_each_epoch`."""
 
     num_epochs: int | None
     reseed_each_epoch: bool
 
     @functools.cached_property
     def length(self) -> int:
-        """The length of all epochs together."""
         if not self.parent.length:
             return 0
         return ENDLESS if self.num_epochs is None else min(ENDLESS, self.parent.length * self.num_epochs)
@@ -143,11 +125,9 @@ class Repeat(IndexNode):
         return self.parent.epoch_length
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns the positions, or their offsets in the first epoch."""
         return positions if self.reseed_each_epoch else divided(positions, self.parent.length)[1]
 
     def parent_position(self, position: int) -> int:
-        """Returns the position, or its offset in the first epoch."""
         return position if self.reseed_each_epoch else divided_one(position, self.parent.length)[1]
 
     @property
@@ -164,11 +144,7 @@ class Repeat(IndexNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slice(IndexNode):
-    """Selects positions of each of the parent's epochs.
-
-    Attributes:
-        rows: the selected positions of an epoch.
-    """
+    """Selects positions of each of the parent's epochs."""
 
     rows: range
 
@@ -180,7 +156,6 @@ class Slice(IndexNode):
         return len(self.rows)
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns the positions in the parent, in the same epoch of it."""
         epochs, offsets = divided(positions, self.length)
         if offsets.size and int(offsets.max()) >= len(self.rows):
             raise IndexError(f"Position {offsets.max()} of {self.text} exceeds 2**63 in the dataset before it.")
@@ -204,11 +179,7 @@ class Slice(IndexNode):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Seed(IndexNode):
-    """Sets the seed of the random operations after it that have none of their own.
-
-    Attributes:
-        seed: the seed.
-    """
+    """Sets the seed of the random operations after it that have none of their own."""
 
     seed: int
 
@@ -232,13 +203,10 @@ class InterleavedRows(IndexNode):
     """Interleaves the rows of concatenated files, one row of each of `cycle_length` files at a time.
 
     Once a file has ended, the next one replaces it from its next turn on: the order of `InterleaveIterDataset`.
-
-    Attributes:
-        sizes: the number of rows of each file.
-        cycle_length: the number of files that are interleaved.
     """
 
     sizes: tuple[int, ...]
+    """The number of rows of each file."""
     cycle_length: int
 
     @functools.cached_property
@@ -266,7 +234,6 @@ class InterleavedRows(IndexNode):
         return np.array(starts), np.array(counts), np.array(rows).reshape(len(rows), self.cycle_length)
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns the rows of the concatenated files at positions."""
         epochs, offsets = divided(positions, self.length)
         if not offsets.size:
             return positions

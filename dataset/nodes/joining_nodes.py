@@ -18,11 +18,7 @@ from millstream.sources import ConcatenatedDataSource
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JoiningNode(Node):
-    """A node each of whose elements is an element of one of its parents.
-
-    Attributes:
-        above: the parents.
-    """
+    """A node each of whose elements is an element of one of its parents."""
 
     above: tuple[Node, ...]
 
@@ -73,7 +69,6 @@ class JoiningNode(Node):
         return [(parent, rows, parent.locate(own)) for parent, rows, own in self._split(positions)]
 
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
-        """Returns elements, read in one call per source or parent."""
         if self._concatenated is not None:
             return self._concatenated[0].elements(located, start, stop)
         values: list[Any] = [None] * (stop - start)
@@ -90,13 +85,8 @@ class JoiningNode(Node):
         return values
 
     def at(self, position: int) -> Any:
-        number, own = self.parent_at(position)
-        return self.above[number].at(own)
-
-    def parent_at(self, position: int) -> tuple[int, int]:
-        """Returns the number of the parent of one position, and the position in it."""
         (number,), (own,) = self.parents_at(np.array([position]))
-        return int(number), int(own)
+        return self.above[int(number)].at(int(own))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,9 +117,7 @@ class Concatenated(JoiningNode):
 class Mixed(JoiningNode):
     """Interleaves the parents in the proportions of weights, as a `MixtureSampler` does.
 
-    Attributes:
-        weights: integers without a common divisor, one per parent.
-        names: the names of the parents; their numbers if they have none.
+    Weights are integers without a common divisor. Parents without names are named by their numbers.
     """
 
     weights: tuple[int, ...]
@@ -147,12 +135,10 @@ class Mixed(JoiningNode):
         return ENDLESS if length is None else min(ENDLESS, length)
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        """Returns the parent at each position, and the number of its earlier elements."""
         return self._schedule.phases[0].locate(positions)
 
     @property
     def text(self) -> str:
-        """The function's name, with the weights."""
         return f"mix(weights={list(self.weights)})"
 
     @property
@@ -180,7 +166,6 @@ class Selected(JoiningNode):
 
     @functools.cached_property
     def looks_ahead(self) -> bool:
-        """True if the map is a table."""
         return self._table is not None and all(parent.looks_ahead for parent in self.above)
 
     @functools.cached_property
@@ -190,8 +175,7 @@ class Selected(JoiningNode):
             return None
         return np.asarray(self.selection, np.int64).reshape(-1, 2).T
 
-    def check(self) -> None:
-        """Refuses a table with positions that do not exist."""
+    def __post_init__(self) -> None:
         if self._table is not None:
             for row, (number, own) in enumerate(self._table.T.tolist()):
                 self._check_pair(row, number, own)
@@ -220,17 +204,12 @@ class Selected(JoiningNode):
 
     @property
     def text(self) -> str:
-        """The function's name, with the number of positions."""
         return f"select_from_datasets({self.length} positions)"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Zipped(Node):
-    """Tuples of the parents' elements at the same position.
-
-    Attributes:
-        above: the parents, of equal length.
-    """
+    """Tuples of the elements at the same position of parents of equal length. A missing element is None in it."""
 
     above: tuple[Node, ...]
 
@@ -248,7 +227,6 @@ class Zipped(Node):
 
     @functools.cached_property
     def is_sparse(self) -> bool:
-        """False, because a missing element is a None in the tuple."""
         return False
 
     def locate(self, positions: Positions) -> Any:

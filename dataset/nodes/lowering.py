@@ -22,19 +22,15 @@ from millstream.transforms.of_chains import SeededRandomMap
 @final
 @dataclasses.dataclass(frozen=True)
 class InOrder:
-    """A sampler whose record key at each position is the position.
-
-    Attributes:
-        length: the number of positions; None if there is no end.
-        num_records: the number of positions per epoch; None if there are no epochs.
-    """
+    """A sampler whose record key at each position is the position."""
 
     seed: ClassVar[None] = None
     length: int | None
+    """The number of positions; None if there is no end."""
     num_records: int | None
+    """The number of positions per epoch; None if there are no epochs."""
 
     def fingerprint(self) -> str:
-        """Returns the constant that identifies this order."""
         return "in order"
 
     def __repr__(self) -> str:
@@ -45,12 +41,10 @@ class InOrder:
         return RecordMetadata(position, position, None)
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the positions [start, stop)."""
         check_range(start, stop, self.length)
         return np.arange(start, stop, dtype=np.int64)
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions."""
         return positions
 
 
@@ -74,7 +68,6 @@ class NodeOrder:
 
     @property
     def largest_key(self) -> int:
-        """The key of the source's last record."""
         return self.num_source_records - 1
 
     def fingerprint(self) -> str:
@@ -86,25 +79,17 @@ class NodeOrder:
         return RecordMetadata(position, int(self.record_keys(position, position + 1)[0]), None)
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop)."""
         check_range(start, stop, self.length)
         return self.record_keys_at(np.arange(start, stop, dtype=np.int64))
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys of any positions."""
         for node in self.nodes:
             positions = node.parent_positions(positions)
         return divided(positions, self.num_source_records)[1]
 
 
 class Lowered(NamedTuple):
-    """A dataset as a loader runs it.
-
-    Attributes:
-        source: the source to read.
-        order: the order of reading.
-        operations: the operations to apply to each record.
-    """
+    """A dataset as a loader runs it."""
 
     source: Any
     order: InOrder | NodeOrder
@@ -112,7 +97,6 @@ class Lowered(NamedTuple):
 
 
 def order_of(node: Node) -> InOrder:
-    """Returns the order of a node's elements: by position."""
     return InOrder(None if node.length == ENDLESS else node.length, node.epoch_length)
 
 

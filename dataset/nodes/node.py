@@ -85,9 +85,7 @@ class Node(abc.ABC):
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
         """Returns the record keys of positions in the concatenated sources. Only for nodes with `sources`.
 
-        Args:
-            positions: the positions.
-            starts: the first record key of each source, by its `id`.
+        `starts` has the first record key of each source, by its `id`.
         """
         raise NotImplementedError
 
@@ -104,8 +102,7 @@ class Node(abc.ABC):
     def elements(self, located: Any, start: int, stop: int) -> Sequence[Any]:
         """Returns the elements of the rows [start, stop) of a result of `locate`, None for missing elements.
 
-        Raises:
-            Exception: an error of the source or of an operation, with notes that locate it.
+        An error of the source or of an operation has notes that locate it.
         """
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,11 +145,7 @@ def _holds_nodes(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class UnaryNode(Node):
-    """A node with one parent. It has the same number of elements unless its class specifies otherwise.
-
-    Attributes:
-        parent: the node that its elements come from.
-    """
+    """A node with one parent. It has the same number of elements unless its class specifies otherwise."""
 
     parent: Node
 
@@ -166,7 +159,6 @@ class UnaryNode(Node):
 
     @functools.cached_property
     def epoch_length(self) -> int:
-        """The parent's, if the lengths are equal."""
         return self.parent.epoch_length if self.length == self.parent.length else self.length
 
 

@@ -21,11 +21,7 @@ from millstream.sources.source_checks import reads_one_by_one
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Source(Node):
-    """The records of a source, in order.
-
-    Attributes:
-        source: an object with `len(source)` and `source[key]`; `__getitems__` is used if it exists.
-    """
+    """The records of a source, in order."""
 
     source: DataSource[Any]
 
@@ -44,19 +40,15 @@ class Source(Node):
 
     @functools.cached_property
     def reads_one_by_one(self) -> bool:
-        """True if the source has no batched reads."""
         return reads_one_by_one([self.source])
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
-        """Returns offsets in the epoch, after the sources before this one."""
         return divided(positions, self.length)[1] + starts[id(self.source)]
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
-        """Returns the positions and their record keys."""
         return positions, divided(positions, self.length)[1]
 
     def elements(self, located: tuple[Positions, Positions], start: int, stop: int) -> Sequence[Any]:
-        """Returns the records, read in one call if the source supports it."""
         positions, keys = located
         table = np.zeros((5, stop - start), np.int64)
         table[0], table[1] = positions[start:stop], keys[start:stop]
@@ -96,7 +88,6 @@ class Source(Node):
         return f"source({source_name(self.source)})"
 
     def identities(self) -> Iterator[str]:
-        """Yields the source's fingerprint, or its description."""
         identity = self.content().identity
         yield f"Source({', '.join(f'source{name}: {text}' for name, text in identity.items())})"
 
@@ -113,12 +104,7 @@ def rebuilt(source: Any) -> Source:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Own(Node):
-    """The elements of a user's subclass of MapDataset, read one by one.
-
-    Attributes:
-        dataset: an object of that class.
-        above: the nodes of its parents.
-    """
+    """The elements of a user's subclass of MapDataset, read one by one, whatever its parents do."""
 
     dataset: Any
     above: tuple[Node, ...]
@@ -133,12 +119,10 @@ class Own(Node):
 
     @functools.cached_property
     def looks_ahead(self) -> bool:
-        """True, because positions are passed on unchanged."""
         return True
 
     @functools.cached_property
     def reads_one_by_one(self) -> bool:
-        """True, whatever its parents do."""
         return True
 
     def locate(self, positions: Positions) -> Positions:
@@ -155,11 +139,9 @@ class Own(Node):
         return type(self.dataset).__name__
 
     def identities(self) -> Iterator[str]:
-        """Yields the class and the attributes of the dataset, without its parents."""
         yield f"{type(self.dataset).__qualname__}(length: {self.length}, {identity_of(self._parameters())})"
 
     def content(self) -> Description:
-        """Returns the description of the dataset: its attributes, and the code of its class."""
         found = Description()
         found.add("", self._parameters())
         found.add_code("", type(self.dataset))

@@ -1,0 +1,110 @@
+"""Checks of the arguments of datasets' methods, so that mistakes raise immediately, and the seeds of operations.
+
+An operation without its own seed uses that of the nearest `.seed(...)` before it. If several parents lead to different
+ones, the seeds are combined. Its number counts the operations of its kind before it that draw from the same seed, on
+the path with the most of them. Operations in between that draw nothing therefore change nothing.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, SupportsIndex, TypeVar
+
+from millstream.dataset.nodes.element_nodes import MappedAtRandom
+from millstream.dataset.nodes.index_nodes import Seed, Shuffle
+from millstream.descriptions import described
+from millstream.randomness import as_seed, derive_seed
+from millstream.transforms import FlatMap, Map, Transformation
+from millstream.transforms.given import adopted_operation, as_transformation
+from millstream.transforms.of_chains import SeededRandomMap
+
+Operation = TypeVar("Operation", bound=Transformation)
+
+MAX_DEPTH = 100
+"""The maximum number of datasets from a chain's end to its sources: each takes several frames of Python's stack."""
+
+
+def depth_above(parents: Iterable[Any]) -> int:
+    """Returns the number of datasets from a new one with these parents to its farthest source."""
+    depth = 1 + max((getattr(parent, "_depth", 0) for parent in parents), default=0)
+    if depth > MAX_DEPTH:
+        raise ValueError(
+            f"A chain must have at most {MAX_DEPTH} datasets from its end to its sources, got {depth}. Mix or "
+            "concatenate all datasets in one call, and join functions into one map."
+        )
+    return depth
+
+
+def as_operation(given: Any, kind: type[Operation]) -> Operation:
+    """Returns an operation of a kind: `given` itself, or a new one for a function."""
+    given = adopted_operation(given) or given
+    if isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation)):
+        operation = as_transformation(given)
+        if not isinstance(operation, kind):
+            raise TypeError(f"Expected a {kind.__name__} or a function, got {given!r}. Use .apply({given!r}).")
+        return operation
+    return kind(given)  # type: ignore[call-arg]  # each kind has a constructor for a function
+
+
+def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
+    """Returns a Map: `given` itself, or a new one for a function of an element or of a list of elements."""
+    if not batched:
+        return as_operation(given, Map)
+    if isinstance(given, Transformation) or adopted_operation(given) is not None:
+        raise TypeError(f"batched=True needs a function, got {described(given)}: a Map says itself if it is batched.")
+    return Map(given, batched=batched)
+
+
+def as_flat_map(given: Any, max_fan_out: SupportsIndex | None) -> "FlatMap[Any, Any]":
+    """Returns a FlatMap: `given` itself, or a new one for a function."""
+    given = adopted_operation(given) or given
+    if isinstance(given, FlatMap | type):
+        return as_operation(given, FlatMap)
+    return FlatMap(given, max_fan_out)  # type: ignore[arg-type]  # which refuses None
+
+
+def seed_for(method: str, parent: Any, given: SupportsIndex | None) -> int:
+    """Returns the seed of a method's operation after a dataset: the given one, or the nearest."""
+    seed = nearest_seed(parent) if given is None else as_seed(given)
+    if seed is None:
+        raise ValueError(
+            f"{method} needs a seed, and there is none above it: write .{method}(..., seed=0), or .seed(0) before it."
+        )
+    return seed
+
+
+def nearest_seed(dataset: Any) -> int | None:
+    """Returns the seed for an operation after a dataset; None if no seed is set before it."""
+    step = _step(dataset)
+    if isinstance(step, Seed):
+        return step.seed
+    own: int | None = getattr(step, "given_seed", None)
+    if own is not None:
+        return own
+    found = [seed for parent in dataset.parents if (seed := nearest_seed(parent)) is not None]
+    return functools.reduce(derive_seed, found) if len(set(found)) > 1 else next(iter(found), None)
+
+
+def count_random_maps(dataset: Any, seed: int) -> int:
+    """Returns the number of random maps that draw from a seed, from this dataset upwards."""
+
+    def draws(one: Any) -> bool:
+        drawing = getattr(one, "operation", None)
+        drawing = drawing if isinstance(drawing, SeededRandomMap) else one
+        return isinstance(drawing, MappedAtRandom | SeededRandomMap) and drawing.seed == seed
+
+    return longest_count(dataset, lambda one: draws(_step(one)))
+
+
+def count_shuffles(dataset: Any, seed: int) -> int:
+    """Returns the number of shuffles that took a seed from a `.seed(...)`, from this dataset upwards."""
+    return longest_count(dataset, lambda one: isinstance(step := _step(one), Shuffle) and step.inherited == seed)
+
+
+def longest_count(dataset: Any, counts: Callable[[Any], bool]) -> int:
+    """Returns the number of datasets that count, on the path upwards with the most of them."""
+    return counts(dataset) + max((longest_count(parent, counts) for parent in dataset.parents), default=0)
+
+
+def _step(dataset: Any) -> Any:
+    """Returns the node of a MapDataset, or a step of a stream."""
+    return getattr(dataset, "_node", None) or dataset
