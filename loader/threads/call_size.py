@@ -37,13 +37,7 @@ _WEIGHT = 0.25
 
 
 def taken_call(schedule: Schedule, stage: int | None, max_blocks: int) -> Call | None:
-    """Takes the next call of a stage, if any, and records the seconds that drawing its elements took.
-
-    Args:
-        schedule: the calls.
-        stage: the stage; None for local operations.
-        max_blocks: the maximum number of blocks of a call of stage 0.
-    """
+    """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took."""
     begin = time.perf_counter()
     call = schedule.take_local(max_blocks) if stage is None else schedule.take(stage, max_blocks)
     if call is not None:
@@ -58,20 +52,11 @@ class CallSize:
     The time for a batched read of a remote store hardly depends on the number of records, so its calls grow up to the
     limit, although none of them is short. The time for records that are read or computed one by one is proportional to
     their number, so their calls stay short.
-
-    Args:
-        plan: the plan of the calls.
-        max_records: the maximum number of records per call of several blocks.
-        max_bytes: the maximum total size of all calls.
-
-    Attributes:
-        blocks: the number of blocks for the next call.
-        block_bytes: the estimated size of a block; 0 before it is known.
     """
 
     def __init__(self, plan: Plan, max_records: int = RECORDS_PER_CALL, max_bytes: int = sys.maxsize) -> None:
         self._plan = plan
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes  # Of all calls together.
         self.blocks = 1
         # Each logical shard buffers its own records, and the buffers of all shards add up.
         records = max(max_records // len(plan.shards), MIN_RECORDS)
@@ -79,7 +64,7 @@ class CallSize:
         self._max_blocks = limit if plan.max_blocks_per_call is None else min(limit, plan.max_blocks_per_call)
         # The time per block in a call of each size.
         self._seconds: dict[int, float] = {}
-        self.block_bytes = 0.0
+        self.block_bytes = 0.0  # The estimated size of a block; 0 before it is known.
         self._calls_to_retry = 0
 
     def record(self, call: Call, seconds: float) -> None:
@@ -121,7 +106,6 @@ class CallSize:
         return limit if limit == self._max_blocks else 1 << (limit.bit_length() - 1)
 
     def _choose(self, seconds: float) -> None:
-        """Chooses the size of the next call, after a call of the current size."""
         is_short = seconds * 2 < CALL_SECONDS
         ratio = self._ratio
         self._calls_to_retry -= 1

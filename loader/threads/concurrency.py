@@ -31,14 +31,7 @@ SETTLED_WINDOWS = 256
 
 @final
 class Concurrency:
-    """Begins with the maximum number of threads, and halves it while the rate hardly falls.
-
-    Args:
-        limit: the maximum number of threads, at least 1.
-
-    Attributes:
-        level: the current number of threads.
-    """
+    """Begins with the maximum number of threads, and halves the current `level` while the rate hardly falls."""
 
     def __init__(self, limit: int) -> None:
         self.level = limit
@@ -51,15 +44,10 @@ class Concurrency:
         self._open_window(0.0)
 
     def delivered(self, now: float, waited: float, num_blocks: int) -> None:
-        """Records a delivery to the consumer.
+        """Records a delivery to the consumer, the seconds that it waited, and the number of blocks completed meanwhile.
 
         The rate is that of the blocks that threads have completed. The rate of outputs would also depend on their
         order: many may be complete, and wait for one that is not.
-
-        Args:
-            now: the time of delivery, in seconds.
-            waited: the seconds that the consumer waited for it.
-            num_blocks: the number of blocks completed since the previous delivery.
         """
         if self._skip > 0:
             self._skip -= num_blocks

@@ -26,7 +26,6 @@ class InlineExecutor(Executor):
         self._calls = LocalCalls(plan, self._schedule, RecycledMemory().allocate, self, stall_timeout=stall_timeout)
 
     def close(self) -> None:
-        """Stops the thread, if there is one."""
         self._calls.close()
 
     def _begin(self) -> None:

@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) -> float:
     """Runs a call in this thread, completes it and returns the seconds it took.
 
-    Raises:
-        Exception: an exception of a signal handler. It concerns this moment, whereas a record's error is delivered in
-            order.
+    An exception of a signal handler is raised, because it concerns this moment. A record's error is delivered in order.
     """
     start = time.perf_counter()
     elements = plan.make(call.request, allocate)
@@ -47,15 +45,9 @@ def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) ->
 
 @final
 class LocalCalls:
-    """Runs calls of one executor.
+    """Runs calls of one executor, and completes them in its schedule.
 
-    Args:
-        plan: the plan of the calls.
-        schedule: gets the results.
-        allocate: allocates batches.
-        owner: the executor.
-        reading: the threads that run calls in advance, if any.
-        stall_timeout: the number of seconds that the consumer waits for a call that a thread runs.
+    The threads of `reading` run them in advance, if it is given, and end with `owner`, the executor.
 
     Attributes:
         may_work_here: True if the consumer's thread may run user code, because it has no settings of its own.
@@ -89,7 +81,7 @@ class LocalCalls:
         """Checks the settings of the consumer's thread, once per request of the consumer."""
         self.may_work_here = self._settings.are_neutral()
         if not self.may_work_here or self._max_records:
-            self._threads.check_process()
+            self._readers.check_process()
 
     def run(self, call: Call) -> float:
         """Runs a call, completes it and returns the seconds it took."""
@@ -118,7 +110,6 @@ class LocalCalls:
         return time.monotonic() + CLOSE_SECONDS
 
     def join(self, deadline: float) -> None:
-        """Waits for the threads to end."""
         self._readers.join(deadline - time.monotonic())
 
     def close(self) -> None:

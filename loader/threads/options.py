@@ -4,16 +4,12 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none, as_seconds, named_fields
-from millstream.loader.threads.resources import ROOT, cores_of_groups
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from millstream.loader.threads.resources import cores_of_groups
 
 
-def available_cores(root: "str | Path" = ROOT) -> int:
+def available_cores() -> int:
     """Returns the number of cores that this process may use, at least 1.
 
     It is limited by the process's affinity (from Python 3.13 on also by `PYTHON_CPU_COUNT`) and by the quotas of its
@@ -25,7 +21,7 @@ def available_cores(root: "str | Path" = ROOT) -> int:
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count()
-    return max(1, min(cores or 1, cores_of_groups(root)))
+    return max(1, min(cores or 1, cores_of_groups()))
 
 
 @named_fields

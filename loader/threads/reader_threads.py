@@ -94,12 +94,10 @@ class ReaderThreads:
 
     @property
     def num_busy(self) -> int:
-        """The number of threads that run a job. Thread-safe."""
         return len(self._busy)
 
     @property
     def busy_threads(self) -> list[threading.Thread]:
-        """The threads that run a job."""
         return [thread for thread in self._started.copy() if thread.ident in self._busy]
 
     def check_process(self) -> None:

@@ -10,13 +10,9 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-ROOT = "/"
-"""The folder that contains `proc` and `sys`."""
+ROOT = ""
+"""The folder that contains `proc` and `sys`, without its slash."""
 
 MEMORY_SHARE = 0.5
 """The share of the available memory for batches in flight and batches kept by the consumer."""
@@ -41,22 +37,22 @@ def buffer_budget(max_bytes: int | None) -> int:
     return int(BUFFER_SHARE * memory_available()) if max_bytes is None else max_bytes
 
 
-def memory_available(root: "str | Path" = ROOT) -> int:
+def memory_available() -> int:
     """Returns the number of bytes that this process can still allocate, as far as the system reports it.
 
     It is the minimum of the machine's available memory, the memory left below the limits of its control groups (such as
     a container's; above them the system kills instead of refusing), and the address space left.
     """
-    return min(_machine_memory(root), address_space_left(root), memory_left_in_groups(root))
+    return min(_machine_memory(), address_space_left(), _memory_left_in_groups())
 
 
-def address_space_left(root: "str | Path" = ROOT) -> int:
+def address_space_left() -> int:
     """Returns the number of bytes that this process can still map, or `sys.maxsize` without a limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return sys.maxsize
     try:
-        mapped = int(text_of(root, "proc/self/statm").split()[0]) * resource.getpagesize()
+        mapped = int(_text_of(f"{ROOT}/proc/self/statm").split()[0]) * resource.getpagesize()
     except OSError:
         mapped = 0
     return max(0, limit - mapped)
@@ -70,26 +66,22 @@ def affordable_threads(num_threads: int) -> int:
     return min(num_threads, max(1, address_space_left() // 2 // THREAD_BYTES))
 
 
-def _machine_memory(root: "str | Path") -> int:
+def _machine_memory() -> int:
     try:
-        lines = text_of(root, "proc/meminfo").splitlines()
+        lines = _text_of(f"{ROOT}/proc/meminfo").splitlines()
     except OSError:
         return 1 << 33
     fields = dict(line.split(":") for line in lines)
     return int(fields["MemAvailable"].split()[0]) * 1024
 
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-
-def memory_left_in_groups(root: "str | Path" = ROOT) -> int:
+def _memory_left_in_groups() -> int:
     """Returns the number of bytes that this process's groups may still use, or `sys.maxsize` without a limit.
 
     File pages that the kernel can reclaim immediately do not count as used. The limits of all enclosing groups apply.
     """
     left = sys.maxsize
-    for group in _groups("memory", root):
+    for group in _groups("memory"):
         # Above `high`, the kernel throttles a process until it hardly runs.
         for limit_name, usage_name in (
             ("memory.max", "memory.current"),
@@ -97,23 +89,23 @@ def memory_left_in_groups(root: "str | Path" = ROOT) -> int:
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
         ):
             with contextlib.suppress(OSError, ValueError):
-                limit = int(text_of(group, limit_name))
-                left = min(left, max(0, limit - int(text_of(group, usage_name)) + _reclaimable(group)))
+                limit = int(_text_of(f"{group}/{limit_name}"))
+                left = min(left, max(0, limit - int(_text_of(f"{group}/{usage_name}")) + _reclaimable(group)))
     return left
 
 
-def cores_of_groups(root: "str | Path" = ROOT) -> int:
+def cores_of_groups() -> int:
     """Returns the number of cores that this process's groups may use, or `sys.maxsize` without a limit.
 
     A fractional quota is rounded up. The quotas of all enclosing groups apply.
     """
     fewest = sys.maxsize
-    for group in _groups("cpu", root):
+    for group in _groups("cpu"):
         with contextlib.suppress(OSError, ValueError):
-            quota, period = text_of(group, "cpu.max").split()
+            quota, period = _text_of(f"{group}/cpu.max").split()
             fewest = min(fewest, _rounded_up(quota, period))
         with contextlib.suppress(OSError, ValueError):
-            quota, period = text_of(group, "cpu.cfs_quota_us"), text_of(group, "cpu.cfs_period_us")
+            quota, period = _text_of(f"{group}/cpu.cfs_quota_us"), _text_of(f"{group}/cpu.cfs_period_us")
             fewest = min(fewest, _rounded_up(quota, period))
     return fewest
 
@@ -132,21 +124,21 @@ def _rounded_up(quota: str, period: str) -> int:
 def _reclaimable(group: str) -> int:
     """Returns the number of bytes of a group's usage that are file pages."""
     with contextlib.suppress(OSError, ValueError):
-        fields = dict(line.split() for line in text_of(group, "memory.stat").splitlines())
+        fields = dict(line.split() for line in _text_of(f"{group}/memory.stat").splitlines())
         # Version 1 counts nested groups under separate names.
         prefix = "total_" if "total_inactive_file" in fields else ""
         return int(fields[f"{prefix}inactive_file"]) + int(fields[f"{prefix}active_file"])
     return 0
 
 
-def _groups(controller: str, root: "str | Path") -> Iterator[str]:
+def _groups(controller: str) -> Iterator[str]:
     """Yields the folders of this process's groups and of all enclosing groups.
 
     A container may see the names that its groups have outside. Only the outermost folder, its own, then exists.
     """
-    mount = os.path.join(root, "sys/fs/cgroup")  # noqa: PTH118
+    mount = f"{ROOT}/sys/fs/cgroup"
     try:
-        lines = text_of(root, "proc/self/cgroup").splitlines()
+        lines = _text_of(f"{ROOT}/proc/self/cgroup").splitlines()
     except OSError:
         return
     for line in lines:
@@ -166,7 +158,6 @@ def _groups(controller: str, root: "str | Path") -> Iterator[str]:
                 yield group
 
 
-def text_of(root: "str | Path", name: str) -> str:
-    """Returns the content of a file below a folder."""
-    with open(os.path.join(root, name)) as file:  # noqa: PTH118, PTH123
+def _text_of(path: str) -> str:
+    with open(path) as file:  # noqa: PTH123  (see above)
         return file.read()

@@ -37,7 +37,6 @@ thread would work while it waits to be taken."""
 
 
 def joint_threads(asked: "Sequence[int]") -> int:
-    """Returns the number of threads for several executors, given the number that each asks for."""
     return affordable_threads(min(sum(asked), max(MAX_SHARED_THREADS, *asked)))
 
 
@@ -70,12 +69,7 @@ class SharedThreads:
         return self._concurrency.level
 
     def enter(self, executor: Any, options: "ReadOptions") -> ReaderThreads:
-        """Adds an executor and returns the threads.
-
-        Args:
-            executor: the executor that will submit calls.
-            options: the number of threads, which add up, and the size of the buffer, of which the largest applies.
-        """
+        """Adds an executor and returns the threads. Their numbers add up, and the largest buffer is that of all."""
         self._asked[executor] = options.num_threads
         num_threads = joint_threads(list(self._asked.values()))
         self._buffer = max(self._buffer, options.prefetch_buffer_size)
@@ -105,12 +99,10 @@ class SharedThreads:
 
     @property
     def is_single(self) -> bool:
-        """True if a single executor has the threads."""
         return len(self._records_read) <= 1
 
     @property
     def min_ahead(self) -> int:
-        """The number of blocks per executor that may be ready or in work, whatever their size."""
         return MIN_AHEAD if self.is_single else 1
 
     def records_ahead(self, executor: Any) -> int:
@@ -118,17 +110,14 @@ class SharedThreads:
         return int(self._buffer * self._share_of(executor))
 
     def bytes_ahead(self, executor: Any) -> int:
-        """Returns the number of bytes that an executor may hold, ready or in work."""
         return int(self.max_bytes * self._share_of(executor))
 
     def _share_of(self, executor: Any) -> float:
-        """Returns the share of all records that an executor reads."""
         if self.is_single:
             return 1.0
         return (self._records_read.get(executor, 0.0) + 1) / (self._total + len(self._records_read))
 
     def record_read(self, executor: Any, num_records: int) -> None:
-        """Records the number of records that a call of an executor has read."""
         read = self._records_read
         if self.is_single or executor not in read:
             return

@@ -1,4 +1,4 @@
-"""Work of one call that its thread shares with other threads: slices of a batch, or reads from several sources.
+"""Work of one call that its thread shares with others: slices of its records, or reads from several sources.
 
 Guarantees:
     * A thread waits only for jobs that other threads have begun. It runs all others itself, so threads never wait for
@@ -9,15 +9,19 @@ Guarantees:
 
 import contextlib
 import functools
+import itertools
+import math
 import os
 import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, NamedTuple, TypeVar, final
 
 from millstream.concurrent_reads import sharing
+from millstream.loader.operations.elements import Elements
 from millstream.loader.operations.steps import isolated
+from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 
 Result = TypeVar("Result")
@@ -28,10 +32,7 @@ SLICE_SECONDS = 0.002
 
 @final
 class SharedWork:
-    """Shares the jobs of one call.
-
-    Args:
-        readers: the threads that help.
+    """Shares the jobs of one call, in whose thread it is used.
 
     Attributes:
         seconds_of_others: the time that other threads have spent on the jobs.
@@ -48,14 +49,38 @@ class SharedWork:
         with sharing(self._read_all):
             yield
 
+    def prepare_blocks(self, plan: Plan, start: int, stop: int, shard: int) -> Elements:
+        """Does the same as `Plan.prepare_blocks`, whose records are read one by one, in slices.
+
+        The duration of the first record predicts that of the others.
+        """
+        try:
+            origins = plan.locate(start, stop, shard)
+        except BaseException:  # noqa: BLE001  (the plan reports the error at the right block)
+            return plan.prepare_blocks(start, stop, shard)
+        if plan.record_seconds * len(origins) < SLICE_SECONDS:
+            whole, seconds = self._readers.timed(lambda: plan.prepare(origins), Elements.failed)
+            plan.record_seconds = seconds / len(origins)
+            return whole
+        first, seconds = self._readers.timed(lambda: plan.prepare(origins.take(slice(1))), Elements.failed)
+        rest = 0 if first.error is not None else len(origins) - 1
+        count = min(self._readers.size, rest, max(1, math.ceil(seconds * rest / SLICE_SECONDS)))
+        if not count:
+            return first
+        bounds = [1 + rest * number // count for number in range(count + 1)]
+        slices = [origins.take(slice(*pair)) for pair in itertools.pairwise(bounds)]
+        prepared, seconds = self.run([functools.partial(plan.prepare, slice_) for slice_ in slices], Elements.failed)
+        if plan.has_batched_reads:
+            # A call takes much longer than a record, so that the first record says little about the others.
+            plan.record_seconds = seconds / rest
+        return Elements.concatenate([first, *prepared])
+
     def run(
         self, jobs: Sequence[Callable[[], Result]], failed: Callable[[BaseException], Result]
     ) -> tuple[list[Result], float]:
-        """Runs all jobs. Returns their results, in order, and the seconds of all of them.
+        """Runs all jobs, in any thread. Returns their results, in order, and the seconds of all of them together.
 
-        Args:
-            jobs: the jobs, which any thread may run.
-            failed: returns the result of a job that raises.
+        `failed` returns the result of a job that raises.
         """
         left = deque(enumerate(jobs))
         finished: queue.SimpleQueue[tuple[int, Result, float]] = queue.SimpleQueue()
@@ -117,9 +142,5 @@ class SharedWork:
             del failure, rest, records
 
 
-@final
-class _Failure:
-    """The error of a read."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+class _Failure(NamedTuple):
+    error: BaseException

@@ -43,10 +43,6 @@ class ThreadExecutor(Executor):
     """Runs calls in threads, ahead of the consumer.
 
     Args:
-        plan: the plan of the pipeline.
-        position: the position of the first output.
-        options: the number of threads and the size of the buffer.
-        feed: the source of the elements of stage 0; None if they are read.
         stall_timeout: the number of seconds that the consumer waits while no call finishes.
         threads: the threads if they are shared with other executors; None for its own.
         local_reading: other threads that run local operations in advance; None to run them on demand.
@@ -86,19 +82,16 @@ class ThreadExecutor(Executor):
         self._num_completed = 0
 
     def status(self) -> "ExecutorStatus":
-        """Returns a snapshot of the work in progress."""
-        made = super().status()
-        threads = self._threads
+        made, threads = super().status(), self._threads
         return dataclasses.replace(
             made,
             ready=made.ready + threads.num_finished,
             max_threads=self._shared.level,
-            busy_threads=threads.num_busy,
+            busy_threads=threads.readers.num_busy,
         )
 
     def start(self) -> None:
-        """Submits calls, as far ahead as the options and the consumer's waits allow."""
-        self._threads.check_process()
+        self._threads.readers.check_process()
         self._dispatch()
 
     def close(self) -> None:
@@ -121,7 +114,7 @@ class ThreadExecutor(Executor):
         return taken_call(self._schedule, None, self._size.blocks)
 
     def _begin(self) -> None:
-        self._threads.check_process()
+        self._threads.readers.check_process()
         self._local.begin()
         self._waited, self._num_completed = 0.0, 0
         self._receive_finished()
@@ -129,7 +122,9 @@ class ThreadExecutor(Executor):
     def _advance(self) -> None:
         stage = self._schedule.next_stage
         if stage is not None and self._may_begin(stage) and self._is_cheap(stage):
-            self._run_one_here(stage)
+            if (call := taken_call(self._schedule, stage, self._size.blocks)) is not None:
+                seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
+                self._record_seconds(call, seconds, is_local=True)
             return
         self._dispatch()
         if not self._threads.in_flight:
@@ -185,20 +180,14 @@ class ThreadExecutor(Executor):
 
     @property
     def _max_blocks(self) -> int:
-        """The maximum number of blocks of a call for a thread. Several executors share the buffer."""
         if self._shared.is_single:
             return self._size.blocks
+        # Several executors share the buffer.
         records = self._shared.records_ahead(self) - self._schedule.records_ahead
         return max(1, min(self._size.blocks, records // self._plan.partition.block))
 
-    def _run_one_here(self, stage: int) -> None:
-        call = taken_call(self._schedule, stage, self._size.blocks)
-        if call is not None:
-            seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
-            self._record_seconds(call, seconds, is_local=True)
-
     def _receive_finished(self) -> None:
-        while self._threads.any_finished:
+        while self._threads.num_finished:
             self._receive_next()
 
     def _receive_next(self) -> None:

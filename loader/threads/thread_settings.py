@@ -75,7 +75,6 @@ def in_fresh_thread(function: Callable[[], Result]) -> Result:
 
 
 def _settings() -> tuple[Any, ...]:
-    """Returns this thread's values of all settings that may differ between threads."""
     jax, torch = sys.modules.get("jax"), sys.modules.get("torch")
     if jax is None and torch is None:
         return ()

@@ -20,35 +20,20 @@ from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.shared_work import SharedWork
-from millstream.loader.threads.sliced_reading import SlicedReading
 from millstream.loader.threads.waiting import TimedQueue, Wait
 
 
 class Finished(NamedTuple):
-    """The result of a call.
-
-    Attributes:
-        call: the call.
-        elements: its outputs.
-        seconds: the time that a single thread would have needed.
-    """
+    """The result of a call."""
 
     call: Call
     elements: Elements
-    seconds: float
+    seconds: float  # The time that a single thread would have needed.
 
 
 @final
 class ThreadedCalls:
-    """Runs calls of one plan.
-
-    Args:
-        plan: the plan of the pipeline.
-        readers: the threads, which may be shared.
-        allocate: allocates batches.
-        owner: the executor that receives the outputs.
-        stall_timeout: the number of seconds that the consumer waits while no call finishes.
-    """
+    """Runs calls of one plan in threads that may be shared, for the executor that owns this."""
 
     def __init__(
         self, plan: Plan, readers: ReaderThreads, allocate: Allocate, owner: Any, stall_timeout: float = math.inf
@@ -57,7 +42,7 @@ class ThreadedCalls:
         self._stall_timeout = stall_timeout
         self._plan = plan
         self._allocate = allocate
-        self._readers = readers
+        self.readers = readers
         self._owner = weakref.ref(owner)
         self._is_closed = False
         self._finished: TimedQueue[Finished | None] = TimedQueue()
@@ -72,25 +57,10 @@ class ThreadedCalls:
         """The number of calls finished and not received. Thread-safe."""
         return len(self._finished)
 
-    @property
-    def num_busy(self) -> int:
-        """The number of threads that run a call. Thread-safe."""
-        return self._readers.num_busy
-
-    @property
-    def any_finished(self) -> bool:
-        """True if `receive` would not wait."""
-        return len(self._finished) > 0
-
-    def check_process(self) -> None:
-        """Raises a RuntimeError in a process that was forked later, because the threads do not exist there."""
-        self._readers.check_process()
-
     def submit(self, call: Call) -> None:
         """Submits a call to the threads. Several threads share reads that are made one by one or of several sources."""
-        work = SharedWork(self._readers)
-        reading = SlicedReading(self._plan, self._readers, work)
-        prepare_blocks = None if self._plan.batched_source else reading.prepare_blocks
+        work = SharedWork(self.readers)
+        prepare_blocks = None if self._plan.batched_source else functools.partial(work.prepare_blocks, self._plan)
         request = call.request  # Now: a call that stalls is completed, and has another one then.
 
         def job() -> None:
@@ -99,25 +69,21 @@ class ThreadedCalls:
             make = functools.partial(self._plan.make, request, self._allocate, prepare_blocks)
             # Slices are shared already.
             with work.for_sources() if prepare_blocks is None else contextlib.nullcontext():
-                elements, seconds = self._readers.timed(make, Elements.failed)
+                elements, seconds = self.readers.timed(make, Elements.failed)
             self._finished.put(Finished(call, elements, seconds + work.seconds_of_others))
 
         self._in_flight[call] = None
-        self._readers.submit(job)
+        self.readers.submit(job)
 
     def receive(self) -> Finished:
-        """Waits for the result of a call. If no call finishes in time, the oldest one becomes an error.
-
-        Raises:
-            ValueError: the iterator was closed meanwhile.
-        """
+        """Waits for the result of a call. If no call finishes in time, the oldest one becomes an error."""
         wait = Wait(self._stall_timeout)
         while True:
             try:
                 finished = self._finished.get(timeout=wait.seconds)
             except queue.Empty:
                 oldest = next(iter(self._in_flight))
-                error = wait.timed_out(self._plan.describe(oldest.request), self._readers.busy_threads)
+                error = wait.timed_out(self._plan.describe(oldest.request), self.readers.busy_threads)
                 if error is None:
                     continue
                 finished = Finished(oldest, Elements.failed(error), 0.0)

@@ -26,11 +26,7 @@ SLICE_SECONDS = 1.0
 
 @final
 class Wait:
-    """The consumer's wait for the next call to finish.
-
-    Args:
-        stall_timeout: the number of seconds before the wait becomes an error; `math.inf` for never.
-    """
+    """The consumer's wait for the next call to finish, an error after `stall_timeout` seconds."""
 
     def __init__(self, stall_timeout: float) -> None:
         self._timeout = stall_timeout
@@ -48,9 +44,7 @@ class Wait:
     def timed_out(self, records: str, threads: Iterable[threading.Thread]) -> WorkerStalledError | None:
         """Records that a slice has passed without a result. Warns once, and later returns an error.
 
-        Args:
-            records: a description of the oldest call's records.
-            threads: the threads that run calls.
+        `records` describes the records of the oldest call, and `threads` run calls.
         """
         self._waited += min(SLICE_SECONDS, time.monotonic() - self._since)
         if self._waited >= self._timeout:
@@ -69,7 +63,6 @@ class Wait:
 
 
 def stacks_of(threads: Iterable[threading.Thread]) -> str:
-    """Returns the stacks of the given threads, as text."""
     frames = sys._current_frames()  # noqa: SLF001  (the only access to the stacks of other threads)
     stacks = [
         f"Thread {thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
@@ -97,7 +90,6 @@ class TimedQueue(Generic[ItemT]):
         self._has_come.acquire()
 
     def put(self, item: ItemT) -> None:
-        """Adds an item."""
         self._items.append(item)
         if self._has_come.locked():
             try:
@@ -107,11 +99,7 @@ class TimedQueue(Generic[ItemT]):
                 return
 
     def get(self, timeout: float) -> ItemT:
-        """Returns the next item and removes it.
-
-        Raises:
-            queue.Empty: no item arrived in time.
-        """
+        """Removes the next item and returns it. Raises queue.Empty if none arrives in time, in seconds."""
         deadline = time.monotonic() + timeout
         while True:
             if self._items:

@@ -16,6 +16,7 @@ chunks that it no longer needs.
 """
 
 import contextlib
+import dataclasses
 import errno
 import math
 import mmap
@@ -81,21 +82,17 @@ def create_anonymous_file(name: str) -> int:
 
 
 def whole_pages(num_bytes: int) -> int:
-    """Returns a number of bytes, rounded up to whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-@final
+@dataclasses.dataclass(slots=True)
 class Chunk:
     """A chunk of the arena in use, and its holders."""
 
-    __slots__ = ("offset", "parent_holds", "size", "worker_holds")
-
-    def __init__(self, offset: int, size: int) -> None:
-        self.offset = offset
-        self.size = size
-        self.worker_holds = True
-        self.parent_holds = False
+    offset: int
+    size: int
+    worker_holds: bool = True
+    parent_holds: bool = False
 
 
 @final
@@ -172,11 +169,9 @@ class Allocator:
         return None
 
     def lend(self, offset: int) -> None:
-        """Records that the parent holds a chunk."""
         self._chunks[offset].parent_holds = True
 
     def take_back(self, offset: int) -> None:
-        """Records that the parent no longer holds a chunk."""
         self._chunks[offset].parent_holds = False
         self._free_if_unused(self._chunks[offset])
 
@@ -257,11 +252,7 @@ class ArenaView:
         self._is_retired = False
 
     def lease(self, offset: int, num_bytes: int) -> NDArray[np.uint8]:
-        """Returns a chunk's bytes, shape `(num_bytes,)`, writable. The chunk is released with the last array on them.
-
-        Raises:
-            ValueError: the arena is retired.
-        """
+        """Returns a chunk's bytes, shape `(num_bytes,)`, writable, until the last array on them ends."""
         self._leased[offset] = num_bytes
         if self._is_retired:
             # The address may be unmapped already, and reused by another mapping: nothing to discard.

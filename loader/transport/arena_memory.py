@@ -79,9 +79,6 @@ class FreeSpace:
     """A set of free extents. Adjacent extents are merged, so that small chunks become room for large ones.
 
     Each operation takes time logarithmic in the number of extents.
-
-    Attributes:
-        num_bytes: the total size of the extents.
     """
 
     def __init__(self) -> None:

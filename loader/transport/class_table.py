@@ -34,7 +34,6 @@ class ClassTable:
         return iter(self._classes.values())
 
     def define(self, classes: Mapping[int, type]) -> None:
-        """Adds classes with their numbers."""
         self._classes.update(classes)
         self._numbers.update((id(kind), number) for number, kind in classes.items())
 
@@ -46,21 +45,13 @@ class ClassTable:
         return tuple(self._numbers[id(kind)] for kind in classes)
 
     def dumps(self, value: Any, buffer_callback: BufferCallback | None = None, allocate: Allocate = np.empty) -> bytes:
-        """Returns the pickle of a value. The classes of the table are replaced by their numbers.
-
-        Raises:
-            Exception: the value cannot be pickled.
-        """
+        """Returns the pickle of a value. The classes of the table are replaced by their numbers."""
         file = io.BytesIO()
         _NumberingPickler(file, self._numbers, buffer_callback, allocate).dump(value)
         return file.getvalue()
 
     def loads(self, data: Any, buffers: Iterable[Any] = ()) -> Any:
-        """Returns the value that `dumps` pickled, with this table or with its copy in another process.
-
-        Raises:
-            Exception: a class in the pickle raises when unpickled.
-        """
+        """Returns the value that `dumps` pickled, with this table or with its copy in another process."""
         return _NumberedUnpickler(io.BytesIO(data), self._classes, buffers).load()
 
 

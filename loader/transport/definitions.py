@@ -22,13 +22,11 @@ from millstream.loader.transport.array_pickles import Reduced
 
 
 def reduce_cache(cache: Any) -> Reduced:
-    """Returns the reduction of a function with a cache. The cache is rebuilt empty."""
     state = {name: value for name, value in vars(cache).items() if name not in ("__wrapped__", "cache_parameters")}
     return rebuild_cache, (cache.__wrapped__, cache.cache_parameters()), state
 
 
 def rebuild_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
-    """Returns a function with an empty cache."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -68,7 +66,6 @@ def _reduce_cached_property(value: Any) -> Reduced:
 
 
 def rebuild_cached_property(kind: type[Any], function: Callable[[Any], Any]) -> Any:
-    """Returns a cached property without a name."""
     made: Any = object.__new__(kind)
     functools.cached_property.__init__(made, function)
     return made
@@ -106,7 +103,6 @@ OTHERS: dict[type, Callable[[Any], Reduced]] = {
 
 
 def reduce_class(kind: type, reduced: tuple[Any, ...]) -> Reduced:
-    """Returns the reduction of a class that crosses by value."""
     if issubclass(kind, Enum):
         return _with_members(kind, reduced)
     return _with_slots(kind, reduced) if "__slots__" in vars(kind) else reduced
@@ -144,7 +140,6 @@ def _with_members(kind: type[Enum], reduced: tuple[Any, ...]) -> Reduced:
 
 
 def set_enum_state(kind: type[Enum], state: tuple[Any, ...]) -> None:
-    """Sets the attributes of an enum and of its members."""
     set_state, attributes, of_members = state
     set_state(kind, attributes)
     for name, values in of_members.items():

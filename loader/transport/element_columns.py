@@ -46,42 +46,28 @@ class Rows(NamedTuple):
 
 @final
 class Fields(NamedTuple):
-    """Dicts or tuples of one structure, as one column per field.
+    """Dicts or tuples of one structure, as one column per field."""
 
-    Attributes:
-        names: the keys of the dicts; None for tuples.
-        columns: the columns, one per field.
-    """
-
-    names: Sequence[str] | None
+    names: Sequence[str] | None  # The keys of the dicts; None for tuples.
     columns: Sequence["Columns"]
 
 
 @final
 class Ragged(NamedTuple):
-    """Arrays of one dtype and different lengths, such as documents, concatenated into one.
-
-    Attributes:
-        array: the concatenated arrays.
-        lengths: the length of each array along the first axis: int64 as bytes, which pickle faster than an array.
-        step: the alignment of each array's first entry, in entries.
-    """
+    """Arrays of one dtype and different lengths, such as documents, concatenated into one."""
 
     array: NDArray[Any]
-    lengths: bytes
-    step: int
+    lengths: bytes  # Of each array along the first axis: int64 as bytes, which pickle faster than an array.
+    step: int  # The alignment of each array's first entry, in entries.
 
 
 Columns: TypeAlias = Rows | Ragged | Fields | list[Any]
 
 
 def to_columns(elements: list[Any], allocate: Allocate, depth: int = MAX_DEPTH) -> Columns:
-    """Returns the elements as columns.
+    """Returns elements of any kind as columns, whose common arrays are in memory of `allocate`.
 
-    Args:
-        elements: the elements, of any kind.
-        allocate: allocates the common arrays.
-        depth: the number of nested levels to split. It ends the recursion of an element that contains itself.
+    `depth` is the number of nested levels to split. It ends the recursion of an element that contains itself.
     """
     kinds, count = set(map(type, elements)), len(elements)
     kind = kinds.pop() if len(kinds) == 1 and count > 1 and depth else None

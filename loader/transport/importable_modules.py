@@ -71,10 +71,7 @@ def has_name(value: Any, module: ModuleType | None) -> bool:
 def _find(name: str, path: Sequence[str] | None, import_path: Sequence[str]) -> importlib.machinery.ModuleSpec | None:
     """Returns the spec that an import would find, ignoring `sys.modules`.
 
-    Args:
-        name: the name of the module.
-        path: the `__path__` of its package; None for a module without a package.
-        import_path: the replacement for `sys.path`.
+    `path` is the `__path__` of the package; None for a module without one. `import_path` replaces `sys.path`.
     """
     for finder in sys.meta_path:
         find_spec = getattr(finder, "find_spec", None)

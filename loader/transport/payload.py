@@ -1,9 +1,12 @@
-"""Messages between processes: outputs, errors and pipelines.
+"""Messages between processes: requests, outputs and errors.
 
 Arrays never pass through a socket. pickle's protocol 5 passes their buffers out of band, and these are in the worker's
 arena already, because a Batch stacks directly into it, or are copied there. Small arrays are part of the message.
 cloudpickle pickles the rest, so that classes and functions of the user's `__main__` cross by value. Classes of the
 pipeline come back as the same classes (`ClassTable`).
+
+A request that carries elements crosses as one pickle. Small arrays that are alike are merged into one (see
+`element_columns`), and rows that were built together cross as their columns.
 """
 
 import contextlib
@@ -19,11 +22,13 @@ from numpy.typing import NDArray
 from millstream import tree
 from millstream.errors import WorkerError
 from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins
+from millstream.loader.pipeline.calls import Fed, Group
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns, to_elements
 from millstream.signals import is_from_signal_handler
+from millstream.transforms.packing.rows import Rows
 
 INLINE_PICKLE_BYTES = 1 << 15
 """Longer pickles travel in the arena, so that a worker does not wait for the parent to empty a socket."""
@@ -48,19 +53,28 @@ Plain tuples, because there is one per batch, and pickle looks up every class th
 """
 
 
+def dump_request(request: Group | Fed, classes: ClassTable) -> bytes:
+    """Returns the pickle of a request with the elements of a group, or with elements drawn from a stream."""
+    values = request.elements.values
+    columns: Any = values if isinstance(values, Rows) else to_columns(list(values), np.empty)
+    return classes.dumps(_with_values(request, columns))
+
+
+def load_request(data: bytes, classes: ClassTable) -> Group | Fed:
+    request: Group | Fed = classes.loads(data)
+    columns: Any = request.elements.values
+    return _with_values(request, to_elements(columns))
+
+
+def _with_values(request: Group | Fed, values: Any) -> Group | Fed:
+    elements = request.elements
+    return request._replace(elements=Elements(values, elements.origins, elements.error))
+
+
 class Failure(NamedTuple):
-    """A serialized exception.
+    """A serialized exception."""
 
-    Attributes:
-        pickled: the pickle of the exception; None if it does not survive a round trip.
-        type_name: the qualified name of its class.
-        text: its message.
-        notes: its notes.
-        traceback: the worker's formatted traceback.
-        at: the record that it belongs to; None if it belongs to no single record.
-    """
-
-    pickled: bytes | None
+    pickled: bytes | None  # None if it does not survive a round trip.
     type_name: str
     text: str
     notes: tuple[str, ...]
@@ -88,11 +102,6 @@ class _Packer:
         self._spans: list[Span] = []
 
     def pack(self, value: Any) -> Payload:
-        """Returns the payload of a value.
-
-        Raises:
-            Exception: the value cannot be pickled.
-        """
         try:
             body = self._classes.dumps(value, self._take_out, self._allocator.allocate)
             span = self._store(np.frombuffer(body, dtype=np.uint8)) if len(body) > INLINE_PICKLE_BYTES else None
@@ -135,11 +144,7 @@ class _Packer:
 
 
 def pack(run: Elements, allocator: Allocator, classes: ClassTable) -> Payload:
-    """Serializes a run for the parent. Errors in it must have been replaced by their `Failure`.
-
-    Raises:
-        Exception: an element cannot be pickled.
-    """
+    """Serializes a run for the parent. Errors in it must have been replaced by their `Failure`."""
     return _Packer(allocator, classes).pack((to_columns(list(run.values), allocator.allocate), run.origins.to_bytes()))
 
 
@@ -177,7 +182,6 @@ def _bytes_at(span: Span, leases: Sequence[NDArray[np.uint8]]) -> NDArray[np.uin
 
 
 def pack_failure(error: BaseException, classes: ClassTable) -> Failure:
-    """Serializes an exception for the parent."""
     return Failure(
         pickled=_survivor(error, classes),
         type_name=f"{type(error).__module__}.{type(error).__qualname__}",
@@ -209,17 +213,13 @@ def unpack_failure(failure: Failure, classes: ClassTable) -> BaseException:
 
 
 def unpack_failures(failures: Sequence[FailedRecord], classes: ClassTable) -> tuple[FailedRecord, ...]:
-    """Returns the records that failed in a worker, with the exceptions to raise in the parent."""
     return tuple(one._replace(error=unpack_failure(one.error, classes)) for one in failures)
 
 
 def unpicklable_leaves(value: Any, path: str = "", above: frozenset[int] = frozenset()) -> list[str]:
     """Returns a description of each leaf of a nested structure that cannot be pickled: its path and the cause.
 
-    Args:
-        value: the structure.
-        path: the path of the structure in the element.
-        above: the identities of the structures that contain it. It ends the recursion if a structure contains itself.
+    `above` has the identities of the structures that contain it. It ends the recursion of one that contains itself.
     """
     if id(value) in above:
         return []
@@ -240,7 +240,6 @@ def unpicklable_leaves(value: Any, path: str = "", above: frozenset[int] = froze
 
 
 def _children(value: Any, path: str) -> list[tuple[str, Any]]:
-    """Returns the children of a structure with their paths, and nothing for a leaf."""
     if len(path) > MAX_PATH_LENGTH:
         return []
     children = tree.children(value)

@@ -1,42 +1,50 @@
-"""The file with the pipelines, written once by the parent and mapped by each worker."""
+"""Pipelines on their way to workers: pickled, written once to a file that each worker maps, and diagnosed on failure.
+
+The pickle lists the classes that cross by value, maps the files of arrays, and shares lists of records.
+"""
 
 import contextlib
 import dataclasses
+import inspect
 import io
 import mmap
+import operator
 import os
 import pickle
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.arena import create_arena_file
+from millstream.loader.transport.array_pickles import MappedFiles
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.pipeline_pickler import (
-    dump_with_classes,
-    stays_in,
-    unpicklable_object,
-    warn_of_private_memory,
-)
-from millstream.loader.transport.shared_records import share
+from millstream.loader.transport.shared_records import SharedRecords, share
+from millstream.loader.transport.value_pickler import BinaryFile, BufferCallback, ValuePickler
 from millstream.signals import is_from_signal_handler
+from millstream.sources.base import HeldRecords
+from millstream.warn import log_warning
 
 MAPPED_BYTES = 1 << 20
 """Smaller files without large arrays are read instead of mapped."""
 
+LARGE_BUFFER_BYTES = 1 << 16
+"""Arrays of at least this size are stored in the pipeline file as they are. All workers share their pages."""
+
+PRIVATE_BYTES = 1 << 26
+"""A warning is logged if the memory of a pipeline that each worker needs for itself reaches this size."""
+
+_reported: "weakref.WeakSet[Pipeline]" = weakref.WeakSet()
+"""The pipelines with a logged warning. They are not reported again when workers are started again."""
+
 
 class PipelineFile(NamedTuple):
-    """The layout of the pipeline file.
+    """The layout of the pipeline file."""
 
-    Attributes:
-        num_bytes: the length of the pickle, at the beginning of the file.
-        buffers: the offset and length of each large array that the pickle leaves out.
-        file_bytes: the length of the file.
-    """
-
-    num_bytes: int
-    buffers: tuple[tuple[int, int], ...]
+    num_bytes: int  # The length of the pickle, at the beginning of the file.
+    buffers: tuple[tuple[int, int], ...]  # The offset and length of each large array that the pickle leaves out.
     file_bytes: int
 
 
@@ -45,12 +53,9 @@ def pickle_pipelines(
 ) -> tuple[memoryview, list[memoryview], ClassTable]:
     """Returns the pickle of pipelines, the memory of their large arrays, and their classes that cross by value.
 
-    Args:
-        pipelines: the pipelines to pickle.
-        argument: the argument that requires workers, for the error.
-
     Raises:
-        TypeError: an attribute of a pipeline cannot be pickled. The text names the operation and the attribute.
+        TypeError: an attribute of a pipeline cannot be pickled. The text names the operation and the attribute, and
+            `argument`, which requires workers.
     """
     large: list[memoryview] = []
 
@@ -79,21 +84,13 @@ def pickle_pipelines(
 
 
 def unpickle_pipelines(pickled: Any, buffers: Iterable[Any]) -> tuple[tuple[Pipeline, ...], ClassTable]:
-    """Returns the pipelines that `pickle_pipelines` pickled, and the classes that crossed by value.
-
-    Raises:
-        Exception: a class of the user raises when unpickled.
-    """
+    """Returns the pipelines that `pickle_pipelines` pickled, and the classes that crossed by value."""
     (_, pipelines), classes = pickle.loads(pickled, buffers=buffers)  # noqa: S301  (written by the parent)
     return pipelines, ClassTable(classes)
 
 
 def pack_pipelines(pipelines: Sequence[Pipeline]) -> tuple[list[memoryview], PipelineFile, ClassTable]:
-    """Returns the content of the pipeline file in chunks, its layout, and the classes that cross by value.
-
-    Raises:
-        TypeError: an attribute of a pipeline cannot be pickled. The text names the operation and the attribute.
-    """
+    """Returns the content of the pipeline file in chunks, its layout, and the classes that cross by value."""
     pickled, large, classes = pickle_pipelines(pipelines)
     chunks, buffers, end = [pickled], [], pickled.nbytes
     for raw in large:
@@ -120,9 +117,6 @@ def read_pipelines(descriptor: int, file: PipelineFile) -> tuple[tuple[Pipeline,
     """Returns the pipelines that the parent has written, and the classes that crossed by value.
 
     Their large arrays are copy-on-write views of pages that all workers share.
-
-    Raises:
-        Exception: a class of the user raises when unpickled.
     """
     if not file.buffers and file.num_bytes < MAPPED_BYTES:
         # A map would keep a descriptor as long as the pipelines.
@@ -136,3 +130,111 @@ def _prelude() -> object:
     """Returns a value that installs millstream as `grain` when it is unpickled, if this process has it installed."""
     imports = sys.modules.get("millstream.grain_imports")
     return imports.Installed() if imports is not None and imports.is_installed() else None
+
+
+def stays_in(buffer: pickle.PickleBuffer) -> bool:
+    """Returns True if an array's memory stays in the pickle, of which each worker has its own copy."""
+    return buffer.raw().nbytes < LARGE_BUFFER_BYTES
+
+
+def dump_with_classes(value: Any, file: BinaryFile, buffer_callback: BufferCallback) -> ClassTable:
+    """Writes the pickle of a value and its classes that cross by value. Returns these classes."""
+    pickler = PipelinePickler(file, buffer_callback)
+    # The list comes second: it is then complete, and refers to classes that the value's pickle has defined.
+    pickler.dump((value, pickler.classes))
+    return ClassTable(pickler.classes)
+
+
+@final
+class PipelinePickler(ValuePickler):
+    """A pickler of pipelines, or of objects in them. It lists the classes that it pickled by value."""
+
+    def __init__(self, file: BinaryFile, buffer_callback: BufferCallback) -> None:
+        super().__init__(file, buffer_callback, files=MappedFiles())
+        self.classes: list[type] = []
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is HeldRecords and (shared := share(value.records)) is not value.records:
+            # Without the wrapper, because every read of shared records copies.
+            return unwrapped, (shared,)
+        reduced = super().reducer_override(value)
+        if isinstance(value, type) and reduced is not NotImplemented:
+            self.classes.append(value)
+        return reduced
+
+
+def unwrapped(shared: SharedRecords) -> SharedRecords:
+    """Returns its argument: a reduction needs a function."""
+    return shared
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def unpicklable_object(pipelines: Sequence[Pipeline]) -> str:
+    """Returns a description of the first object that cannot be pickled: source, sampler or operation, and attribute."""
+    for name, owner in _objects(pipelines):
+        if _num_bytes(owner) is None:
+            culprits = ", ".join(member for member, value in _members(owner) if _num_bytes(value) is None)
+            return f"{name} ({culprits})" if culprits else name
+    return "the pipeline"
+
+
+def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> None:
+    """Logs, once per pipeline, the object that takes most of each worker's private memory, if that is large.
+
+    `num_bytes` is the size of the pickle of all of them, which cannot be shared.
+    """
+    if num_bytes < PRIVATE_BYTES or all(pipeline in _reported for pipeline in pipelines):
+        return
+    _reported.update(pipelines)
+    sizes = [(_num_bytes(share(owner)) or 0, name, owner) for name, owner in _objects(pipelines)]
+    size, name, owner = max(sizes, key=operator.itemgetter(0))
+    members = {member: _num_bytes(value) or 0 for member, value in _members(owner)}
+    culprit = max(members, key=lambda member: members[member], default="")
+    log_warning(
+        f"each worker needs at least {size >> 20} MB of its own for {f'{name} ({culprit})' if culprit else name}, "
+        "because it cannot be shared. NumPy arrays, memory-mapped ones included, are shared, and so is a list of "
+        "records that is the data_source or in a MapDataset.source or an InMemoryDataSource. Keep the data in one of "
+        "these, or read it from files when it is needed."
+    )
+
+
+def _objects(pipelines: Sequence[Pipeline]) -> list[tuple[str, Any]]:
+    return [named for pipeline in pipelines for named in pipeline.objects]
+
+
+def _members(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of an object and the variables of functions among them, with descriptions."""
+    for name, value in getattr(owner, "__dict__", {}).items():
+        if not isinstance(value, FunctionType):
+            yield f"attribute {name}", value
+            continue
+        variables = inspect.getclosurevars(value)
+        for variable, content in {**variables.globals, **variables.nonlocals}.items():
+            yield f"variable {variable} of {value.__qualname__}", content
+
+
+class _Counter(io.RawIOBase):
+    """A file that keeps only the number of bytes written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = 0
+
+    def write(self, data: Any, /) -> int:
+        self.num_bytes += memoryview(data).nbytes
+        return memoryview(data).nbytes
+
+
+def _num_bytes(value: Any) -> int | None:
+    """Returns the length of the pickle of a value, without shared memory; None if it cannot be pickled."""
+    file = _Counter()
+    try:
+        PipelinePickler(file, stays_in).dump(value)
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        # Any error means that it cannot be pickled.
+        return None
+    return file.num_bytes

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.loader.transport.array_pickles import MappedFiles
 from millstream.loader.transport.class_table import ClassTable, class_of_number
-from millstream.loader.transport.mapped_arrays import MappedFiles
 from millstream.loader.transport.value_pickler import ValuePickler
 from millstream.sources.base import own
 
@@ -52,25 +52,15 @@ _COMMON_BYTES = 256
 
 
 class Recipe(NamedTuple):
-    """The content of `SharedRecords`.
+    """The content of `SharedRecords`."""
 
-    Attributes:
-        kind: the type of the collection, list or tuple.
-        record_kind: bytes or str if all records are, the dtype if all are arrays, otherwise object, for pickles.
-        memory: the concatenated records.
-        ends: the start of each record, and the end of the last one.
-        large: the memory of the large arrays of all records.
-        large_ends: the index of each record's first large array, and the number of large arrays.
-        classes: the classes that the pickles contain as numbers.
-    """
-
-    kind: type
-    record_kind: type | np.dtype[Any]
-    memory: NDArray[np.uint8]
-    ends: NDArray[np.int64]
-    large: Sequence[Any] = ()
-    large_ends: NDArray[np.int64] = np.zeros(0, np.int64)
-    classes: tuple[type, ...] = ()
+    kind: type  # Of the collection, list or tuple.
+    record_kind: type | np.dtype[Any]  # bytes, str, the dtype of all records, or object, for pickles.
+    memory: NDArray[np.uint8]  # The concatenated records.
+    ends: NDArray[np.int64]  # The start of each record, and the end of the last one.
+    large: Sequence[Any] = ()  # The memory of the large arrays of all records.
+    large_ends: NDArray[np.int64] = np.zeros(0, np.int64)  # The index of each record's first one, and their number.
+    classes: tuple[type, ...] = ()  # The classes that the pickles contain as numbers.
 
 
 @final
@@ -93,7 +83,6 @@ class SharedRecords:
 
     @property
     def stands_in_for(self) -> type:
-        """The type of the collection, list or tuple."""
         return self._recipe.kind
 
     def __len__(self) -> int:
@@ -152,11 +141,7 @@ class SharedRecords:
 
 
 def share(records: Any) -> Any:
-    """Returns records as `SharedRecords` if that pays, otherwise unchanged.
-
-    Raises:
-        Exception: a record cannot be pickled.
-    """
+    """Returns records as `SharedRecords` if that pays, otherwise unchanged. Raises if a record cannot be pickled."""
     if type(records) not in {list, tuple} or not records:
         return records
     # A sample: inspecting ten million records takes two seconds.
@@ -249,24 +234,18 @@ def _ends(lengths: Any) -> NDArray[np.int64]:
 
 @final
 class _RecordPickler(ValuePickler):
-    """Pickles records independently.
-
-    Attributes:
-        classes: the classes that cross by value. Records refer to them by number.
-        large: the memory of the large arrays of all records.
-        num_large: the number of large arrays of each record.
-    """
+    """Pickles records independently."""
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
         super().__init__(self._file, self._take_out, files=MappedFiles())
         self.classes: list[type] = []
+        # The memory of the large arrays of all records, and the number of them in each record.
         self.large: list[Any] = []
         self.num_large: list[int] = []
         self._numbers: dict[int, int] = {}
 
     def dumps(self, record: Any) -> bytes:
-        """Returns the pickle of a record."""
         before = len(self.large)
         self.clear_memo()
         self._file.seek(0)
@@ -276,7 +255,6 @@ class _RecordPickler(ValuePickler):
         return self._file.getvalue()
 
     def num_bytes(self, record: Any) -> int:
-        """Returns the number of bytes that a record takes."""
         before = len(self.large)
         return len(self.dumps(record)) + int(sum(memory.nbytes for memory in self.large[before:]))
 

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate
-from millstream.loader.transport.array_pickles import Reduced, as_memmap, reduce_array, reduce_tensor
+from millstream.loader.transport.array_pickles import MappedFiles, Reduced, as_memmap, reduce_array, reduce_tensor
 from millstream.loader.transport.definitions import NAMED, OTHERS, reduce_class
 from millstream.loader.transport.importable_modules import has_name, is_importable
-from millstream.loader.transport.mapped_arrays import MappedFiles
 
 BinaryFile = io.BytesIO | io.RawIOBase
 
@@ -36,7 +35,6 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
     """A pickler that supports more types than cloudpickle.
 
     Args:
-        file: the file to write to.
         buffer_callback: takes the memory of arrays out of the pickle; by default it stays there.
         allocate: allocates the copies of arrays that are not contiguous.
         files: the mapped files whose arrays are pickled by their offsets; None to send their bytes.
@@ -58,11 +56,6 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         self._registered: list[types.ModuleType] = []
 
     def dump(self, value: Any) -> None:
-        """Writes the pickle of a value.
-
-        Raises:
-            Exception: the value cannot be pickled.
-        """
         try:
             super().dump(value)
         finally:
@@ -70,7 +63,6 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
                 cloudpickle.unregister_pickle_by_value(self._registered.pop())
 
     def reducer_override(self, value: Any) -> Any:
-        """Returns the reduction of a value, or NotImplemented for pickle's default."""
         kind = type(value)
         if kind is np.ndarray:
             if value.dtype.hasobject:

@@ -22,10 +22,8 @@ from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.shared_work import SharedWork
-from millstream.loader.threads.sliced_reading import SlicedReading
-from millstream.loader.transport.carried_elements import load_request
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.payload import Failure, pack_failure, unpicklable_leaves
+from millstream.loader.transport.payload import Failure, load_request, pack_failure, unpicklable_leaves
 
 Packed = TypeVar("Packed")
 PrepareBlocks = Callable[[int, int, int], Elements]
@@ -160,7 +158,7 @@ class CallRunner(Generic[Packed]):
     def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements:
         work = SharedWork(self._readers)
         if not self._plan.batched_source:
-            return SlicedReading(self._plan, self._readers, work).prepare_blocks(start, stop, shard)
+            return work.prepare_blocks(self._plan, start, stop, shard)
         try:
             with work.for_sources():
                 return self._plan.read_blocks(start, stop, shard)
@@ -178,7 +176,7 @@ class CallRunner(Generic[Packed]):
         if self._plan.batched_source:
             with work.for_sources():
                 return self._plan.make(request, self._allocate)
-        prepare_blocks: PrepareBlocks = SlicedReading(self._plan, self._readers, work).prepare_blocks
+        prepare_blocks: PrepareBlocks = functools.partial(work.prepare_blocks, self._plan)
         if self._plan.source_may_depend_on_thread:
             prepare_blocks = functools.partial(_in_thread_of, self._readers, prepare_blocks)
         return self._plan.make(request, self._allocate, prepare_blocks)

@@ -29,7 +29,7 @@ from millstream.loader.scheduling.assignments import Assignments
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.transport.carried_elements import dump_request
+from millstream.loader.transport.payload import dump_request
 from millstream.loader.workers.deaths_at_start import DeathsAtStart
 from millstream.loader.workers.reads_in_flight import ReadsInFlight
 from millstream.loader.workers.shared_workers import SharedWorkers

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.loader.threads import shared_threads, shared_work, sliced_reading, thread_executor
+from millstream.loader.threads import shared_threads, shared_work, thread_executor
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, Map
@@ -73,7 +73,7 @@ class BatchedSource(Source):
 def all_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every call worth handing over, and every block worth cutting, however short."""
     monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(sliced_reading, "SLICE_SECONDS", 1e-12)
+    monkeypatch.setattr(shared_work, "SLICE_SECONDS", 1e-12)
 
 
 class Waiting(millstream.MapDataset[int]):
@@ -140,7 +140,7 @@ def test_only_slow_records_are_read_in_slices(
 ) -> None:
     """Once the time of a record is known, quick ones are read in one call per block; slow ones are shared as before."""
     monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(sliced_reading, "SLICE_SECONDS", slice_seconds)
+    monkeypatch.setattr(shared_work, "SLICE_SECONDS", slice_seconds)
     source = OneByOne(64)
     assert len(list(rushed(loader_of(1, Batch(8), source=source)))) == 8
     assert source.sizes[0] == 1

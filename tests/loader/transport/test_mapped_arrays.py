@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import millstream
+from millstream.loader.transport.array_pickles import SMALLEST_BYTES
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.mapped_arrays import SMALLEST_BYTES
 from support.processes.pickles import sent
 from support.processes.worker_pools import pool_of
 from support.streams import comparable

@@ -26,7 +26,7 @@ from millstream.loader.transport.payload import (
     unpack_failure,
     unpicklable_leaves,
 )
-from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from millstream.loader.transport.pipeline_file import dump_with_classes
 from support.draw.elements_of_all_kinds import Example, FrozenExample, Pair, elements
 from support.processes.arena_pairs import address, arena_pair
 from support.streams import comparable

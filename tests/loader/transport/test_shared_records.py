@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.transport import pipeline_pickler, shared_records
+from millstream.loader.transport import pipeline_file, shared_records
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.shared_records import LARGE_ARRAY_BYTES, SharedRecords, share
 from support.draw.elements_of_all_kinds import elements
@@ -260,7 +260,7 @@ def test_small_arrays_count_as_what_a_worker_keeps_for_itself(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only large arrays are shared; a list of many small ones counts as memory of each worker."""
-    monkeypatch.setattr(pipeline_pickler, "PRIVATE_BYTES", 1 << 22)
+    monkeypatch.setattr(pipeline_file, "PRIVATE_BYTES", 1 << 22)
     table = Holder(0)
     table.records = [np.zeros(1 << 15, np.uint8) for _ in range(256)]
     with iter(millstream.load(table, num_epochs=1, worker_count=1)) as iterator:
@@ -273,7 +273,7 @@ def test_what_cannot_be_shared_and_is_large_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log says which part of the pipeline each worker keeps for itself, how much that is, and what to do."""
-    monkeypatch.setattr(pipeline_pickler, "PRIVATE_BYTES", 1 << 22)
+    monkeypatch.setattr(pipeline_file, "PRIVATE_BYTES", 1 << 22)
     table = Holder(1 << 23)
     small = millstream.load(Holder(1 << 16), num_epochs=1, worker_count=1)
     large = millstream.load(Holder(1 << 23), num_epochs=1, worker_count=1)

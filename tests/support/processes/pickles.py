@@ -3,7 +3,7 @@
 import io
 from typing import Any
 
-from millstream.loader.transport.pipeline_pickler import dump_with_classes
+from millstream.loader.transport.pipeline_file import dump_with_classes
 
 
 def sent(value: Any) -> tuple[bytes, list[Any]]:
