@@ -19,21 +19,13 @@ Node: TypeAlias = tuple[int, str]
 
 
 class Cost(NamedTuple):
-    """The cost of one node.
+    """The cost of one node."""
 
-    Attributes:
-        seconds: the duration of all its calls, over all threads and workers.
-        min_seconds: the shortest time per element of a call.
-        max_seconds: the longest time per element of a call.
-        elements: the number of its elements.
-        max_bytes: the size of the elements of its largest call, as if each were as large as the first one.
-    """
-
-    seconds: float = 0.0
-    min_seconds: float = math.inf
+    seconds: float = 0.0  # Of all its calls, over all threads and workers.
+    min_seconds: float = math.inf  # Per element of a call, as the next one.
     max_seconds: float = 0.0
     elements: int = 0
-    max_bytes: int = 0
+    max_bytes: int = 0  # The elements of its largest call, as if each were as large as the first one.
 
 
 Costs: TypeAlias = Mapping[Node, tuple[float, float, float, int, int]]
@@ -48,7 +40,7 @@ class CostMeter:
         self._costs: dict[Node, Cost] = {}
 
     def add(self, node: Node, seconds: float, values: Any) -> None:
-        """Adds a call of a node."""
+        """Adds a call of a node, with the elements that it returned."""
         count = len(values)
         if count:
             each = seconds / count
@@ -68,7 +60,6 @@ class CostMeter:
                 )
 
     def read(self) -> dict[Node, Cost]:
-        """Returns the costs so far."""
         return dict(self._costs)
 
     def take(self) -> Costs:

@@ -51,10 +51,7 @@ class Event(NamedTuple):
 class Profiler:
     """Sums up seconds by stage, and counts the outputs of the consumer.
 
-    Args:
-        operations: the labels of the operations' stages, in order.
-        recorder: records each span of work; None for no recording.
-        measures_costs: True to measure the costs of each node, too.
+    `operations` are the labels of the operations' stages, in order.
 
     Attributes:
         outputs: the number of outputs that the consumer got.
@@ -101,7 +98,6 @@ class Profiler:
             self.costs = CostMeter()
 
     def add(self, stage: str, seconds: float) -> None:
-        """Adds seconds to a stage."""
         self._seconds[stage] += seconds
 
     def timed(self, stage: str, function: Callable[..., Result]) -> Callable[..., Result]:
@@ -160,13 +156,7 @@ class Profiler:
                 self.recorder.record_trainer(TRAINS, left_at, now)
 
     def waited(self, start: float, stop: float, *, is_first: bool) -> None:
-        """Records a wait of the consumer.
-
-        Args:
-            start: the start of the wait.
-            stop: its end.
-            is_first: True if no work had begun before.
-        """
+        """Records a wait of the consumer, the first one if no work had begun before."""
         self._seconds[NEXT] += stop - start
         if self.recorder is not None:
             self.recorder.record_trainer(STARTS if is_first else WAITS, start, stop)
@@ -180,13 +170,9 @@ class Profiler:
     def waited_often(
         self, left_at: float | None, waits: Sequence[tuple[float, float]], total: int, *, is_first: bool
     ) -> None:
-        """Records several waits for one output each, and the time between them.
+        """Records several waits for one output each, in order, and the time between them.
 
-        Args:
-            left_at: the end of the wait before; None if there was none.
-            waits: their starts and ends, at least one, in order.
-            total: the number of all waits so far.
-            is_first: True if no work had begun before the first of them.
+        `left_at` is the end of the wait before, if any, and `total` the number of all waits so far.
         """
         seconds = [stop - start for start, stop in waits]
         self._seconds[NEXT] += sum(seconds)
@@ -197,7 +183,6 @@ class Profiler:
         self.timed_outputs = min(self.outputs, total - 1)
 
     def delivered(self, count: int) -> None:
-        """Counts outputs that the consumer got."""
         self.outputs += count
 
     def came(self, output: Any) -> None:
@@ -215,15 +200,9 @@ class Profiler:
         *,
         actor: str | None = None,
     ) -> None:
-        """Records the call of a worker.
+        """Records the call of a worker, an `actor` or a process of this machine, whose clock it shares.
 
-        Args:
-            process: the worker's process ID.
-            begun: the start of the call, on the clock that all processes of a machine share.
-            seconds: its duration.
-            blocks: its blocks; None for a group, or if it is no longer wanted.
-            stages: the result of `take` in the worker.
-            actor: the worker's name, if it is not a process of this machine.
+        `blocks` is None for a group, or if the call is no longer wanted. `stages` is the result of `take` there.
         """
         self.add_all(stages)
         if self.recorder is not None and process is not None:
@@ -232,7 +211,6 @@ class Profiler:
             self.recorder.record_call(process, begun, seconds, span, spent, actor=actor)
 
     def died(self, text: str) -> None:
-        """Counts the death of a worker, and keeps the description."""
         self.deaths += 1
         self._record(text)
 
@@ -245,7 +223,6 @@ class Profiler:
         self.events.append(Event(time.perf_counter(), text))
 
     def read(self) -> dict[str, float]:
-        """Returns the seconds of all stages."""
         return dict(self._seconds)
 
     def take(self) -> tuple[Any, ...]:
@@ -267,7 +244,6 @@ class Profiler:
 
 
 def _array_bytes(value: Any) -> int:
-    """Returns the total size of the arrays in a value."""
     try:
         return sum(leaf.nbytes for _, leaf in tree.leaves(value) if isinstance(leaf, np.ndarray | np.generic))
     except Exception as error:

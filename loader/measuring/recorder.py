@@ -37,25 +37,15 @@ TRAINS = "trains"
 
 
 class Span(NamedTuple):
-    """An interval of work.
+    """An interval of work, on the clock of `time.perf_counter`."""
 
-    Attributes:
-        who: the trainer, the name of a thread, or a worker.
-        process: the process ID of a worker, or the number of an actor; None in the trainer's process.
-        what: the label of a stage; for a worker, its complete call.
-        start: the start, on the clock of `time.perf_counter`.
-        stop: the end, on the same clock.
-        blocks: the first and the last block; None without blocks.
-        stages: for a worker's call, the seconds of each stage.
-    """
-
-    who: str
-    process: int | None
-    what: str
+    who: str  # The trainer, the name of a thread, or a worker.
+    process: int | None  # The process ID of a worker, or the number of an actor; None in the trainer's process.
+    what: str  # The label of a stage; for a worker, its complete call.
     start: float
     stop: float
-    blocks: tuple[int, int] | None = None
-    stages: tuple[tuple[str, float], ...] = ()
+    blocks: tuple[int, int] | None = None  # The first and the last block; None without blocks.
+    stages: tuple[tuple[str, float], ...] = ()  # The seconds of each stage of a worker's call.
 
 
 class Sample(NamedTuple):
@@ -80,11 +70,7 @@ class Recorder:
     def record_stage(self, stage: str, start: float, stop: float, arguments: tuple[Any, ...]) -> None:
         """Records work of a thread of this process.
 
-        Args:
-            stage: the label of the stage.
-            start: the start of the work.
-            stop: its end.
-            arguments: its arguments: elements or origins, or the first block and the block after the last.
+        Its first argument is elements or origins, or the first block, before the block after the last.
         """
         is_trainer = threading.get_ident() == self._trainer
         who = TRAINER if is_trainer else threading.current_thread().name
@@ -120,7 +106,6 @@ class Recorder:
         self._trainer = threading.get_ident()
 
     def _sample(self, now: float) -> None:
-        """Samples the memory of this process and of the workers, if the system reports it."""
         for who, process in [(TRAINER, os.getpid()), *((f"worker {number}", number) for number in list(self._workers))]:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 # Without pathlib, which a worker would have to import before its first batch.

@@ -28,7 +28,6 @@ class Origins:
 
     @classmethod
     def none(cls) -> Self:
-        """Returns the origins of no elements."""
         return cls(np.empty((5, 0), dtype=np.int64))
 
     @property
@@ -39,7 +38,6 @@ class Origins:
 
     @property
     def record_key(self) -> NDArray[np.int64]:
-        """The key of the record at that position."""
         row: NDArray[np.int64] = self.table[1]
         return row
 
@@ -55,7 +53,6 @@ class Origins:
 
     @property
     def block(self) -> NDArray[np.int64]:
-        """The block of the position in its shard."""
         row: NDArray[np.int64] = self.table[3]
         return row
 
@@ -82,11 +79,9 @@ class Origins:
         return self.table[5], type(self)(np.delete(self.table, 5, axis=0), self.names)
 
     def without_sizes(self) -> Self:
-        """Returns the same origins without sizes."""
         return type(self)(self.table[:5], self.names)
 
     def __len__(self) -> int:
-        """Returns the number of elements."""
         return int(self.table.shape[1])
 
     def take(self, rows: slice | NDArray[Any]) -> Self:
@@ -94,13 +89,11 @@ class Origins:
         return type(self)(self.table[:, rows], self.names)
 
     def with_keys(self, record_keys: NDArray[np.int64]) -> Self:
-        """Returns the same origins with other record keys."""
         table = self.table.copy()
         table[1] = record_keys
         return type(self)(table, self.names)
 
     def named(self, names: tuple[Any, ...]) -> Self:
-        """Returns the same origins with the names of components."""
         return self if names == self.names else type(self)(self.table, names)
 
     def to_bytes(self) -> bytes:
@@ -150,49 +143,33 @@ class Origins:
 
 
 class FailedRecord(NamedTuple):
-    """A record that failed.
+    """A record that failed."""
 
-    Attributes:
-        origin: its column of `Origins.table`, with its own key, or that of a substitute that failed.
-        where: its key and position as text, with the component of a mixture.
-        text: the class and message of the error.
-        error: the error; between processes, its serialized form.
-    """
-
-    origin: tuple[int, ...]
-    where: str
-    text: str
-    error: Any
+    origin: tuple[int, ...]  # Its column of `Origins.table`, with its own key, or that of a substitute that failed.
+    where: str  # Its key and position, with the component of a mixture.
+    text: str  # The class and message of the error.
+    error: Any  # Between processes, its serialized form.
 
     @classmethod
     def at(cls, origins: Origins, row: int, error: BaseException) -> Self:
-        """Returns the failure of the record that an element came from."""
         origin = tuple(origins.table[:5, row].tolist())
         return cls(origin, describe_origin(origins, row), _text_of(error), error)
 
     @property
     def position(self) -> int:
-        """Its position in the order."""
         return self.origin[0]
 
     @property
     def record_key(self) -> int:
-        """Its key."""
         return self.origin[1]
 
     @property
     def block(self) -> int:
-        """The block of its position."""
         return self.origin[3]
 
 
 class Location(NamedTuple):
-    """The record that an error belongs to.
-
-    Attributes:
-        position: its position in the order.
-        block: the block of that position.
-    """
+    """The position of the record that an error belongs to, and the block of that position."""
 
     position: int
     block: int
@@ -204,15 +181,12 @@ class Location(NamedTuple):
 
 
 class Elements:
-    """A run of elements in order, and the error that ends it, if any.
+    """A run of elements in order, and the error in place of the next one, if any.
 
     A run that fails at an element contains the elements before it. An exception therefore reaches the consumer in
     order, after everything before it, however many elements were processed together.
 
     Attributes:
-        values: the elements.
-        origins: their origins.
-        error: the error in place of the next element, if any.
         at: the record that the error belongs to; None if it belongs to no single record.
         failures: the records that failed, and were skipped or replaced, in the order of their positions.
     """
@@ -230,7 +204,6 @@ class Elements:
 
     @classmethod
     def failed(cls, error: BaseException, at: Location | None = None) -> Self:
-        """Returns a run that only contains an error."""
         return cls([], Origins.none(), error, at)
 
     @classmethod
@@ -271,7 +244,6 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def describe_records(origins: Origins) -> str:
-    """Returns a description of elements' records, for error texts."""
     keys = origins.record_key
     shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
     first, last = np.min(origins.position), np.max(origins.position)
@@ -283,7 +255,6 @@ def describe_records(origins: Origins) -> str:
 
 
 def describe_origin(origins: Origins, row: int) -> str:
-    """Returns a description of an element's record, for error texts."""
     where = f"position {origins.position[row]}"
     if origins.names:
         where += f", component {origins.names[origins.component[row]]!r}"

@@ -21,22 +21,13 @@ from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperati
 
 def prepare_step(operation: GroupingOperation, where: str) -> Step:
     """Returns the step that prepares elements for a grouping operation. It is the last step of the stage before."""
-
-    def step(run: Elements, allocate: Allocate) -> Elements:
-        del allocate
-        return prepared(operation, run, where, splits=operation.splits)
-
-    return step
+    return lambda run, _: prepared(operation, run, where, splits=operation.splits)
 
 
 def prepared(operation: GroupingOperation | Pack, run: Elements, where: str, *, splits: bool = False) -> Elements:
     """Returns a run of prepared elements, whose origins contain their sizes.
 
-    Args:
-        operation: prepares the elements.
-        run: the elements.
-        where: the name of the operation in error texts.
-        splits: True if an element may become several, which then get their own indices.
+    If it `splits`, an element may become several, which get their own indices.
     """
     values, error = list(run.values), None
     try:
@@ -58,10 +49,7 @@ def prepared(operation: GroupingOperation | Pack, run: Elements, where: str, *, 
 def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool = False) -> Step:
     """Returns the step that builds the outputs of a group.
 
-    Args:
-        operation: the grouping operation.
-        where: its name in error texts.
-        numbers_units: True if the origins of outputs get a row with the number of each output in the group.
+    If it `numbers_units`, the origins of outputs get a row with the number of each output in the group.
     """
 
     def step(group: Elements, allocate: Allocate) -> Elements:
@@ -83,14 +71,9 @@ def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool 
 def outputs_of(
     make: Callable[[Segments], Sequence[Any]], segments: Segments, origins: Origins, made_of: Origins, where: str
 ) -> Elements:
-    """Builds the outputs that consist of the given segments.
+    """Builds the outputs that consist of the given segments, all together or, after an error, one by one.
 
-    Args:
-        make: builds outputs from segments.
-        segments: the composition of the outputs.
-        origins: the origins of the elements that the segments are cut from.
-        made_of: the origins of the outputs.
-        where: the name of the operation in error texts.
+    `origins` are those of the elements that the segments are cut from, `made_of` those of the outputs.
     """
     error = None
     try:

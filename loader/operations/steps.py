@@ -33,10 +33,7 @@ Results = Callable[[Elements], Iterator[Any]]
 def within(component: int | None, results: Results, otherwise: Callable[[Any], Any]) -> Results:
     """Returns a function that applies `results` to one component, and `otherwise` to the elements of the others.
 
-    Args:
-        component: the number of the component; None for all elements.
-        results: yields the results of the operation. It raises an error when the element's turn comes.
-        otherwise: returns the replacement for the result of an element of another component.
+    With None, it applies `results` to all elements. They raise an error when the element's turn comes.
     """
     if component is None:
         return results
@@ -66,7 +63,6 @@ def isolated(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
-    """Runs several steps one after another."""
     for step in steps:
         run = step(run, allocate)
     return run
@@ -148,8 +144,7 @@ def _element_step(
 
 
 def _map_step(results: Results, where: str, producer: str | None) -> Step:
-    def step(run: Elements, allocate: Allocate) -> Elements:
-        del allocate
+    def step(run: Elements, _: Allocate) -> Elements:
         try:
             made = results(run)
         except WholeCallError as failure:
@@ -157,18 +152,13 @@ def _map_step(results: Results, where: str, producer: str | None) -> Step:
                 f"{where}, with {len(run.values)} elements in one call, the first at {describe_origin(run.origins, 0)}"
             )
             return Elements([], run.origins.take(slice(0)), annotated(failure.error, whole))
-        values, error = collect(made, run.origins, where, len(run.values))
-        if error is None:
-            return Elements(values, run.origins, run.error, run.at)
-        _explain_none(error, run.values, len(values), producer)
-        return _cut(run, values, error)
+        return Elements(*_collect_from(run, made, where, producer))
 
     return step
 
 
 def _present_step(operation: Present) -> Step:
-    def step(run: Elements, allocate: Allocate) -> Elements:
-        del allocate
+    def step(run: Elements, _: Allocate) -> Elements:
         count = operation.count(run.values)
         if count == len(run.values):
             return run
@@ -181,19 +171,13 @@ def _present_step(operation: Present) -> Step:
 def _filter_step(operation: Filter, where: str, producer: str | None, component: int | None) -> Step:
     verdicts = within(component, lambda run: map(bool, map(operation.filter, run.values)), lambda _: True)
 
-    def step(run: Elements, allocate: Allocate) -> Elements:
-        del allocate
+    def step(run: Elements, _: Allocate) -> Elements:
         values = list(run.values)
         run = Elements(values, run.origins, run.error, run.at)
-        keep, error = collect(verdicts(run), run.origins, where, len(run.values))
-        if error is not None:
-            _explain_none(error, values, len(keep), producer)
-        elif all(keep):
+        keep, origins, error, at = _collect_from(run, verdicts(run), where, producer)
+        if error is run.error and len(keep) == len(values) and all(keep):
             return run
-        mask = np.zeros(len(run.values), dtype=np.bool_)
-        mask[: len(keep)] = keep
-        ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, len(keep)))
-        return Elements(list(itertools.compress(values, keep)), run.origins.take(mask), *ends)
+        return Elements(list(itertools.compress(values, keep)), origins.take(np.array(keep, np.bool_)), error, at)
 
     return step
 
@@ -203,18 +187,10 @@ def _flat_map_step(operation: FlatMap, where: str, producer: str | None, compone
     split = functools.partial(children_of, operation, limit)
     split_each = within(component, lambda run: map(split, run.values), lambda element: [element])
 
-    def step(run: Elements, allocate: Allocate) -> Elements:
-        del allocate
-        families, error = collect(split_each(run), run.origins, where, len(run.values))
-        if error is not None:
-            _explain_none(error, run.values, len(families), producer)
-        parents = run.origins.take(slice(len(families)))
-        ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, len(families)))
-        return Elements(
-            list(itertools.chain.from_iterable(families)),
-            parents.fan_out([len(family) for family in families], limit, component),
-            *ends,
-        )
+    def step(run: Elements, _: Allocate) -> Elements:
+        families, parents, error, at = _collect_from(run, split_each(run), where, producer)
+        origins = parents.fan_out([len(family) for family in families], limit, component)
+        return Elements(list(itertools.chain.from_iterable(families)), origins, error, at)
 
     return step
 
@@ -247,9 +223,7 @@ def _batch_step(operation: Batch, where: str, producer: str | None, is_template:
 def _make_batch(operation: Batch, run: Elements, start: int, allocate: Allocate, producer: str | None) -> Any:
     """Builds the batch that begins at an element, in memory from `allocate` unless the user's `batch_fn` builds it.
 
-    Raises:
-        StackError: the values do not stack, or all of them are None. A note lists the record keys of the elements at
-            fault.
+    A note of a StackError lists the record keys of the elements at fault.
     """
     size = operation.batch_size
     values = run.values[start : start + size] if len(run.values) > size else run.values
@@ -294,12 +268,22 @@ def collect(
     return values, None
 
 
-def _explain_none(error: BaseException, inputs: Sequence[Any], row: int, producer: str | None) -> None:
-    """Adds a note to an operation's error if its input is None, because a `return` may be missing before it."""
-    if producer is not None and row < len(inputs) and inputs[row] is None:
+def _collect_from(
+    run: Elements, results: Iterator[Any], where: str, producer: str | None
+) -> tuple[list[Any], Origins, BaseException | None, Location | None]:
+    """Returns the result of each element of a run, up to the first error, the origins of these elements, and the end.
+
+    An error at an element that is None gets a note, because a `return` may be missing in the operation before.
+    """
+    values, error = collect(results, run.origins, where, len(run.values))
+    if error is None:
+        return values, run.origins, run.error, run.at
+    row = len(values)
+    if producer is not None and row < len(run.values) and run.values[row] is None:
         add_note(
             error, f"millstream: the element that it got is None: did {producer}, or one before it, forget `return`?"
         )
+    return values, run.origins.take(slice(row)), error, Location.of(run.origins, row)
 
 
 def annotated(error: BaseException, where: str, *, may_end: bool = False) -> BaseException:
@@ -317,5 +301,4 @@ def annotated(error: BaseException, where: str, *, may_end: bool = False) -> Bas
 
 
 def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:
-    """Returns the results of a 1:1 step up to its error, with their origins."""
     return Elements(values, run.origins.take(slice(len(values))), error, Location.of(run.origins, len(values)))

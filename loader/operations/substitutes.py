@@ -22,13 +22,8 @@ Attempt = Callable[[Origins], Elements]
 def with_substitutes(run: Elements, names: tuple[Any, ...], attempt: Attempt, keys: "KeyCycle") -> Elements:
     """Replaces each record that failed in a run by the next key that works.
 
-    A substitute has the position and index of the record that it replaces, and so the same random draws.
-
-    Args:
-        run: the elements, with the failed records in `failures`.
-        names: the names of the components of a mixture.
-        attempt: reads further records and runs the operations on them.
-        keys: finds the next key.
+    A substitute has the position and index of the record that it replaces, and so the same random draws. `names` are
+    those of the components of a mixture.
     """
     runs, failures, error, end = [run], list(run.failures), run.error, _end_of(run)
     first_errors = {failure.position: failure.error for failure in run.failures}
@@ -103,7 +98,6 @@ class KeyCycle:
             self.count = len(self._chosen)
 
     def following(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the key after each of the given ones, shape (n,)."""
         if self._components:
             numbers = np.searchsorted(self._starts, keys, side="right") - 1
             following = keys.copy()
