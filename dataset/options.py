@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from millstream.checks import named_fields
-from millstream.loader.pipeline.tolerance import MAX_ERRORS, FilterLimits, Tolerance
+from millstream.loader.pipeline.pipeline import MAX_ERRORS, FilterLimits, Tolerance
 
 Class = TypeVar("Class", bound=type)
 

@@ -20,12 +20,10 @@ from millstream.loader.lineage import Lineage
 from millstream.loader.measuring.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.pipeline.arguments import Operations, check_kind
-from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.pipeline import MAX_ERRORS, Pipeline, Tolerance
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.pipeline.tolerance import MAX_ERRORS, Tolerance
 from millstream.loader.repeated_passes import RepeatedPasses
-from millstream.loader.scheduling.progress import count_outputs
-from millstream.loader.state_of_plan import state_at, stream_of
+from millstream.loader.state_of_plan import count_outputs, state_at, stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.visualization import visualized
 from millstream.samplers import Sampler

@@ -13,7 +13,7 @@ from millstream.loader.measuring.front import LOADER, Front
 from millstream.loader.measuring.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.scheduling.progress import epoch_of
+from millstream.loader.state_of_plan import epoch_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.scheduling.executor import Executor
-from millstream.loader.scheduling.progress import count_outputs, epoch_of, records_before
-from millstream.loader.state_of_plan import state_at
+from millstream.loader.state_of_plan import count_outputs, epoch_of, records_before, state_at
 from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from millstream.loader.execution import Execution
 from millstream.loader.measuring.front import Front
-from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.tolerance import UNLIMITED, FilterLimits, Tolerance
+from millstream.loader.pipeline.pipeline import UNLIMITED, FilterLimits, Pipeline, Tolerance
 from millstream.loader.scheduling.feed import Feed
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import SharedThreads

@@ -50,7 +50,6 @@ class Call(abc.ABC):
 
     Attributes:
         shard: the number of the logical shard; 0 for a call of all of them.
-        stage: the stage that computes the outputs.
         num_records: the number of records to read, or of elements of the stage before.
         num_blocks: the number of blocks to read; 0 for later stages.
         outputs: the result; None before the call is complete.
@@ -74,7 +73,6 @@ class Call(abc.ABC):
 
     @property
     def request(self) -> Request:
-        """The next request to the plan."""
         if self.is_local and self.local_input is not None:
             return Rest(self.stage, self.local_input)
         return self._first_request
@@ -84,14 +82,12 @@ class Call(abc.ABC):
         self.local_input, self.num_bytes = elements, num_bytes(elements.values)
 
     def begin_local(self) -> None:
-        """Requests the local operations."""
         request = self._first_request
         if self.local_input is None and isinstance(request, Fed | Group):
             self.local_input = request.elements
         self.is_local = True
 
     def complete(self, elements: Elements) -> None:
-        """Stores the result."""
         self.outputs = outputs = self._outputs_of(elements)
         self.local_input, self.num_bytes = None, outputs.num_bytes
 
@@ -101,8 +97,7 @@ class Call(abc.ABC):
         """The request for all operations but the local ones."""
 
     @abc.abstractmethod
-    def _outputs_of(self, elements: Elements) -> Outputs:
-        """Returns the outputs, given their elements."""
+    def _outputs_of(self, elements: Elements) -> Outputs: ...
 
 
 class BlockCall(Call):
@@ -125,7 +120,6 @@ class BlockCall(Call):
         return BlockOutputs(elements, self.skip, self.num_records, self._of, self.stop)
 
     def split(self) -> "list[BlockCall]":
-        """Returns calls of one block each, in order."""
         return [
             BlockCall(self._of, block, block + 1, self.skip if block == self.start else 0)
             for block in range(self.start, self.stop)

@@ -26,9 +26,6 @@ class ChunkCache(Generic[Found]):
         locate: returns the values for blocks `start … stop - 1`, such as their origins.
         size: the number of blocks per chunk.
         limit: the total number of blocks.
-
-    Attributes:
-        size: the number of blocks per chunk.
     """
 
     def __init__(self, locate: Callable[[int, int], Found], size: int, limit: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from millstream.loader.operations.elements import Elements, FailedRecord, SourceEnded, add_note
 from millstream.loader.pipeline.outputs import Outputs
-from millstream.loader.pipeline.tolerance import Tolerance
+from millstream.loader.pipeline.pipeline import Tolerance
 from millstream.signals import is_from_signal_handler
 from millstream.transforms.of_chains import AbsentElement
 from millstream.warn import log_warning
@@ -30,12 +30,9 @@ def is_of_record(error: BaseException) -> bool:
 
 
 def without_failures(make: Callable[[Elements], Elements], run: Elements, failed: list[FailedRecord]) -> Elements:
-    """Applies a function to a run without the records that fail in it, which are appended to `failed`.
+    """Applies a step, or the reading, to a run without the records that fail in it, which are appended to `failed`.
 
-    Args:
-        make: one step, or the reading. It stops at the first error.
-        run: the elements.
-        failed: the records that have failed so far.
+    `make` stops at the first error.
     """
     runs: list[Elements] = []
     while True:
@@ -68,9 +65,7 @@ class ErrorLog:
     def check(self, outputs: Outputs, *, are_blocks: bool) -> None:
         """Records the failures in outputs of stage 0, in the order of the stream. Truncates the outputs at the limit.
 
-        Args:
-            outputs: the outputs.
-            are_blocks: True if each output consists of complete blocks, not of one record.
+        `are_blocks` is True if each output consists of complete blocks, not of one record.
         """
         for failure in outputs.failures:
             if failure.record_key in self.texts:

@@ -43,14 +43,7 @@ Instrument = Callable[[Locate], Locate]
 
 @final
 class Locator:
-    """Finds the records of the blocks of one logical shard.
-
-    Args:
-        order: the record key at each position.
-        partition: the positions of each block.
-        instrument: wraps the function that calls the order.
-        sharing: the number of locators that share the size of one cache.
-    """
+    """Finds the records of the blocks of one logical shard. `sharing` locators share the size of one cache."""
 
     def __init__(
         self, order: VectorisedSampler | AdaptedSampler, partition: Partition, instrument: Instrument, sharing: int = 1
@@ -76,7 +69,6 @@ class Locator:
         self._cache = ChunkCache(self._locate, max(1, keys // sharing // partition.block), partition.block_limit)
 
     def locate(self, start: int, stop: int) -> Origins:
-        """Returns the origins of the records of blocks start … stop - 1."""
         if not self._has_cache:
             return self._locate(start, stop)
         size = self._cache.size

@@ -25,14 +25,12 @@ class LogicalShard(NamedTuple):
 
     Attributes:
         number: its number among the logical shards of the plan, from 0.
-        partition: the positions of each block.
         tail_records: the number of the tail's records that reach an output of stage 0's batches. A template does not
             count.
         num_blocks: the number of blocks with outputs; None if the order is endless.
         block_limit: the number of blocks that can be requested: num_blocks, but no positions from 2**63 on.
         one_to_one: True if output k is block k: no operation drops, splits or regroups elements.
         tail_grows: True if the outputs of the tail are the first outputs of this block in a longer order.
-        locator: finds the records of blocks.
         leading: the Batches of stage 0.
     """
 
@@ -50,7 +48,6 @@ class LogicalShard(NamedTuple):
     def of(
         cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]], instrument: Instrument
     ) -> Self:
-        """Compiles one logical shard."""
         shard, one_to_one = pipeline.logical_shards[number], first_dynamic(pipeline.operations) is None
         leading = [operation for operation in stages[0] if isinstance(operation, Batch)]
         partition = Partition(

@@ -97,7 +97,7 @@ class Outputs(abc.ABC):
 
     @abc.abstractmethod
     def after(self, row: int) -> Cursor:
-        """Returns the position after output `row` in its logical shard."""
+        """Returns the position after output `row` in its logical shard; after the last one, the next block or group."""
 
     def position_after(self, row: int) -> Position:
         """Returns the position after output `row` in the stream of the shard."""
@@ -113,7 +113,6 @@ class BlockOutputs(Outputs):
         self._stop = stop
 
     def after(self, row: int) -> Cursor:
-        """Returns the position after output `row`. After the last output of a block, it is the next block."""
         if self._shard.one_to_one and row + 1 == len(self.values) and self.error is None:
             return Cursor(self._stop, (0,))
         blocks = self.origins.block
@@ -138,13 +137,8 @@ class BlockOutputs(Outputs):
 class GroupOutputs(Outputs):
     """Outputs of a later stage, made of one group.
 
-    Args:
-        elements: the outputs.
-        first: the number of outputs at the start that are consumed already.
-        num_records: the number of elements in the group.
-        span: the positions before the first output, consumed ones included, and after the last; then the positions
-            after the last in other logical shards, if the group has elements of several.
-        stage: the stage.
+    `span` has the positions before the first output, consumed ones included, and after the last; then the positions
+    after the last in other logical shards, if the group has elements of several.
     """
 
     def __init__(
@@ -163,7 +157,6 @@ class GroupOutputs(Outputs):
             self._units, self.origins = self.origins.without_unit_numbers()
 
     def after(self, row: int) -> Cursor:
-        """Returns the position after output `row`. After the last output, it is the end of the group."""
         if row + 1 == len(self.values) and self.error is None:
             return self._end
         if self._units is not None:
@@ -174,11 +167,9 @@ class GroupOutputs(Outputs):
         return Cursor(self._start.block, (*outer, used + (row + 1) * (self._unit or 1)), is_final)
 
     def position_after(self, row: int) -> Position:
-        """Returns the position after output `row` in the stream of the shard."""
         return (self.after(row), *self._others)
 
     def _within_units(self, units: NDArray[np.int64], row: int) -> Cursor:
-        """Returns the position after output `row`, given the unit of each output in the group."""
         *outer, used, _ = self._start.skip
         unit, is_last = int(units[row]), row + 1 == len(units)
         if not is_last and units[row + 1] != unit:

@@ -33,13 +33,7 @@ _LARGEST = np.iinfo(np.int64).max
 
 
 def locate_segments(order: PackedSampler, partition: Partition, positions: NDArray[np.int64]) -> Origins:
-    """Returns the origins of the documents in the rows at the given positions.
-
-    Document j of a row has the index position * row_length + j.
-
-    Raises:
-        OverflowError: an index exceeds 63 bits.
-    """
+    """Returns the origins of the documents in the rows. Document j of a row has the index position * row_length + j."""
     names: tuple[Any, ...] = ()
     if is_mixed_and_packed(order):
         names = order.names

@@ -40,13 +40,11 @@ class Tail(enum.Enum):
 
 
 class Partition(NamedTuple):
-    """The blocks of one shard.
+    """The blocks of one shard. The numbers of blocks are None if the order is endless.
 
     Attributes:
         block: the number of positions per block, at least 1.
-        shard: the shard and the number of shards.
         length: the number of positions in the sampler's order; None if it is endless.
-        tail_rule: the rule for this shard's part of the tail.
     """
 
     block: int
@@ -56,12 +54,10 @@ class Partition(NamedTuple):
 
     @property
     def global_block(self) -> int:
-        """The number of positions that all shards together consume per step."""
         return self.block * self.shard.shard_count
 
     @property
     def whole_blocks(self) -> int | None:
-        """The number of complete blocks of this shard; None if endless."""
         return None if self.length is None else self.length // self.global_block
 
     @property
@@ -87,7 +83,6 @@ class Partition(NamedTuple):
 
     @property
     def num_blocks(self) -> int | None:
-        """The number of blocks of this shard, including the tail; None if endless."""
         return None if self.whole_blocks is None else self.whole_blocks + bool(self.tail)
 
     @property
@@ -97,7 +92,6 @@ class Partition(NamedTuple):
         return limit if self.num_blocks is None else min(limit, self.num_blocks)
 
     def positions(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the positions of blocks start … stop - 1, in order."""
         whole = stop if self.whole_blocks is None else min(stop, self.whole_blocks)
         tail = np.arange(self.tail.start, self.tail.stop, dtype=np.int64) if start <= whole < stop else _NOTHING
         if start >= whole:
@@ -112,5 +106,4 @@ class Partition(NamedTuple):
         return self.tail_rule is Tail.PADDED and block == self.whole_blocks and not self.tail_share
 
     def blocks_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the block of each of this shard's positions."""
         return positions // self.global_block

@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Final, NamedTuple, Self
 
+from millstream.checks import as_integer
 from millstream.descriptions import described
 from millstream.loader.pipeline.arguments import (
     Operations,
@@ -14,24 +15,61 @@ from millstream.loader.pipeline.arguments import (
     check_padding,
     check_randomness,
     check_sampler,
+    check_scopes,
     check_shapes,
     first_dynamic,
     joining_batch,
     resolve_shard,
     warn_checkpoints_need_same_shards,
 )
-from millstream.loader.pipeline.mixed_arguments import check_scopes
 from millstream.loader.pipeline.packing import check_packing
-from millstream.loader.pipeline.tolerance import UNLIMITED, FilterLimits, Tolerance, check_tolerance
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.samplers.protocols import is_mixed
+from millstream.samplers.protocols import is_mixed, is_packed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.source_checks import check_readable
 from millstream.transforms import Batch, Transformation
 from millstream.transforms.transformation import numbers_of, paths_of
 from millstream.warn import warn
+
+
+class FilterLimits(NamedTuple):
+    """Shares of each thousand consecutive records, 0 … 1.
+
+    Attributes:
+        warning: the share from which a warning is logged, once; None for no warning.
+        error: the share from which an error is raised; None for no error.
+    """
+
+    warning: float | None = None
+    error: float | None = None
+
+
+UNLIMITED: Final = FilterLimits()
+"""No limits."""
+
+MAX_ERRORS = 1000
+"""The default for the number of records that may fail. The error of the next one is raised."""
+
+
+class Tolerance(NamedTuple):
+    """The maximum number of record keys that may fail; None for any number except all."""
+
+    max_errors: int | None
+
+    @classmethod
+    def of(cls, on_error: object, max_errors: object) -> Self | None:
+        """Returns the tolerance for two arguments of a loader; None if the first error is raised."""
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error must be 'raise' or 'skip', got {on_error!r}.")
+        if max_errors is not None:
+            max_errors = as_integer(max_errors, "max_errors", 0)
+        if on_error == "skip":
+            return cls(max_errors)
+        if max_errors != MAX_ERRORS:
+            raise ValueError(f"max_errors={max_errors} needs on_error='skip': on_error='raise' raises the first error.")
+        return None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -74,18 +112,7 @@ class Pipeline:
         shard_options: ShardOptions | None,
         tolerance: Tolerance | None = None,
     ) -> Self:
-        """Builds the pipeline from a user's arguments.
-
-        Args:
-            source: an object with `len` and `source[key]`.
-            sampler: the record key at each position.
-            operations: the operations on each record. A function is a `Map`.
-            shard_options: the shard to read; None for the sampler's own, or for all of it.
-            tolerance: the number of records that may fail; None if the first error is raised.
-
-        Raises:
-            TypeError, ValueError: an argument has the wrong type or is out of range, or two contradict each other.
-        """
+        """Checks a user's arguments. With `shard_options=None`, the sampler has the shard, or there is one only."""
         check_readable(source, "data_source")
         if not len(source):
             warn(f"data_source has no record, got an empty {type(source).__name__}: the loader yields nothing.")
@@ -99,16 +126,17 @@ class Pipeline:
         check_shapes(checked, shard)
         check_ends(checked, order, shard)
         check_logical_shards(checked, shard)
-        check_tolerance(tolerance, order)
+        if tolerance is not None and is_packed(order):
+            raise ValueError(
+                "on_error must be 'raise' with a PackingSampler, got 'skip'. Rows are planned from the lengths of "
+                "their documents, so a failed one can neither be dropped nor replaced. Omit such documents from "
+                "lengths."
+            )
         warn_checkpoints_need_same_shards(checked, shard)
         return cls(source, sampler, order, checked, shard, tolerance=tolerance)
 
     def of_epoch(self, number: int) -> Self:
-        """Returns the pipeline of one epoch alone: the sampler's `of_epoch(number)` is its order.
-
-        Raises:
-            Exception: an error of the sampler, or of its checks.
-        """
+        """Returns the pipeline of one epoch alone: the sampler's `of_epoch(number)` is its order."""
         whole: Any = self.sampler
         sampler = whole.of_epoch(number)
         order = check_sampler(sampler, self.source)
@@ -121,7 +149,6 @@ class Pipeline:
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
-        """The names of the operations."""
         return tuple(map(described, self.operations))
 
     @functools.cached_property

@@ -1,12 +1,7 @@
 """Compiled pipelines: everything that determines the content and the order of a stream.
 
-A `Plan` compiles source, sampler, shard and operations into pure functions, grouped into *stages*. Stage 0 turns a
-range of blocks (see `partition`) into elements: it reads their records, and runs the operations before the first one
-that regroups, such as a packer, or a Batch after a Filter or FlatMap. Each later stage begins with an operation that
-regroups. It turns one group of the previous stage's elements into outputs. If the operations before the first Batch are
-1:1, there is only stage 0, and one of its blocks is one final batch.
-
-A plan knows no thread, process or time: an executor decides where and when to call it.
+Stage 0 turns a range of blocks (see `partition`) into elements: it reads their records, and runs the operations before
+the first one that regroups. Each later stage turns one group of the previous stage's elements into outputs.
 
 User code runs in an empty context, a new one for each call of a method (see `isolated`).
 """
@@ -51,7 +46,6 @@ class Plan:
     """The compiled pipeline of one shard.
 
     Attributes:
-        pipeline: the pipeline that the plan was compiled from.
         num_remote_stages: the number of stages before the first that has local operations.
         shards: the logical shards of this shard, each with its blocks. A 1:1 pipeline has one, and so have most others.
         stages: the compiled operations.
@@ -69,7 +63,7 @@ class Plan:
 
     Args:
         pipeline: the pipeline to compile.
-        instrument: wraps each function that does part of the work, given its name; to measure it, for instance.
+        instrument: wraps each function that does part of the work, given its name.
     """
 
     def __init__(self, pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> None:
@@ -113,7 +107,6 @@ class Plan:
 
     @property
     def beginning(self) -> Position:
-        """The position before the first output."""
         return (Cursor(0, (0,) * sum(stage.num_cursor_numbers for stage in self.stages)),) * len(self.shards)
 
     @property
@@ -147,7 +140,6 @@ class Plan:
         return blocks if num_blocks is None else min(blocks, num_blocks)
 
     def locate(self, start: int, stop: int, shard: int = 0) -> Origins:
-        """Returns the origins of the records of blocks start … stop - 1 of a logical shard."""
         return self.shards[shard].locator.locate(start, stop)
 
     def make(
@@ -167,7 +159,6 @@ class Plan:
         return self.finish_blocks((prepare_blocks or self.prepare_blocks)(*request), allocate)
 
     def describe(self, request: Request) -> str:
-        """Returns a description of a request's records, for logs and errors."""
         if not isinstance(request, Blocks):
             return describe_records(request.elements.origins.named(self.pipeline.components))
         try:
@@ -195,13 +186,8 @@ class Plan:
         return self.prepare(origins)
 
     def read_blocks(self, start: int, stop: int, shard: int) -> Elements:
-        """Reads the records of blocks start … stop - 1. `run_record_steps` prepares them.
-
-        Raises:
-            BaseException: the sampler's error, whose block `prepare_blocks` finds.
-        """
-        origins = self.locate(start, stop, shard)
-        return isolated(self._read_records, origins)
+        """Reads blocks. Raises an error of the sampler, whose block `prepare_blocks` finds."""
+        return isolated(self._read_records, self.locate(start, stop, shard))
 
     def run_record_steps(self, run: Elements) -> Elements:
         """Prepares records that were read: runs the operations before the first Batch of stage 0."""
@@ -219,7 +205,6 @@ class Plan:
         return run
 
     def _run_rest(self, stage: int, run: Elements, allocate: Allocate) -> Elements:
-        """Runs the local operations of a stage."""
         compiled = self.stages[stage]
         if stage:
             return self._run_group_steps(compiled.steps[compiled.num_remote_steps :], run, allocate)
@@ -272,10 +257,9 @@ class Plan:
         """Runs the record steps, and replaces records that failed if each has its position."""
         run = self._run_record_steps(run, self._record_steps)
         if run.failures and self._replaces_failures:
-            names = self.pipeline.components
             run = with_substitutes(
                 run,
-                names,
+                self.pipeline.components,
                 lambda origins: self._run_record_steps(self._read_records(origins), self._record_steps),
                 self._key_cycle,
             )
@@ -292,7 +276,7 @@ class Plan:
             return run_steps(steps, run, np.empty)
         failed = list(run.failures)
         for step in steps:
-            run = without_failures(functools.partial(_run_step, step), run, failed)
+            run = without_failures(functools.partial(run_steps, [step], allocate=np.empty), run, failed)
         run.failures = tuple(sorted(failed, key=lambda failure: failure.position))
         return run
 
@@ -310,7 +294,3 @@ def _with_shuffled_batches(pipeline: Pipeline, stages: Sequence[Sequence[Transfo
     size = records_per_block(stages, pipeline.share) * num_shards
     seed = derive_seed(seed_of(order) or 0, OF_BATCHES)
     return dataclasses.replace(pipeline, order=order.shuffled_within(size, seed))
-
-
-def _run_step(step: Step, run: Elements) -> Elements:
-    return step(run, np.empty)

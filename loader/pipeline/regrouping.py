@@ -18,8 +18,7 @@ class FormedGroup(NamedTuple):
 
     Attributes:
         elements: its elements, whose origins contain the group's decisions about each.
-        start: the position before its first output.
-        end: the position after its last output.
+        start, end: the positions before its first output and after its last.
         others: the positions after it in the other logical shards, if it has elements of several.
     """
 
@@ -30,7 +29,6 @@ class FormedGroup(NamedTuple):
 
     @classmethod
     def failed(cls, error: BaseException) -> Self:
-        """Returns a group that only contains an error."""
         nowhere = Cursor(0, (0,))
         return cls(Elements.failed(error), nowhere, nowhere)
 
@@ -41,7 +39,7 @@ class Regrouping:
 
     Args:
         grouping: the rule.
-        start: the position in the stage before at which the first group begins.
+        start: the position in the stage before.
         used: the part of the first group that is consumed, if the grouping has a unit.
         divides_units: True if positions in the stage contain a second number, of outputs (see `Stage`).
     """
@@ -92,7 +90,6 @@ class Regrouping:
         return FormedGroup(elements, start, self._position())
 
     def _elements(self) -> Elements:
-        """Returns the elements of the group, with its decisions about each."""
         runs = [outputs.values[row:stop] for outputs, row, stop in self._taken]
         values = runs[0] if len(runs) == 1 else list(itertools.chain.from_iterable(runs))
         origins = Origins.concatenate([outputs.origins.take(slice(row, stop)) for outputs, row, stop in self._taken])
@@ -109,7 +106,6 @@ class Regrouping:
         return self._start
 
     def _position(self) -> Cursor:
-        """Returns the start of the group."""
         return self._within(self._used)
 
     def _within(self, used: int) -> Cursor:

@@ -22,7 +22,6 @@ class Stage(NamedTuple):
     """Operations that run without regrouping.
 
     Attributes:
-        steps: the compiled operations. In every stage but stage 0, the first one regroups.
         grouping: the grouping of the stage before's elements in one logical shard; None in stage 0, which reads blocks.
         num_record_steps: the number of steps before the first that gathers elements. They work element by element, so
             a block may be divided anywhere between elements.
@@ -46,7 +45,6 @@ class Stage(NamedTuple):
 
     @property
     def has_local_steps(self) -> bool:
-        """True if the last steps, or all of them, are local."""
         return self.num_remote_steps < len(self.steps)
 
     @property
@@ -74,14 +72,7 @@ def compile_stages(
     is_template: Callable[[int], bool],
     instrument: Instrument,
 ) -> tuple[Stage, ...]:
-    """Returns the compiled stages.
-
-    Args:
-        pipeline: the pipeline.
-        groups: the operations of each stage.
-        is_template: returns True for a block whose record is read as a template only.
-        instrument: wraps each step, given the label of its operation.
-    """
+    """Returns the compiled stages. `is_template` is true of a block whose record is read as a template only."""
     stages: list[Stage] = []
     streams = functools.partial(streams_of, pipeline.order)
     labels, number, random_number, shuffle_number = pipeline.labels, 0, 0, 0

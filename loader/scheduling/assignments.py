@@ -23,19 +23,15 @@ NO_LONGER_WANTED = "outputs that are no longer wanted"
 
 
 class Wanting(Protocol):
-    """An object that wants the outputs of calls, such as a schedule."""
+    """An object that wants the outputs of calls: a `Schedule`, or the schedules of several substreams."""
 
-    def wants(self, call: Call) -> bool:
-        """Returns True if the outputs of a call are still waited for."""
+    def wants(self, call: Call) -> bool: ...
 
-    def describe(self, call: Call) -> str:
-        """Returns a description of a call's records."""
+    def describe(self, call: Call) -> str: ...
 
-    def split(self, call: BlockCall) -> list[BlockCall]:
-        """Replaces a call by calls of one block each. Returns none if it is no longer wanted."""
+    def split(self, call: BlockCall) -> list[BlockCall]: ...
 
-    def complete(self, call: Call, elements: Elements) -> None:
-        """Stores the result of a call."""
+    def complete(self, call: Call, elements: Elements) -> None: ...
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -48,12 +44,7 @@ class _Assigned:
 
 
 class Assignments:
-    """The calls that workers run, by number.
-
-    Args:
-        schedule: wants the outputs: a schedule, or several.
-        numbers: an iterator of new call numbers.
-    """
+    """The calls that workers run, by number. New numbers come from `numbers`."""
 
     def __init__(self, schedule: Wanting, numbers: Iterator[int]) -> None:
         self._schedule = schedule
@@ -62,7 +53,6 @@ class Assignments:
         self._lost: deque[_Assigned] = deque()
 
     def assign(self, call: Call) -> int:
-        """Returns the number of a call that a worker is to run."""
         return self._assign(_Assigned(call))
 
     def postpone(self, call: Call) -> None:
@@ -71,7 +61,6 @@ class Assignments:
 
     @property
     def has_lost(self) -> bool:
-        """True if calls wait that have to run again."""
         return bool(self._lost)
 
     def next_lost(self) -> tuple[int, Call] | None:
@@ -88,7 +77,6 @@ class Assignments:
         return None if assigned is None else assigned.call
 
     def describe(self, number: int) -> str:
-        """Returns a description of a call's records."""
         call = self.call(number)
         return NO_LONGER_WANTED if call is None else self._schedule.describe(call)
 
@@ -124,8 +112,7 @@ class Assignments:
         Args:
             number: the number of the call.
             error: builds the error of a call that is given up, from the number of deaths and its records.
-            guilt: the probability that the call is to blame, at most 1. The call is given up if the sum reaches
-                MAX_DEATHS.
+            guilt: the probability that the call is to blame. The sum of a call that is given up is MAX_DEATHS.
         """
         assigned = self._assigned.get(number)
         if assigned is None:

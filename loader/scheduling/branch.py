@@ -13,12 +13,7 @@ from millstream.loader.pipeline.stages import Stage
 
 @final
 class BlockLeaf:
-    """The blocks of positions of a logical shard: an input of stage 0. A `Feed` is the other kind.
-
-    Args:
-        num_blocks: the number of blocks; None if they never end.
-        block: the next block.
-    """
+    """The blocks of positions of a logical shard, from `block` on: an input of stage 0. A `Feed` is the other kind."""
 
     def __init__(self, num_blocks: int | None, block: int) -> None:
         self._num_blocks = num_blocks
@@ -30,13 +25,7 @@ class BlockLeaf:
         return limit if last is None else max(0, min(limit, last - self._block))
 
     def take(self, shard: LogicalShard, max_blocks: int, skip: int) -> BlockCall:
-        """Returns the next call.
-
-        Args:
-            shard: the logical shard of the blocks.
-            max_blocks: the maximum number of blocks.
-            skip: the number of outputs of the first block that are consumed already.
-        """
+        """Returns the next call. The first `skip` outputs of its first block are consumed already."""
         start = self._block
         self._block += self.next_blocks(max_blocks)
         return BlockCall(shard, start, self._block, skip)
@@ -57,7 +46,6 @@ class CallQueue:
         branches: the branches that it gets elements from.
         skip: the number of consumed outputs in the next call.
         is_checked: True if the outputs may contain failures, or lack records that were dropped.
-        pending: the calls.
         element_bytes: the size of an element in the latest outputs of the stage before.
         has_ended: True if no call follows.
     """
@@ -77,7 +65,6 @@ class Branch:
     """The leaf and the stages of one logical shard. Branches share their last join and the last stage.
 
     Attributes:
-        shard: the logical shard.
         leaf: the input of stage 0.
         queues: the calls of each stage.
         may_read: True if the leaf has blocks that were not requested, and they are wanted.
@@ -126,7 +113,6 @@ class Branch:
             self._windows = FilterWindows(self._plan, block)
 
     def next_blocks(self, limit: int) -> int:
-        """Returns the number of blocks of the next call of stage 0, at most `limit`."""
         return self.leaf.next_blocks(limit) if self.may_read else 0
 
     def check(self, call: Call, outputs: Outputs) -> None:

@@ -16,13 +16,7 @@ EPOCHS_BETWEEN = 10
 
 @dataclasses.dataclass(slots=True)
 class _Count:
-    """The count of one stage that may drop elements.
-
-    Attributes:
-        filters: the labels of its Filters and FlatMaps.
-        blocks: the number of blocks read since an element passed.
-        epochs: the number of epochs after which the next warning is logged.
-    """
+    """The blocks read since an element passed one stage, and the epochs after which the next warning is logged."""
 
     filters: str
     blocks: int = 0
@@ -44,13 +38,7 @@ class EmptyEpochs:
         }
 
     def record(self, stage: int, blocks: int, num_outputs: int) -> None:
-        """Records outputs, in the order of the stream.
-
-        Args:
-            stage: the stage of the outputs.
-            blocks: the number of blocks read for them; only stage 0 reads blocks.
-            num_outputs: the number of outputs.
-        """
+        """Records the number of outputs of a stage, and of blocks read for them, in the order of the stream."""
         for count in self._counts.values():
             count.blocks += blocks
         if (own := self._counts.get(stage)) is None:

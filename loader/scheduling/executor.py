@@ -13,13 +13,7 @@ if TYPE_CHECKING:
 
 
 class Executor(abc.ABC):
-    """Runs the calls of one pass over a stream. Except for `close`, it is used by one thread.
-
-    Args:
-        plan: the plan of the pipeline.
-        position: the position of the first output.
-        feed: the source of the elements of stage 0; None if they are read.
-    """
+    """Runs the calls of one pass over a stream from a position on. Except for `close`, it is used by one thread."""
 
     def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
         self._plan = plan

@@ -26,21 +26,12 @@ class Drawable(Protocol):
     """An iterator that elements are drawn from."""
 
     def draw(self, count: int, number: int) -> Elements:
-        """Returns the next elements: fewer than `count` if they end, or if an error ends them.
-
-        Args:
-            count: the number of elements.
-            number: the number of elements drawn before, since the beginning.
-        """
+        """Returns the elements from `number` on: fewer than `count` if they end, or if an error ends them."""
         ...
 
-    def get_state(self) -> Any:
-        """Returns the state of the iterator."""
-        ...
+    def get_state(self) -> Any: ...
 
-    def set_state(self, state: Any) -> None:
-        """Restores a state of the iterator."""
-        ...
+    def set_state(self, state: Any) -> None: ...
 
 
 class FeedFailed(Exception):  # noqa: N818  (a placeholder)
@@ -70,7 +61,6 @@ class FedCall(BlockCall):
         super().complete(elements)
 
     def split(self) -> list[BlockCall]:
-        """Returns calls of one block each, in order."""
         values, origins = self._elements.values, self._elements.origins
         calls: list[BlockCall] = []
         for call in super().split():
@@ -83,12 +73,7 @@ class FedCall(BlockCall):
 
 @final
 class Feed:
-    """The blocks of an iterator, in order: a leaf of any number of passes.
-
-    Args:
-        drawn: the iterator to draw from, at its beginning.
-        block: the number of elements per block.
-    """
+    """The blocks of an iterator, in order: a leaf of any number of passes. `drawn` is at its beginning."""
 
     def __init__(self, drawn: Drawable, block: int) -> None:
         self._drawn = drawn
@@ -107,9 +92,7 @@ class Feed:
     def go_to(self, block: int, *, afresh: bool = False) -> None:
         """Sets the next block to draw, not before the first saved state. The iterator follows at the next draw.
 
-        Args:
-            block: the block.
-            afresh: True to restore the iterator's state even if it is at this block.
+        `afresh` restores the iterator's state even if it is at this block.
         """
         if self._next != block or self._has_ended or afresh:
             self._at = None
@@ -147,8 +130,7 @@ class Feed:
 
     def kept_before(self, block: int) -> tuple[int, Any]:
         """Returns the last state saved before a block, and its block. One saved at the block may not be known yet."""
-        first, state = next((kept for kept in reversed(self._kept) if kept[0] < block), self._kept[0])
-        return first, state
+        return next((kept for kept in reversed(self._kept) if kept[0] < block), self._kept[0])
 
     def delivered(self, outputs: Outputs) -> None:
         """Drops the states that only positions before these outputs need, because all earlier ones are consumed."""

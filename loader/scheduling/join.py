@@ -26,8 +26,7 @@ class Lane:
 
     Args:
         stage: the stage.
-        cursor: the position of the first output of the stream.
-        number: the number of cursor numbers of the stages before.
+        cursor: the position of the first output of the stream, `number` of whose numbers are of the stages before.
 
     Attributes:
         groups: the complete groups that were not taken, each a share of a group of the join if there is one.
@@ -52,7 +51,6 @@ class Lane:
         self._position = cursor
 
     def add(self, outputs: Outputs) -> None:
-        """Adds outputs of the stage before."""
         count = len(outputs.values) - outputs.first
         self.made += count
         self.ready += count
@@ -91,18 +89,13 @@ class Lane:
 
 @final
 class Join:
-    """The groups in front of the last stage, of a share of each lane.
-
-    Attributes:
-        has_ended: True if no group follows.
-    """
+    """The groups in front of the last stage, of a share of each lane. No group follows once it has ended."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self._lanes = lanes
         self.has_ended = False
 
     def take_groups(self) -> Sequence[FormedGroup]:
-        """Removes and returns the complete groups. An error is a group of its own, the last one."""
         groups: list[FormedGroup] = []
         while not self.has_ended:
             shares: list[FormedGroup] = []

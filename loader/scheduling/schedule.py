@@ -29,11 +29,6 @@ if TYPE_CHECKING:
 class Schedule:
     """The calls of one pass over the stream of a shard, from a position on.
 
-    Args:
-        plan: the plan of the calls.
-        position: the position of the first output.
-        feed: the leaf if elements are drawn from an iterator; None if records are read.
-
     Attributes:
         num_stages: the number of stages with operations that are not local. `take` takes their calls.
     """
@@ -74,7 +69,6 @@ class Schedule:
 
     @property
     def exhausted(self) -> bool:
-        """True if everything has been delivered."""
         return self._last.has_ended and not self._outputs
 
     @property
@@ -123,12 +117,7 @@ class Schedule:
         return 0 if self.num_stages and self.next_blocks(1) else None
 
     def take(self, stage: int, max_blocks: int = 1) -> Call | None:
-        """Takes the next call of a stage. Returns None if none may run now, or if the leaf has just ended.
-
-        Args:
-            stage: the stage.
-            max_blocks: the maximum number of blocks of a call of stage 0.
-        """
+        """Takes the next call of a stage. Returns None if none may run now, or if the leaf has just ended."""
         if self._untaken[stage]:
             return self._untaken[stage].popleft()
         branch = None if stage else self._branch_to_read()
@@ -170,7 +159,6 @@ class Schedule:
         return call in self._branches[call.shard].queues[call.stage].pending
 
     def describe(self, call: Call) -> str:
-        """Returns a description of a call's records."""
         return self._plan.describe(call.request)
 
     def split(self, call: BlockCall) -> list[BlockCall]:

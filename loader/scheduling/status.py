@@ -8,7 +8,6 @@ class WorkerStatus:
     """A snapshot of a worker.
 
     Attributes:
-        number: the worker's number.
         pid: the process ID; None until it is known.
         is_here: True if the process runs on this machine.
         calls: the number of unanswered calls.
@@ -31,9 +30,6 @@ class ExecutorStatus:
     Attributes:
         begun: the number of calls that have begun, can begin, or have outputs that were not delivered.
         ready: the number of these calls that are complete.
-        max_threads: the maximum number of threads that run calls concurrently.
-        busy_threads: the number of threads that run a call.
-        workers: the workers.
     """
 
     begun: int
@@ -48,13 +44,12 @@ class IteratorStatus:
     """A snapshot of an iterator.
 
     Attributes:
-        step: the number of batches delivered.
         records: the number of records that its shards have consumed.
         epoch: the current epoch; None without epochs.
         lifecycle: its state: idle, running or closed.
         waits_for: seconds that the consumer has been inside `next`; None if it is not.
         at_hand: the number of outputs that `next` can return immediately.
-        load: the snapshot of the executor; None without one, or if it is not available now.
+        load: None without an executor, or if its snapshot is not available now.
     """
 
     step: int
