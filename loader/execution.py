@@ -48,13 +48,8 @@ class Execution:
         whole: the execution that this one is an epoch of, whose workers it uses; None for its own.
 
     Attributes:
-        pipeline: the pipeline.
-        plan: the compiled pipeline.
-        profiler: sums up measured times.
         insight: the views of the pipeline, which know its iterators.
-        is_closed: True if it was closed permanently.
         pools: the idle worker processes; None without workers.
-        stall_timeout: the number of seconds after which a wait for one batch is an error.
     """
 
     def __init__(
@@ -82,6 +77,7 @@ class Execution:
         self._ray_workers = ray_workers
         self._workers = workers
         self._reading = reading
+        self.stall_timeout = workers.stall_timeout
         self._feed = feed
         self._shared_workers = shared_workers
         self._threads = threads
@@ -97,7 +93,7 @@ class Execution:
         elif workers.num_workers:
             self.pools = self._pools_of(pipeline, reading)
         if self.pools is None:
-            _executor_here(reading, workers, threads, local_reading)
+            self._executor_here()
         self.profiler = profiler or Profiler(pipeline.labels)
         if pipeline.measures_costs:
             self.profiler.measure_costs()
@@ -105,7 +101,6 @@ class Execution:
         cores = None if ray_workers is None else ray_workers.num_cores
         self.insight = Insight(self.plan, self.profiler, workers, reading, front=front, num_cores=cores)
         self.is_closed = False
-        self.stall_timeout = workers.stall_timeout
 
     def begin(self, stream: Stream | None = None) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream. Fingerprints the stream if `stream` is None."""
@@ -189,27 +184,20 @@ class Execution:
             return SubstreamExecutor(
                 self.plan, position, shared_workers=self._shared_workers, name=self._name, **common
             )
-        begin = _executor_here(self._reading, self._workers, self._threads, self._local_reading)
-        return begin(self.plan, position, feed=self._feed)
+        return self._executor_here()(self.plan, position, feed=self._feed)
 
+    def _executor_here(self) -> Callable[..., Executor]:
+        """Returns a function that creates the executor of a plan that runs in this process."""
+        if not self._reading.reads_ahead:
+            from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415  (lazy, as above)
 
-def _executor_here(
-    reading: ReadOptions,
-    workers: MultiprocessingOptions,
-    threads: "SharedThreads | None",
-    local_reading: ReadOptions | None,
-) -> Callable[..., Executor]:
-    """Returns a function that creates the executor of a plan that runs in this process."""
-    if reading.reads_ahead:
+            return functools.partial(InlineExecutor, stall_timeout=self.stall_timeout)
         from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (lazy: often not needed)
 
         return functools.partial(
             ThreadExecutor,
-            options=reading,
-            stall_timeout=workers.stall_timeout,
-            threads=threads,
-            local_reading=local_reading,
+            options=self._reading,
+            stall_timeout=self.stall_timeout,
+            threads=self._threads,
+            local_reading=self._local_reading,
         )
-    from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415
-
-    return functools.partial(InlineExecutor, stall_timeout=workers.stall_timeout)

@@ -56,11 +56,7 @@ def saved_cursor(cursor: Cursor, plan: Plan) -> SavedCursor:
 
 
 def count_outputs(plan: Plan, owner: str) -> int:
-    """Returns the number of outputs of a stream.
-
-    Raises:
-        TypeError: it is unknown. The error says that `owner` has no `len()`, and why.
-    """
+    """Returns the number of outputs of a stream. If it is unknown, a TypeError says why `owner` has no `len()`."""
     if not plan.one_to_one:
         raise TypeError(f"This {owner} has no len(): the number of outputs depends on {plan.deciding}.")
     num_blocks = plan.shards[0].num_blocks

@@ -37,15 +37,12 @@ class Checkpointable:
         )
 
     def get_state(self) -> Any:
-        """Returns the position."""
         raise NotImplementedError
 
     def set_state(self, state: Any) -> None:
-        """Moves to the position of a state."""
         raise NotImplementedError
 
     def start_prefetch(self) -> None:
-        """Begins to prefetch in the background and returns immediately."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -121,10 +118,6 @@ class Exclusive:
         A flag costs less than a lock. CPython switches threads and runs signal handlers only at calls and backward
         jumps. There are none between the test of the flag and the `try`, or in `finally`. So two calls never pass, and
         the flag is always reset, even if a handler raises an exception.
-
-        Raises:
-            ValueError: another call is in progress.
-            Exception: an error of the work.
         """
         is_in_use, self._is_in_use = self._is_in_use, True
         if is_in_use:

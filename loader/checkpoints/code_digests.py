@@ -41,7 +41,6 @@ def is_foreign(module: object) -> bool:
 
 
 def digest_of(functions: Iterable[types.FunctionType]) -> str:
-    """Returns the digest of the code of several functions, wherever they are defined."""
     return CODE + crc_of(_digest(function.__code__) for function in functions)
 
 
@@ -75,7 +74,6 @@ def values_held_by(function: types.FunctionType) -> dict[str, object]:
 
 
 def _functions(member: Any) -> Iterator[types.FunctionType]:
-    """Yields the functions behind a name in a class body."""
     if isinstance(member, property):
         found = [member.fget, member.fset]
     elif isinstance(member, functools.cached_property | functools.partialmethod):

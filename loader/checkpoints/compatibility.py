@@ -26,12 +26,9 @@ _EITHER = (".first_and_last_bytes", ".versions")
 
 
 class Resumption(NamedTuple):
-    """The position at which a loader resumes from a state.
+    """The position at which a loader resumes from a state: the fields of a `Cursor` per logical shard.
 
-    Attributes:
-        cursors: for each logical shard the first block that is not consumed, the consumed part of it as one number per
-            stage, and True if the end of the order decided the last batch.
-        changes: descriptions of the differences in content.
+    `changes` describe the differences in content.
     """
 
     cursors: tuple[tuple[int, tuple[int, ...], bool], ...]
@@ -78,7 +75,6 @@ def resumption(
 
 
 def warn_of_changes(changes: Collection[str]) -> None:
-    """Logs the changes in the content of a pipeline that resumes anyway."""
     texts = "\n  ".join(changes)
     log_warning(
         f"the loader resumes, although it differs from the one that saved the state:\n  {texts}\nThe batches are those "
@@ -88,11 +84,7 @@ def warn_of_changes(changes: Collection[str]) -> None:
 
 
 def accept_content(before: Mapping[str, str], after: Mapping[str, str], *, strict: bool) -> None:
-    """Logs the differences between the contents of two streams.
-
-    Raises:
-        CheckpointError: there are some, and they are to be refused.
-    """
+    """Logs the differences between the contents of two streams, or raises CheckpointError if it is strict."""
     paths = sorted(before.keys() | after.keys(), key=_natural_order)
     found = [_unequal(path, path, before.get(path), after.get(path)) for path in paths]
     changes = [difference.text for each in found for difference in each]
@@ -103,12 +95,7 @@ def accept_content(before: Mapping[str, str], after: Mapping[str, str], *, stric
 
 
 class _Difference(NamedTuple):
-    """One difference between two states.
-
-    Attributes:
-        path: the path in `allow` that accepts it; None if nothing does.
-        text: its description.
-    """
+    """One difference between two states. The path in `allow` that accepts it is None if nothing does."""
 
     path: str | None
     text: str
@@ -158,7 +145,6 @@ def _shard_differences(then: Stream, now: Stream) -> Iterator[_Difference]:
 
 
 def _own_shards(stream: Stream) -> range:
-    """Returns the logical shards that the shard of a stream runs."""
     share = stream.logical_shards // stream.shard_count
     return range(stream.shard_index * share, (stream.shard_index + 1) * share)
 
@@ -240,7 +226,6 @@ def _unequal(path: str | None, label: str, saved: object, here: object, reason: 
 
 
 def _advice(refused: Sequence[_Difference], allow: Collection[str]) -> str:
-
     advice = "Build the loader as it was when the state was saved"
     known = {difference.path for difference in refused if difference.path is not None}
     if any(difference.path is None for difference in refused):

@@ -82,11 +82,7 @@ class Description:
     def add_object(self, path: str, value: object, head: str, *, is_content: bool = False) -> None:
         """Adds an object by its attributes, the constants of its class, and digests of its methods.
 
-        Args:
-            path: the path of the object.
-            value: the object.
-            head: the text at the path itself, which is identity: usually the name of the class.
-            is_content: True if the attributes are content.
+        `head` is the text at the path itself, which is identity whatever `is_content` says of the attributes.
         """
         self.identity[path] = printable(head)
         for name, item in _attributes(value).items():
@@ -139,16 +135,11 @@ def identity_of(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns a text in printable ASCII."""
     return re.sub("[^ -~]", lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def own_fingerprint(value: object) -> str | None:
-    """Returns the result of an object's `fingerprint()`; None if it has no such method.
-
-    Raises:
-        TypeError: the result is not a string.
-    """
+    """Returns the result of an object's `fingerprint()`; None if it has no such method."""
     own = None if isinstance(value, type) else getattr(value, "fingerprint", None)
     if not callable(own):
         return None
@@ -159,11 +150,7 @@ def own_fingerprint(value: object) -> str | None:
 
 
 class _Writer:
-    """Writes a value as text.
-
-    Attributes:
-        is_plain: False once a part of the value was content.
-    """
+    """Writes a value as text. It is plain until a part of the value was content."""
 
     def __init__(self) -> None:
         self.is_plain = True

@@ -22,22 +22,18 @@ Check: TypeAlias = Callable[[Any], bool]
 
 
 def is_number(value: Any) -> bool:
-    """Returns True if a value is a whole number from 0 to `MAX_NUMBER`."""
     return type(value) is int and 0 <= value <= MAX_NUMBER
 
 
 def is_flag(value: Any) -> bool:
-    """Returns True if a value is a bool."""
     return type(value) is bool
 
 
 def is_list(value: Any) -> bool:
-    """Returns True if a value is a list or a tuple."""
     return isinstance(value, list | tuple)
 
 
 def is_dict(value: Any) -> bool:
-    """Returns True if a value is a mapping."""
     return isinstance(value, Mapping)
 
 
@@ -48,12 +44,9 @@ def is_anything(value: Any) -> bool:
 
 
 def sealed(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> dict[str, Any]:
-    """Returns a state: the given fields in an envelope.
+    """Returns a state: a chain's own fields and the states of the iterators below, in an envelope.
 
-    Args:
-        kind: the kind of chain, such as "a mixture".
-        fields: the chain's own fields, and the states of the iterators below.
-        texts: the results of `canonical` for some of the fields, if they are known.
+    `texts` are the results of `canonical` for some of the fields, if they are known.
     """
     return {**fields, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": _crc_of(kind, fields, texts)}
 
@@ -64,11 +57,7 @@ def text_of(state: Mapping[str, Any], texts: Mapping[str, str]) -> str:
 
 
 def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Returns the fields of a state that `sealed` returned, also after JSON.
-
-    Raises:
-        CheckpointError: the state is anything else.
-    """
+    """Returns the fields of a state that `sealed` returned, also after JSON. Anything else is a CheckpointError."""
     if not isinstance(state, Mapping):
         raise CheckpointError(f"A state of {kind} must be a dict, got {type(state).__name__}.")
     if state.get("kind") != kind or state.get("format") != FORMAT:
@@ -94,7 +83,6 @@ def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, An
 
 
 def wrong_kind(kind: str, state: Mapping[Any, Any]) -> CheckpointError:
-    """Returns the error for the state of another kind of chain than the expected one."""
     got = f"{state['kind']!s:.80}" if "kind" in state else STRAIGHT if "places" in state else "something else"
     return CheckpointError(
         f"The state must be one of {kind}, got one of {got}. Pass a result of get_state() of the same chain. Earlier "
@@ -103,11 +91,7 @@ def wrong_kind(kind: str, state: Mapping[Any, Any]) -> CheckpointError:
 
 
 def canonical(value: Any) -> str:
-    """Returns a part of a state as JSON with sorted keys and without white space.
-
-    Raises:
-        TypeError, ValueError, RecursionError: JSON cannot hold it.
-    """
+    """Returns a part of a state as JSON with sorted keys and without white space, or raises an error of `json`."""
     if type(value) is int:
         return str(value)
     if type(value) is str:

@@ -48,7 +48,7 @@ class Fingerprint:
 
     Attributes:
         identity: the texts that decide the stream, by path. The number of epochs is not among them.
-        content: the digests of what may change the stream, by path. A difference is a warning.
+        content: the digests of what may change the stream, by path.
         python: the version of Python whose bytecode was digested.
         changes: further texts of the identity, as (position, path, text), positions ascending: each counts only for
             what comes after its position, such as the weights of a mixture from there on.
@@ -71,16 +71,9 @@ def fingerprint_of(
 ) -> Fingerprint:
     """Returns the fingerprint of a pipeline. Records are read only of a list, tuple or array: SAMPLE_SIZE of them.
 
-    Args:
-        source: the source.
-        sampler: the sampler.
-        operations: the operations.
-        sizes: the text for the size of a Batch, by its number among the operations, if the stream is decided by another
-            size than its own. By default that of the first Batch is left out: a state compares the global batch, which
-            is that size times the number of shards.
-
-    Raises:
-        TypeError: a `fingerprint()` did not return a string.
+    `sizes` has the text for the size of a Batch, by its number among the operations, if the stream is decided by
+    another size than its own. By default that of the first Batch is left out: a state compares the global batch, which
+    is that size times the number of shards.
     """
     found, turns = Description(), getattr(sampler, "first_turns", ())
     add_source(found, "source", source, turns)

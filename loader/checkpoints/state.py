@@ -32,15 +32,12 @@ class Stream:
     """The stream of a state, and the shard of it: the part of a state that never changes between batches.
 
     Attributes:
-        shard_index: the number of the shard, 0 … shard_count - 1.
-        shard_count: the number of shards that share each step.
         logical_shards: the number of logical shards, to which positions are dealt in turn. Each shard runs
             logical_shards / shard_count consecutive ones. In a 1:1 pipeline, they are the shards.
         drop_remainder: `ShardOptions.drop_remainder`, which affects the last global batch.
         global_batch: the number of records per step over all shards.
         one_to_one: True if every record becomes exactly one element before it is batched.
         length: the number of positions in the sampler's order, over all epochs; None if it is endless.
-        fingerprint: the source, sampler and operations.
     """
 
     shard_index: int
@@ -66,24 +63,15 @@ class Stream:
         return {}
 
     @functools.cached_property
-    def encoded(self) -> str:
-        """The stream as canonical JSON, without `changes`."""
+    def ending(self) -> bytes:
+        """The last bytes of every state of this stream: the stream as canonical JSON, without `changes`."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         named = {name: getattr(self.fingerprint, name) for name in ("content", "identity", "python")}
-        return _ENCODER.encode(fields | {"fingerprint": named})
-
-    @functools.cached_property
-    def ending(self) -> bytes:
-        """The last bytes of every state of this stream."""
-        return b',"stream":%b%b' % (self.encoded.encode(), _ENDING)
+        return b',"stream":%b%b' % (_ENCODER.encode(fields | {"fingerprint": named}).encode(), _ENDING)
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Returns the stream with the fields that `encoded` wrote.
-
-        Raises:
-            TypeError, ValueError, KeyError: the fields do not describe a stream.
-        """
+        """Raises TypeError, ValueError or KeyError if the fields do not describe a stream."""
         named = fields["fingerprint"]
         fingerprint = Fingerprint(named["identity"], named["content"], named["python"])
         stream = cls(**{**fields, "fingerprint": fingerprint})
@@ -120,11 +108,7 @@ class SavedCursor(NamedTuple):
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
-        """Returns the cursor with the fields that `encoded` wrote.
-
-        Raises:
-            TypeError, ValueError: the fields do not describe a cursor.
-        """
+        """Raises TypeError or ValueError if the fields do not describe a cursor."""
         _check_is(fields["skip"], list, "skip")
         cursor = cls(**{**fields, "skip": tuple(fields["skip"])})
         for number in (cursor.position, *cursor.skip):
@@ -146,7 +130,6 @@ class LoaderState(NamedTuple):
     Attributes:
         step: the number of batches that this shard has delivered.
         cursors: the positions of the logical shards that the shard runs, in their order; one in a 1:1 pipeline.
-        stream: the stream.
     """
 
     step: int
@@ -154,7 +137,6 @@ class LoaderState(NamedTuple):
     stream: Stream
 
     def encode(self) -> bytes:
-        """Returns the state as canonical JSON, a few hundred bytes."""
         # Sorted by key. The stream is encoded once for all its states.
         cursors = ",".join([cursor.encoded for cursor in self.cursors])
         text = f'{{"format":"{FORMAT}","places":[{cursors}],"step":{self.step}'.encode() + self.stream.ending
@@ -164,12 +146,7 @@ class LoaderState(NamedTuple):
     def decode(raw: bytes | bytearray | memoryview, here: Stream | None = None) -> "LoaderState":
         """Returns the state that `encode` wrote, from its bytes or from the same JSON written differently.
 
-        Args:
-            raw: the state.
-            here: the expected stream. A state of it that is byte for byte the same is not parsed; None to parse always.
-
-        Raises:
-            CheckpointError: `raw` is anything else.
+        The stream of a state of `here` that is byte for byte the same is not parsed. Other bytes are a CheckpointError.
         """
         try:
             fields = _checked_fields(raw, here)
@@ -248,11 +225,7 @@ def _is_as_written(text: bytes) -> bool:
 
 
 def combined(states: Sequence[LoaderState]) -> LoaderState:
-    """Returns the combined state of all shards that saved together.
-
-    Raises:
-        CheckpointError: a shard is missing or repeated, or the states differ in stream or step.
-    """
+    """Returns the combined state of all shards that saved together. Any other states are a CheckpointError."""
     if not states:
         raise CheckpointError("set_states needs the states of all shards that saved together, got none.")
     counts = sorted({state.stream.shard_count for state in states})
@@ -287,7 +260,6 @@ def combined(states: Sequence[LoaderState]) -> LoaderState:
 
 
 def _check_together(ordered: Sequence[LoaderState]) -> None:
-    """Raises an error unless the states of all shards, in their order, are of one stream and step."""
     first = ordered[0]
     for index, state in enumerate(ordered):
         if not _is_same_stream(state.stream, first.stream):
@@ -320,6 +292,5 @@ def _is_same_stream(one: Stream, other: Stream) -> bool:
 
 
 def _listed(what: str, numbers: Sequence[int]) -> str:
-    """Returns a list of at most 8 numbers as text."""
     shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
     return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"

@@ -30,16 +30,8 @@ def restore_state(iterator: Any, folder: Any, *, allow: Collection[str] = (), st
     """Moves an iterator to the position that a checkpoint's folder holds.
 
     A loader resumes from the states of any number of processes, a dataset from the state that this process saved.
-
-    Args:
-        iterator: the iterator.
-        folder: the folder.
-        allow: differences to accept on purpose, if states are bytes.
-        strict: True to refuse changed content, if states are bytes.
-
-    Raises:
-        CheckpointError: a state is missing, unreadable, or of another stream; or the states of another number of
-            processes differ in step. The iterator is unchanged.
+    The iterator is unchanged by a CheckpointError: a state is missing, unreadable, or of another stream; or the states
+    of another number of processes differ in step. Only states that are bytes have `allow` and `strict`.
     """
     if not iterator.states_are_bytes:
         iterator.set_state(_read_own_state(folder))
@@ -59,9 +51,6 @@ def read_states(folder: Any) -> list[bytes]:
     """Returns the states from which this process resumes: its own, or all if the number of processes has changed.
 
     Equal states, of processes that all read everything, are returned once.
-
-    Raises:
-        CheckpointError: a state is missing or unreadable.
     """
     own = _name(*jax_process())
     raw = _read_all(folder, own)
