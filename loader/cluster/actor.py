@@ -1,4 +1,4 @@
-"""The code of an actor. Ray creates the object and calls its methods.
+"""Ray actors: the code that runs in one, of which Ray calls the methods, and the trainer's side with its events.
 
 Guarantees:
     * Calls run one after another, in the order received, in the actor's main thread.
@@ -8,8 +8,8 @@ Guarantees:
       are private copies of each actor, because user code may use them as scratch memory.
 """
 
+import dataclasses
 import faulthandler
-import functools
 import os
 import pickle
 import sys
@@ -19,9 +19,7 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.operations.elements import Elements
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.resources import affordable_threads
@@ -30,7 +28,8 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns
 from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pack_failure
 from millstream.loader.transport.pipeline_file import unpickle_pipelines
-from millstream.loader.workers.call_runner import MAX_EPOCHS, CallResult, CallRunner
+from millstream.loader.workers.any_worker import AnyWorker
+from millstream.loader.workers.call_runner import CallResult, runner_of_epochs
 
 PRIVATE_BYTES = 1 << 26
 """The total size of the pipeline's arrays that an actor copies, smallest first."""
@@ -48,7 +47,6 @@ class PipelineActor:
     Args:
         pipeline: the pickle of the pipeline, and the memory of its large arrays.
         import_path: the import path of the trainer. Entries that exist on this node are used.
-        num_threads: the maximum number of reader threads.
         stack_seconds: a call that takes this long writes its stacks to the actor's log.
     """
 
@@ -62,22 +60,10 @@ class PipelineActor:
         try:
             pickled, buffers = pipeline
             (whole,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
-            profiler = Profiler(whole.labels, measures_costs=whole.measures_costs)
-            readers = ReaderThreads(affordable_threads(num_threads))
-
-            @functools.lru_cache(maxsize=1 + MAX_EPOCHS)
-            def runner_of(epoch: int | None) -> CallRunner[Packed]:
-                return CallRunner(
-                    Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed),
-                    profiler,
-                    self._classes,
-                    readers=readers,
-                    allocate=self._memory.allocate,
-                    pack=self._pack,
-                )
-
-            runner_of(None)
-            self._runner_of = runner_of
+            readers, allocate = ReaderThreads(affordable_threads(num_threads)), self._memory.allocate
+            self._runner_of = runner_of_epochs(
+                whole, self._classes, readers=readers, allocate=allocate, pack=self._pack
+            )
         except SystemExit:
             raise
         except BaseException as error:  # noqa: BLE001  (unpickling user classes may raise anything)
@@ -88,12 +74,7 @@ class PipelineActor:
         return os.getpid(), self._failure
 
     def make(self, message: tuple[int, int, int] | bytes, epoch: int | None) -> CallResult[Packed]:
-        """Computes the outputs of a call.
-
-        Args:
-            message: the first block, the block after the last, and the logical shard; or a pickled `Group`.
-            epoch: the number of the epoch; None for the complete order.
-        """
+        """Computes the outputs of a call of an epoch, or of the complete order, as `CallRunner.make`."""
         faulthandler.dump_traceback_later(self._stack_seconds, file=_STANDARD_ERROR)
         try:
             return self._runner_of(epoch).make(message)
@@ -124,3 +105,57 @@ def _with_private_copies(buffers: Sequence[Any]) -> list[Any]:
             break
         own[number] = np.array(np.frombuffer(buffer, np.uint8))
     return own
+
+
+@final
+class Actor(AnyWorker):
+    """The trainer's side of an actor. It has a process ID, that on its node, once it is ready.
+
+    Attributes:
+        runs_suspect: True if its only call is one with which another actor has died.
+    """
+
+    def __init__(self, number: int, handle: Any) -> None:
+        super().__init__(number)
+        self.handle = handle
+        self.runs_suspect = False
+
+    @property
+    def accepts_calls(self) -> bool:
+        """True if it is ready, and does not run a suspect call, to which its death must be attributable."""
+        return self.pid is not None and not self.runs_suspect
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a call."""
+
+    call: int
+    result: CallResult[Packed]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PipelineFailed:
+    """The pipeline could not be unpickled in an actor."""
+
+    failure: Failure
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CallFailed:
+    """Ray did not deliver the outputs of a call: they were lost, for instance with a node, or Ray cannot send them."""
+
+    call: int
+    error: Exception
+    is_lost: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Died:
+    """An actor has died, with Ray's explanation."""
+
+    cause: str
+    is_its_own: bool  # Its own process has ended, and not its node or the connection to it.
+
+
+Event: TypeAlias = Answer | PipelineFailed | CallFailed | Died

@@ -1,4 +1,4 @@
-"""The actors of one loader, seen from the trainer. Only this module and `connection` call Ray.
+"""The actors of one loader, seen from the trainer. Only this module and `options` call Ray.
 
 Guarantees:
     * The pipeline is stored in the object store once, and transferred to each node once.
@@ -22,8 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, final
 
 from millstream.errors import WorkerDiedError
-from millstream.loader.cluster.actor import PipelineActor
-from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
+from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, PipelineActor, PipelineFailed
 from millstream.loader.cluster.options import RayWorkers, connect, is_our_connection
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -57,17 +56,8 @@ STACK_SHARE = 0.9
 class ActorPool:
     """Actors that have one pipeline.
 
-    Args:
-        pipeline: the pipeline of all actors.
-        ray_workers: the number of actors, their resources, and the address of the cluster.
-        workers: the stall timeout.
-        reading: the number of reader threads per actor.
-        import_path: the import path of the trainer.
-
     Attributes:
         workers: the actors that are not known to be dead.
-        call_numbers: an iterator of new call numbers.
-        classes: the classes that crossed by value with the pipeline.
         seconds_without_actors: seconds that the consumer has waited while no actor was ready.
         cluster: the address of the cluster.
     """
@@ -111,21 +101,17 @@ class ActorPool:
 
     @property
     def is_ours(self) -> bool:
-        """True in the process that created the pool. Forked processes hold a copy, which they must not use."""
         return self._owner == os.getpid()
 
     @property
     def is_usable(self) -> bool:
-        """True if another iterator may use the pool: it is this process's, not stopped, and connected."""
         return self.is_ours and not self._stopped and self._is_connected
 
     def submit(self, actor: Actor, call: int, message: tuple[int, int, int] | bytes, epoch: int | None) -> None:
-        """Sends a call of an epoch to an actor."""
         actor.record_call(call)
         self._awaited[actor.handle.make.remote(message, epoch)] = actor, call
 
     def replace(self, actor: Actor) -> None:
-        """Kills an actor if it is alive, and starts a replacement."""
         self._kill(actor)
         if actor in self.workers:
             self.workers.remove(actor)
@@ -158,7 +144,6 @@ class ActorPool:
         yield from self._events(ready)
 
     def stop(self) -> None:
-        """Ends all actors. Idempotent: after an interrupt, the next call or the end of the pool does the rest."""
         self._stopped = True
         if not self.is_ours or not self._is_connected:
             return

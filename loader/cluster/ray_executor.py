@@ -12,9 +12,8 @@ from typing import Any, final
 import numpy as np
 
 from millstream.errors import WorkerDiedError, WorkerStalledError
-from millstream.loader.cluster.actor import Packed
+from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, Packed, PipelineFailed
 from millstream.loader.cluster.actor_pool import ActorPool
-from millstream.loader.cluster.actors import Actor, Answer, CallFailed, Died, Event, PipelineFailed
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.measuring.profiler import HAND_OVER
 from millstream.loader.operations.elements import Elements, Origins
@@ -23,7 +22,7 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_elements
-from millstream.loader.transport.payload import copied, unpack_failure, unpack_failures
+from millstream.loader.transport.payload import copied, unpack_failure
 from millstream.loader.workers.workers_executor import WorkersExecutor
 from millstream.warn import log_warning
 
@@ -43,6 +42,7 @@ class RayExecutor(WorkersExecutor[Actor]):
 
     _pool: ActorPool
     _are_local = False
+    _noun = "Ray actor"
 
     def __init__(self, plan: Plan, position: Position, *, ray_workers: RayWorkers, **options: Any) -> None:
         super().__init__(plan, position, **options)
@@ -89,24 +89,14 @@ class RayExecutor(WorkersExecutor[Actor]):
             self._take_death(actor, event)
 
     def _take_answer(self, actor: Actor, answer: Answer) -> None:
-        packed, failure, seconds, _, _, stages, _, failures = answer.result
-        call = self._assignments.call(answer.call)
+        made, call = answer.result, self._assignments.call(answer.call)
         request = None if call is None else call.request
         blocks = request if isinstance(request, Blocks) else None
         # Clocks of other machines differ, so assume that it has just ended. Process IDs may occur on several machines.
-        begun, name = time.perf_counter() - seconds, f"Ray actor {actor.pid}"
-        self._profiler.called(FIRST_TRACK + actor.number, begun, seconds, blocks, stages, actor=name)
-        if call is None:
-            return
-
-        def outputs() -> Elements:
-            run = self._unpack(packed, self._pool.classes)
-            if failure is not None:
-                run.error, run.at = unpack_failure(failure, self._pool.classes), failure.at
-            run.failures = unpack_failures(failures, self._pool.classes)
-            return run
-
-        self._complete(answer.call, call, seconds, outputs)
+        begun, name = time.perf_counter() - made.seconds, f"Ray actor {actor.pid}"
+        self._profiler.called(FIRST_TRACK + actor.number, begun, made.seconds, blocks, made.stages, actor=name)
+        if call is not None:
+            self._complete(answer.call, call, made, lambda: self._unpack(made.packed, self._pool.classes))
 
     def _take_failure(self, event: CallFailed) -> None:
         """Dispatches calls with lost outputs again. For outputs that Ray cannot send, the consumer gets the error."""
@@ -156,26 +146,8 @@ class RayExecutor(WorkersExecutor[Actor]):
                 f"{wanted}, which it may have no room for. {self._options.stall_limit}"
             )
 
-    def _warn_of_stall(self, worker: Actor) -> None:
-        log_warning(
-            f"Ray actor {worker.pid} has been busy for {worker.waited:.1f} s with "
-            f"{self._assignments.describe(worker.calls[0])}. {self._options.stall_limit}"
-        )
-
-    def _give_up(self, worker: Actor) -> None:
-        first, *lost = worker.calls
-        self._profiler.stalled(
-            f"Ray actor {worker.pid} was given up after {worker.waited:.1f} s.", is_known=worker.warned
-        )
-        error = WorkerStalledError(
-            f"Ray actor {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
-            f"{self._assignments.describe(first)}. Its stacks are in its log, which Ray also prints here, unless "
-            "log_to_driver=False."
-        )
-        self._pool.replace(worker)
-        self._assignments.complete(first, Elements.failed(error))
-        self._assignments.lose(lost)
-        self._dispatch()
+    def _explain_stall(self, worker: Actor) -> str:  # noqa: ARG002  (processes differ)
+        return "Its stacks are in its log, which Ray also prints here, unless log_to_driver=False."
 
 
 def unpack(packed: Packed, classes: ClassTable) -> Elements:

@@ -46,12 +46,10 @@ class Channel:
         self.is_open = True
 
     def fileno(self) -> int:
-        """Returns the descriptor to wait on."""
         return self._socket.fileno()
 
     @property
     def has_unsent(self) -> bool:
-        """True if data waits to be sent."""
         return bool(self._outbox)
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -66,7 +64,6 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Sends as much of the outbox as the socket takes."""
         while self._outbox:
             frame, descriptors = self._outbox[0]
             try:
@@ -150,11 +147,7 @@ class Channel:
 
 
 def duplicate_all(descriptors: Iterable[int]) -> list[int]:
-    """Duplicates all descriptors, or none.
-
-    Raises:
-        OSError: this process may not open more.
-    """
+    """Duplicates all descriptors, or none if an OSError says that this process may not open more."""
     with contextlib.ExitStack() as undo:
         copies = []
         for descriptor in descriptors:

@@ -25,7 +25,6 @@ _NO_CALL = -1
 
 
 def create_crash_log() -> int:
-    """Returns the descriptor of a new crash log, for one worker."""
     file = create_anonymous_file("millstream-words")
     # This moves the shared file offset to the position where faulthandler is to write.
     os.write(file, _CALL.pack(_NO_CALL))
@@ -33,18 +32,16 @@ def create_crash_log() -> int:
 
 
 def record_call(file: int, call: int) -> None:
-    """Records the call that the worker begins."""
     os.pwrite(file, _CALL.pack(call), 0)
 
 
 def read_call(file: int) -> int | None:
-    """Returns the number of the call that the worker began last, or None if it has begun none."""
+    """Returns the call that the worker began last, or None if it has begun none."""
     (call,) = _CALL.unpack(os.pread(file, _CALL.size, 0))
     return None if call == _NO_CALL else int(call)
 
 
 def read_stacks(file: int) -> str:
-    """Returns the stacks that the worker has written, or "" if there are none."""
     return os.pread(file, os.fstat(file).st_size, _CALL.size).decode(errors="replace")
 
 

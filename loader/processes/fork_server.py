@@ -44,13 +44,7 @@ PARENT_SECONDS = 0.25
 
 
 def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
-    """Runs the fork server.
-
-    Args:
-        parent_pid: the parent's process ID.
-        control: the descriptor of the channel to the parent.
-        tracker: the descriptor of the parent's resource tracker, if it has one.
-    """
+    """Runs the fork server, given the descriptors of the channel to the parent and of its resource tracker, if any."""
     os.set_inheritable(control, False)
     if tracker is not None:
         keep_tracker(tracker)
@@ -91,7 +85,6 @@ class ForkServer:
         signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Serves the parent until it closes the channel or dies, then ends all workers."""
         milliseconds = None if self._parent is not None else PARENT_SECONDS * 1000
         while self._control.is_open and os.getppid() == self._parent_pid:
             ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
@@ -114,7 +107,7 @@ class ForkServer:
             pid = os.fork()
         except OSError as error:
             close_all(descriptors)
-            self._control.send(NotForked(request.number, error.errno or 0))
+            self._control.send(NotForked(error.errno or 0))
             return
         if pid == 0:
             self._become_worker(request, descriptors)
@@ -189,7 +182,7 @@ class ForkServer:
         return None
 
     def _kill_orphans(self) -> None:
-        """Kills the orphans of exited workers: all children that are not workers, whatever their session."""
+        """Kills all children that are not workers, whatever their session."""
         for pid in children():
             if pid not in self._workers:
                 kill_group(pid)

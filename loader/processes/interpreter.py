@@ -28,21 +28,14 @@ Garbage collection is off while modules are imported, because nothing is garbage
 
 
 class LaunchContext(NamedTuple):
-    """The environment of the trainer when it built a loader.
+    """The environment of the trainer when it built a loader."""
 
-    Attributes:
-        path: the import path. All entries are absolute.
-        arguments: the command-line arguments.
-        folder: the working directory; None if it did not exist.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # All entries are absolute.
     arguments: tuple[str, ...]
-    folder: str | None
+    folder: str | None  # None if it did not exist.
 
 
 def launch_context() -> LaunchContext:
-    """Returns the launch context of this process."""
     folder = _current_folder()
     # An entry need not be a string. Imports ignore the others.
     entries = [entry for entry in sys.path if isinstance(entry, str)]
@@ -65,11 +58,8 @@ def write_launch_context(context: LaunchContext) -> int:
 def command(*numbers: int) -> list[str]:
     """Returns the command line that starts a fork server with the flags of this interpreter.
 
-    Args:
-        numbers: the descriptor from `write_launch_context`, and the arguments of `fork_server.main`.
-
-    Raises:
-        RuntimeError: the interpreter is unknown, for instance because Python is embedded in another program.
+    The numbers are the descriptor from `write_launch_context`, and the arguments of `fork_server.main`. Where Python is
+    embedded in another program, the interpreter may be unknown, which is a RuntimeError.
     """
     if not sys.executable:
         raise RuntimeError(

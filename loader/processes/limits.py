@@ -28,7 +28,7 @@ def explained_limits(num_workers: int) -> Iterator[None]:
 
 
 def explain_limit(error: BaseException, num_workers: int) -> None:
-    """Adds a note to an error that comes from a limit: the limit, the need of this many workers, and a remedy."""
+    """Adds the note of `explained_limits` to an error, if it comes from a limit."""
     code = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None)
     needs = "a worker process needs" if num_workers == 1 else f"{num_workers} worker processes need"
     text = None
@@ -60,14 +60,9 @@ def explain_limit(error: BaseException, num_workers: int) -> None:
 
 
 def arena_size(budget: int, num_workers: int) -> int:
-    """Returns the size of each worker's arena in bytes, in whole pages.
+    """Returns the size of each worker's arena, in whole pages, from the total number of bytes.
 
-    Args:
-        budget: the total size of all arenas.
-        num_workers: the number of workers.
-
-    Raises:
-        OSError: the limit of file sizes is below MIN_ARENA_BYTES.
+    A limit of file sizes below MIN_ARENA_BYTES is an OSError.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     wanted = budget // num_workers

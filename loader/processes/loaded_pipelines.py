@@ -15,26 +15,16 @@ MAX_IDLE_PIPELINES = 64
 
 
 class _Loaded(NamedTuple):
-    """A pipeline that the workers got while they ran.
-
-    Attributes:
-        message: the message to each worker.
-        content: the chunks of its file.
-        has_new_classes: True if replacements need it, because later elements may have a class that crossed with it.
-    """
+    """A pipeline that the workers got while they ran: the message to each, and the content of its file."""
 
     message: Load
     content: list[memoryview]
-    has_new_classes: bool
+    has_new_classes: bool  # Replacements need it, because later elements may have a class that crossed with it.
 
 
 @final
 class LoadedPipelines:
-    """The numbers of pipelines by name, and what a new worker has to get.
-
-    Args:
-        names: the names of the pipelines that each worker starts with. Their numbers are 0, 1, ….
-    """
+    """The numbers of pipelines by name. Those that each worker starts with have the numbers 0, 1, …."""
 
     def __init__(self, names: Iterable[Hashable]) -> None:
         self._first = {name: number for number, name in enumerate(names)}
@@ -52,11 +42,7 @@ class LoadedPipelines:
         return self._first.get(name)
 
     def add(self, name: Hashable, pipeline: Pipeline, classes: ClassTable) -> int:
-        """Returns the number of a new pipeline, and adds the classes that cross by value with it.
-
-        Raises:
-            TypeError: an attribute of the pipeline cannot be pickled. The text names the operation and the attribute.
-        """
+        """Returns the number of a new pipeline, and adds the classes that cross by value with it."""
         content, file, crossed = pack_pipelines([pipeline])
         number, num_known = self._next_number, len(classes)
         message = Load(number, file, classes.number(list(crossed)))
@@ -65,7 +51,6 @@ class LoadedPipelines:
         return number
 
     def send(self, name: Hashable, workers: Iterable[Worker]) -> None:
-        """Sends a pipeline to workers."""
         self._send(self._loaded[name], workers)
 
     def _send(self, loaded: _Loaded, workers: Iterable[Worker]) -> None:

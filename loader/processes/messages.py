@@ -7,7 +7,7 @@ A connection ends with its socket. If the parent closes its end, the other side 
 the worker has died.
 """
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 from millstream.loader.transport.payload import Failure
 from millstream.loader.transport.pipeline_file import PipelineFile
@@ -19,10 +19,7 @@ class Fork(NamedTuple):
     Attributes:
         number: the worker's number, for its name and for the answer.
         worker_index: its index among the running workers. A replacement has the index of the dead worker.
-        num_workers: the number of these workers.
-        arena_bytes: the size of its arena.
         num_threads: the maximum number of reader threads.
-        pipeline: the layout of the pipeline file.
     """
 
     number: int
@@ -47,14 +44,8 @@ class Forked(NamedTuple):
 
 
 class NotForked(NamedTuple):
-    """Reports that a worker could not be forked.
+    """Reports that a worker could not be forked."""
 
-    Attributes:
-        number: the worker's number.
-        errno: the system's error.
-    """
-
-    number: int
     errno: int
 
 
@@ -62,9 +53,7 @@ class Exited(NamedTuple):
     """Reports that a worker has exited.
 
     Attributes:
-        pid: its process ID.
         status: its exit status as from `os.waitstatus_to_exitcode`, negative for a signal.
-        peak_bytes: its peak memory.
     """
 
     pid: int
@@ -76,10 +65,8 @@ class Task(NamedTuple):
     """Requests the outputs of a call.
 
     Attributes:
-        call: the number of the call, for the answer.
         released: chunks of the worker's arena that the parent no longer holds.
         request: the first block, the block after the last, and the logical shard; or a pickled `Group` or `Fed`.
-        pipeline: the number of the pipeline.
         epoch: the number of the epoch that is run alone; None for the complete order.
         num_reads: the maximum number of reads in flight, including this call's. With 1, no other call begins before
             this one has ended.
@@ -94,12 +81,9 @@ class Task(NamedTuple):
 
 
 class Load(NamedTuple):
-    """Gives a running worker another pipeline. Its file is passed as a descriptor.
+    """Gives a running worker another pipeline, with the numbers of the classes that crossed by value with it.
 
-    Attributes:
-        number: the number of the pipeline.
-        file: the layout of its file.
-        classes: the numbers of the classes that crossed by value with it.
+    Its file is passed as a descriptor.
     """
 
     number: int
@@ -114,13 +98,9 @@ class Unload(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """Reports that the worker has unpickled the pipelines and waits for calls.
+    """Reports that the worker has unpickled the pipelines and waits for calls."""
 
-    Attributes:
-        pid: its process ID, because the fork server's report may arrive later.
-    """
-
-    pid: int
+    pid: int  # Because the fork server's report may arrive later.
 
 
 class PipelineFailed(NamedTuple):
@@ -130,12 +110,7 @@ class PipelineFailed(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Reports the outputs of a call.
-
-    Attributes:
-        call: the number of the call.
-        outputs: the fields of its `CallResult`: a plain tuple, as all that is pickled for each batch.
-    """
+    """Reports the outputs of a call: the fields of its `CallResult`, a plain tuple, because it is pickled per batch."""
 
     call: int
     outputs: tuple[Any, ...]
@@ -143,7 +118,7 @@ class Result(NamedTuple):
 
 Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Load | Unload | Result
 
-_KINDS: tuple[Any, ...] = (Fork, Kill, Forked, NotForked, Exited, Ready, PipelineFailed, Task, Load, Unload, Result)
+_KINDS: tuple[Any, ...] = get_args(Message)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 
 
@@ -153,5 +128,4 @@ def to_wire(message: Message) -> tuple[Any, ...]:
 
 
 def from_wire(wire: tuple[Any, ...]) -> Any:
-    """Inverts `to_wire`."""
     return _KINDS[wire[0]](*wire[1:])

@@ -84,24 +84,16 @@ class Pool:
 
     @property
     def is_ours(self) -> bool:
-        """True in the process that created the pool. Forked processes hold a copy, which they must not use."""
         return self._state.owner == os.getpid()
 
     @property
     def is_usable(self) -> bool:
-        """True if another iterator may use the pool: this process created it, and it has not been stopped."""
         return self.is_ours and self._state.control is not None
 
     def load(self, name: Hashable, pipeline: Pipeline, in_use: Callable[[], Collection[int]]) -> int:
-        """Returns the number of a pipeline, which the workers get if they lack it.
+        """Returns the number of a pipeline, which the workers get if they lack it. Those of the same name are the same.
 
-        Args:
-            name: its name. Pipelines of the same name are the same.
-            pipeline: the pipeline.
-            in_use: returns the numbers of the pipelines that may get calls. Of the others, the oldest are dropped.
-
-        Raises:
-            TypeError: an attribute of the pipeline cannot be pickled. The text names the operation and the attribute.
+        Of the pipelines that are not `in_use`, which may get no calls, the oldest are dropped.
         """
         number = self._pipelines.find(name)
         if number is None:
@@ -118,7 +110,6 @@ class Pool:
             in_fresh_thread(self._fork_all)
 
     def replace(self, worker: Worker) -> None:
-        """Kills a worker if it is alive, and forks a replacement."""
         self.kill(worker)
         self._state.release(worker)
         with explained_limits(self._options.num_workers):
@@ -169,7 +160,7 @@ class Pool:
 
     @contextlib.contextmanager
     def open_crash_log(self, worker: Worker) -> Iterator[int]:
-        """Yields a new descriptor of a worker's crash log. Thread-safe: the worker may be released meanwhile.
+        """Yields a new descriptor of a worker's crash log, which another thread cannot close.
 
         Raises:
             ValueError: the worker is no longer in the pool.
@@ -192,7 +183,6 @@ class Pool:
         return workers
 
     def stop(self) -> None:
-        """Ends all processes. Idempotent: after an interrupt, the next call or the finalizer does the rest."""
         self._state.shut_down()
         self._finalizer.detach()
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Hashable
 from typing import Any, final
 
-from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.errors import WorkerDiedError
 from millstream.loader.measuring.profiler import HAND_OVER
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Blocks, Call
@@ -16,7 +16,7 @@ from millstream.loader.processes.messages import Exited, PipelineFailed, Result,
 from millstream.loader.processes.pool import ForkServerDied, Pool
 from millstream.loader.processes.process_report import describe_exit, describe_process
 from millstream.loader.processes.worker_handle import Event, Worker
-from millstream.loader.transport.payload import release, unpack, unpack_failure, unpack_failures
+from millstream.loader.transport.payload import release, unpack, unpack_failure
 from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.substreams import Substream
 from millstream.loader.workers.workers_executor import WorkersExecutor
@@ -32,6 +32,7 @@ class PoolExecutor(WorkersExecutor[Worker]):
 
     _pool: Pool
     _are_local = True
+    _noun = "worker process"
 
     def __init__(self, plan: Plan, position: Position, **options: Any) -> None:
         super().__init__(plan, position, **options)
@@ -114,17 +115,10 @@ class PoolExecutor(WorkersExecutor[Worker]):
         blocks = request if isinstance(request := call.request, Blocks) else None
         if made.stages:
             substream.profiler.called(worker.pid, made.begun, made.seconds, blocks, made.stages)
-
-        def outputs() -> Elements:
-            values, origins = self._unpack(made.packed, worker.arena, self._pool.classes)
-            run = Elements(values, origins)
-            if (failure := made.failure) is not None:
-                run.error, run.at = unpack_failure(failure, self._pool.classes), failure.at
-            run.failures = unpack_failures(made.failures, self._pool.classes)
-            return run
-
         self._reads.record(call.num_blocks, made.seconds, made.idle_seconds)
-        self._complete(result.call, call, made.seconds + made.read_seconds, outputs)
+        self._complete(
+            result.call, call, made, lambda: Elements(*self._unpack(made.packed, worker.arena, self._pool.classes))
+        )
 
     def _take_death(self, worker: Worker, exited: Exited | None) -> None:
         """Dispatches the calls of a dead worker again, except for the one that killed it if this is not the first time.
@@ -153,27 +147,11 @@ class PoolExecutor(WorkersExecutor[Worker]):
         self._pool.replace(worker)
         self._dispatch_lost()
 
-    def _warn_of_stall(self, worker: Worker) -> None:
-        log_warning(
-            f"worker process {worker.pid} has been busy for {worker.waited:.1f} s with "
-            f"{self._assignments.describe(worker.calls[0])}; it is {describe_process(worker.pid)}. "
-            f"{self._options.stall_limit}"
-        )
+    def _state_of(self, worker: Worker) -> str:
+        return f"; it is {describe_process(worker.pid)}"
 
-    def _give_up(self, worker: Worker) -> None:
-        first, *lost = worker.calls
-        self._profiler.stalled(
-            f"Worker process {worker.pid} was given up after {worker.waited:.1f} s.", is_known=worker.warned
-        )
-        error = WorkerStalledError(
-            f"Worker process {worker.pid} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
-            f"{self._assignments.describe(first)}. It is {describe_process(worker.pid)}. "
-            f"Stacks:\n{self._stacks_of(worker)}"
-        )
-        self._pool.replace(worker)
-        self._assignments.complete(first, Elements.failed(error))
-        self._assignments.lose(lost)
-        self._dispatch_lost()
+    def _explain_stall(self, worker: Worker) -> str:
+        return f"It is {describe_process(worker.pid)}. Stacks:\n{self._stacks_of(worker)}"
 
     def _stacks_of(self, worker: Worker) -> str:
         if worker.pid is None or not worker.is_ready:

@@ -58,7 +58,6 @@ class PoolProcesses:
         return self._unclosed[0]
 
     def store_pipelines(self, chunks: Sequence[memoryview]) -> None:
-        """Creates the pipeline file."""
         with self.lock:
             if not self._is_shut_down:
                 self._unclosed.append(write_chunks(chunks))
@@ -127,7 +126,6 @@ class PoolProcesses:
                 self.workers.pop()
 
     def shut_down(self) -> None:
-        """Ends the processes permanently."""
         try:
             # Not in a forked process: the thread that holds the lock may not exist there.
             if self.owner == os.getpid():

@@ -49,11 +49,9 @@ def kill_group(pid: int) -> None:
 
 
 def kill_session(leader: int, members: Iterable[int]) -> None:
-    """Kills the processes of a session. The leader must not have been reaped long ago: its ID could be reused.
+    """Kills the processes of a session, or those of these members if the system does not list its processes.
 
-    Args:
-        leader: the process that created the session.
-        members: candidates to use if the system does not list its processes.
+    The leader must not have been reaped long ago: its ID could be reused.
     """
     # Listing takes a descriptor, and none may be left.
     with contextlib.suppress(OSError):
@@ -90,6 +88,5 @@ def children() -> list[int]:
 
 
 def name_process(name: str) -> None:
-    """Sets the name that `ps` and `top` display."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])

@@ -49,16 +49,10 @@ def describe_process(pid: int | None) -> str:
 
 
 class ProcessReport(NamedTuple):
-    """A snapshot of a process.
-
-    Attributes:
-        state: a short description of its state.
-        memory_bytes: its resident memory, shared memory included.
-        processor_seconds: the processor time that it has used.
-    """
+    """A snapshot of a process."""
 
     state: str
-    memory_bytes: int
+    memory_bytes: int  # Resident memory, shared memory included.
     processor_seconds: float
 
 

@@ -31,15 +31,7 @@ _WAKE_BYTES = 4096
 
 @final
 class TaskQueue:
-    """Receives tasks, has their records read in advance, and returns the tasks in order.
-
-    Args:
-        channel: the worker's end of the channel to the parent.
-        runner_of: returns the call runner of a pipeline, by its number, and of an epoch.
-        record_begun: records the number of a call that begins.
-        load: adds a pipeline, given its message and its descriptor.
-        unload: drops a pipeline, given its number.
-    """
+    """Receives tasks, has their records read in advance, and returns the tasks in order."""
 
     def __init__(
         self,
@@ -66,8 +58,7 @@ class TaskQueue:
     def next(self, release: Callable[[int], None]) -> Ready | None:
         """Returns the next task when its records are there, or None when the parent has closed the channel.
 
-        Args:
-            release: takes back chunks of the arena that the parent no longer holds.
+        `release` takes back chunks of the arena that the parent no longer holds.
         """
         while True:
             self._receive(release)

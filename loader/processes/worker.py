@@ -25,10 +25,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias, final
 
-from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.crash_log import record_call
 from millstream.loader.processes.messages import Fork, Load, PipelineFailed, Ready, Result
@@ -39,7 +37,7 @@ from millstream.loader.transport.arena import Allocator
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Payload, pack, pack_failure
 from millstream.loader.transport.pipeline_file import read_pipelines
-from millstream.loader.workers.call_runner import MAX_EPOCHS, AdvanceRead, CallResult, CallRunner, leave_if_forked
+from millstream.loader.workers.call_runner import AdvanceRead, CallResult, CallRunner, leave_if_forked, runner_of_epochs
 
 
 def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
@@ -51,7 +49,6 @@ def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, for
 
 
 def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
-    """Reads the pipelines and runs calls until the parent closes the channel."""
     owner = os.getpid()
     try:
         with _reading(pipeline):
@@ -84,14 +81,12 @@ class FailingRunner:
         self._classes = classes
 
     def read(self, _: tuple[int, int, int], done: Callable[[], object]) -> AdvanceRead:
-        """Reads nothing."""
         reading = AdvanceRead()
         reading.is_done = True
         done()
         return reading
 
     def make(self, *_: object) -> CallResult[Payload]:
-        """Returns the error."""
         failure = pack_failure(self._error, self._classes)
         return CallResult(self._nothing, failure, 0.0, 0.0, 0.0, (), time.perf_counter(), ())
 
@@ -110,16 +105,7 @@ class PipelineNotRead(Exception):  # noqa: N818  (internal)
 
 @final
 class WorkerPipelines:
-    """The pipelines of a worker, by their numbers, compiled to call runners.
-
-    Args:
-        descriptor: the file of the pipelines that every worker starts with.
-        arena: the descriptor of the worker's arena.
-        fork: the request of the worker.
-
-    Attributes:
-        allocator: allocates in the arena.
-    """
+    """The pipelines of a worker, by their numbers, compiled to call runners."""
 
     def __init__(self, descriptor: int, arena: int, fork: Fork) -> None:
         pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
@@ -128,9 +114,8 @@ class WorkerPipelines:
                 pipeline.worker_init_fn(fork.worker_index, fork.num_workers)
         self.allocator = Allocator(arena, fork.arena_bytes)
         self._readers = ReaderThreads(affordable_threads(fork.num_threads))
-        self._pipelines: dict[int, tuple[Pipeline, Profiler]] = {}
-        self._runners: dict[int, Runner] = {}
-        self._runner_of_epoch = functools.lru_cache(maxsize=MAX_EPOCHS)(self._make_runner)
+        self._pipelines: dict[int, Pipeline] = {}
+        self._runners: dict[int, Callable[[int | None], Runner]] = {}
         for number, pipeline in enumerate(pipelines):
             self._add(number, pipeline)
 
@@ -143,35 +128,28 @@ class WorkerPipelines:
                 self._add(message.number, pipeline)
         except PipelineNotRead as failed:
             nothing = pack(Elements([], Origins.none()), self.allocator, self._classes)
-            self._runners[message.number] = FailingRunner(failed.error, nothing, self._classes)
+            failing = FailingRunner(failed.error, nothing, self._classes)
+            self._runners[message.number] = lambda _: failing
 
     def unload(self, number: int) -> None:
         """Drops a pipeline, and closes its source if no other has it."""
         del self._runners[number]
-        if number not in self._pipelines:
-            return
-        pipeline, _ = self._pipelines.pop(number)
-        if not any(pipeline.source is other.source for other, _ in self._pipelines.values()):
+        pipeline = self._pipelines.pop(number, None)
+        if pipeline is not None and not any(pipeline.source is other.source for other in self._pipelines.values()):
             close_source(pipeline)
 
-    def runner(self, number: int, epoch: int | None) -> "Runner":
+    def runner(self, number: int, epoch: int | None) -> Runner:
         """Returns the call runner of a pipeline, or of one of its epochs alone."""
-        return self._runners[number] if epoch is None else self._runner_of_epoch(number, epoch)
+        return self._runners[number](epoch)
 
     def close(self) -> None:
-        """Closes the sources."""
         for number in list(self._pipelines):
             self.unload(number)
 
     def _add(self, number: int, pipeline: Pipeline) -> None:
-        self._pipelines[number] = pipeline, Profiler(pipeline.labels, measures_costs=pipeline.measures_costs)
-        self._runners[number] = self._make_runner(number, None)
-
-    def _make_runner(self, number: int, epoch: int | None) -> CallRunner[Payload]:
-        whole, profiler = self._pipelines[number]
-        return CallRunner(
-            Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed),
-            profiler,
+        self._pipelines[number] = pipeline
+        self._runners[number] = runner_of_epochs(
+            pipeline,
             self._classes,
             readers=self._readers,
             allocate=self.allocator.allocate,
@@ -197,7 +175,6 @@ def _reading(descriptor: int) -> Iterator[None]:
 
 
 def close_source(pipeline: Pipeline) -> None:
-    """Closes the source of a pipeline if it can be closed."""
     close = getattr(pipeline.source, "close", None)
     if callable(close):
         close()

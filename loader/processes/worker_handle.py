@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 from millstream.loader.processes.channel import Channel, close_all
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
 from millstream.loader.transport.arena import ArenaView
-from millstream.loader.workers.warm_pools import AnyWorker
+from millstream.loader.workers.any_worker import AnyWorker
 
 
 @final
@@ -17,11 +17,7 @@ class Worker(AnyWorker):
 
     Attributes:
         index: its index among the workers that run, which a replacement takes over.
-        channel: the parent's end of the channel.
-        arena: the memory that the worker writes batches to.
-        crash_log: the descriptor of the worker's crash log.
         handle: the process handle (pidfd); None if the system has none.
-        exited: the exit report; None until the fork server sends it.
         is_ready: True once the worker has unpickled the pipelines.
     """
 
@@ -37,14 +33,13 @@ class Worker(AnyWorker):
         self.is_ready = False
 
     def set_process(self, pid: int, handle: int | None) -> None:
-        """Records the worker's process, and takes ownership of the process handle."""
+        """Takes ownership of the process handle."""
         self.pid = pid
         if handle is not None:
             self.handle = handle
             self._unclosed.append(handle)
 
     def submit(self, message: Task) -> None:
-        """Sends a call to the worker."""
         self.record_call(message.call)
         self.channel.send(message)
 

@@ -19,6 +19,7 @@ from millstream.columnar import Allocate
 from millstream.loader.measuring.profiler import HAND_OVER, Profiler
 from millstream.loader.operations.elements import Elements, FailedRecord, Location, describe_origin
 from millstream.loader.pipeline.calls import Blocks
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.shared_work import SharedWork
@@ -29,7 +30,7 @@ Packed = TypeVar("Packed")
 PrepareBlocks = Callable[[int, int, int], Elements]
 
 MAX_EPOCHS = 2
-"""The maximum number of epochs whose plans a worker keeps."""
+"""The maximum number of epochs of a pipeline whose plans a worker keeps."""
 
 
 class CallResult(NamedTuple, Generic[Packed]):
@@ -37,7 +38,6 @@ class CallResult(NamedTuple, Generic[Packed]):
 
     Attributes:
         packed: the serialized values and origins.
-        failure: the error at the end of the outputs.
         seconds: the duration of the call, without a read in advance.
         idle_seconds: the part of it in which no thread of the process computed, probably because a read waited.
         read_seconds: the duration of the read in advance; 0 without one.
@@ -58,15 +58,10 @@ class CallResult(NamedTuple, Generic[Packed]):
 
 @final
 class AdvanceRead:
-    """The records of a call, read by another thread before the call runs.
-
-    Attributes:
-        records: the records. None before the read ends, and if the call must find the sampler's error itself.
-        seconds: the duration of the read.
-        is_done: True once the read has ended.
-    """
+    """The records of a call, read by another thread before the call runs."""
 
     def __init__(self) -> None:
+        # None before the read ends, and if the call must find the sampler's error itself.
         self.records: Elements | None = None
         self.seconds = 0.0
         self.is_done = False
@@ -74,16 +69,7 @@ class AdvanceRead:
 
 @final
 class CallRunner(Generic[Packed]):
-    """Computes the outputs of calls in this process.
-
-    Args:
-        plan: the plan of the pipeline.
-        profiler: measures the plan.
-        classes: the classes that crossed by value with the pipeline.
-        readers: the reader threads.
-        allocate: allocates batches.
-        pack: serializes outputs; raises if they cannot be pickled.
-    """
+    """Computes the outputs of calls in this process."""
 
     def __init__(
         self,
@@ -121,11 +107,9 @@ class CallRunner(Generic[Packed]):
         return reading
 
     def make(self, message: tuple[int, int, int] | bytes, reading: AdvanceRead | None = None) -> CallResult[Packed]:
-        """Computes the outputs of a call.
+        """Computes the outputs of a call, of which the records may have been read in advance.
 
-        Args:
-            message: the first block, the block after the last, and the logical shard; or a pickled `Group`.
-            reading: the records, if they were read in advance.
+        The message is the first block, the block after the last, and the logical shard; or a pickled `Group`.
         """
         start, start_use = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
         try:
@@ -182,6 +166,34 @@ class CallRunner(Generic[Packed]):
         return self._plan.make(request, self._allocate, prepare_blocks)
 
 
+def runner_of_epochs(
+    whole: Pipeline,
+    classes: ClassTable,
+    *,
+    readers: ReaderThreads,
+    allocate: Allocate,
+    pack: Callable[[Elements], Packed],
+) -> Callable[[int | None], CallRunner[Packed]]:
+    """Returns a function from an epoch, or None for the complete order, to its call runner. The latter exists already.
+
+    Args:
+        whole: the pipeline.
+        classes: the classes that crossed by value with it.
+        readers: the reader threads.
+        allocate: allocates batches.
+        pack: serializes outputs, or raises if they cannot be pickled.
+    """
+    profiler = Profiler(whole.labels, measures_costs=whole.measures_costs)
+
+    @functools.lru_cache(maxsize=1 + MAX_EPOCHS)
+    def runner_of(epoch: int | None) -> CallRunner[Packed]:
+        plan = Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed)
+        return CallRunner(plan, profiler, classes, readers=readers, allocate=allocate, pack=pack)
+
+    runner_of(None)
+    return runner_of
+
+
 def _idle_seconds(seconds: float, start: resource.struct_rusage, end: resource.struct_rusage) -> float:
     """Returns the seconds in which this process waited for something other than a core.
 
@@ -205,13 +217,12 @@ def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, start: 
 
 
 def leave_if_forked(owner: int, status: int = 0) -> None:
-    """Ends a process that user code has forked and that has returned from it. Only the worker answers its parent."""
+    """Ends a process that user code has forked. Only the worker answers its parent."""
     if os.getpid() != owner:
         os._exit(status)
 
 
 def explain_debugger(error: BaseException) -> None:
-    """Adds debugging instructions to the error of a debugger that found no terminal."""
     debugger = sys.modules.get("bdb")
     if debugger is not None and isinstance(error, debugger.BdbQuit):
         error.add_note(

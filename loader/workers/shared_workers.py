@@ -46,7 +46,6 @@ class SharedWorkers:
 
     @property
     def has_led(self) -> bool:
-        """True if there has been a leader."""
         return self._leader is not None
 
     def fail(self, error: BaseException) -> None:
@@ -57,7 +56,6 @@ class SharedWorkers:
 
     @property
     def current_leader(self) -> "WorkersExecutor[Any] | None":
-        """The leader, if there is one now."""
         leader = None if self._leader is None else self._leader()
         return None if leader is None or leader.is_orphaned else leader
 
@@ -95,14 +93,12 @@ class SubstreamExecutor(Executor):
 
     @property
     def is_orphaned(self) -> bool:
-        """True if its leader leads no more."""
         if self._admitted_by is None:
             return False
         leader = self._admitted_by()
         return leader is None or leader is not self._shared_workers.current_leader
 
     def start(self) -> None:
-        """Lets the leader dispatch calls."""
         try:
             self._begin()
         except BaseException as error:
@@ -110,7 +106,6 @@ class SubstreamExecutor(Executor):
             raise
 
     def next_outputs(self) -> Outputs | None:
-        """Returns the next outputs in order, or None at the end."""
         try:
             outputs = super().next_outputs()
             if outputs is not None:

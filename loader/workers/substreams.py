@@ -33,13 +33,9 @@ class Substream:
     """One pass over the stream of a pipeline.
 
     Attributes:
-        plan: the plan of the pipeline.
-        schedule: the calls to make.
-        profiler: sums up measured times.
         is_fed: True if the elements of stage 0 are drawn, for instance from other substreams.
         pipeline: the number of the pipeline in the workers.
         number: the number of the substream, which its calls carry.
-        size: the number of blocks per call.
         is_drawing: True while elements are being drawn.
         in_flight: the number of calls taken from the schedule and not completed.
         drawn: the number of elements drawn from it.
@@ -69,7 +65,6 @@ class Substream:
 
     @property
     def records_per_call(self) -> int:
-        """The number of records per call of stage 0."""
         return self.size.blocks * self.plan.partition.block
 
     def take(self, stage: int | None) -> Call | None:
@@ -109,7 +104,6 @@ class Substreams:
 
     @property
     def pipelines(self) -> set[int]:
-        """The numbers of their pipelines in the workers."""
         return {substream.pipeline for substream in self._substreams.values()}
 
     def by_urgency(self) -> Iterator[Substream]:
@@ -123,13 +117,12 @@ class Substreams:
                 yield substream
 
     def wake(self, substream: Substream) -> None:
-        """Marks one of the other substreams as possibly able to begin calls."""
+        """Marks a substream as possibly able to begin calls. The consumer's own always is."""
         if substream is not self._own and self._substreams.get(substream.number) is substream:
             self._awake[substream] = None
 
     @contextlib.contextmanager
     def waiting_for(self, substream: Substream) -> Iterator[None]:
-        """Marks a substream as waited for."""
         self._waited_for.append(substream)
         try:
             yield
@@ -139,9 +132,7 @@ class Substreams:
     def may_begin(self, substream: Substream, max_calls: int) -> bool:
         """Returns True if a call of stage 0 may begin now: it is not too far ahead, and its inputs are there.
 
-        Args:
-            substream: the substream.
-            max_calls: the maximum number of calls of the first substream. The others together stay as far ahead of it.
+        The first substream has up to `max_calls` calls. The others together stay as far ahead of it.
         """
         backlog = substream.schedule.backlog
         # The bytes are added up last, because that takes longest.
@@ -165,7 +156,6 @@ class Substreams:
         return all(other.is_fed or other.schedule.ready or other.schedule.exhausted for other in self._others)
 
     def record_drawn(self, substream: Substream, count: int) -> None:
-        """Records that elements were drawn from one of the other substreams."""
         substream.drawn += count
         if self._substreams.get(substream.number) is substream:
             self._drawn += count
@@ -186,7 +176,6 @@ class Substreams:
         return self._substreams.get(call.substream)
 
     def add(self, substream: Substream) -> None:
-        """Adds a substream of which no call was taken."""
         self._last_number = substream.number = self._last_number + 1
         self._substreams[substream.number] = substream
         self._others.append(substream)
@@ -194,7 +183,6 @@ class Substreams:
         self.wake(substream)
 
     def remove(self, substream: Substream) -> None:
-        """Removes a substream. Idempotent."""
         if self._substreams.get(substream.number) is substream:
             del self._substreams[substream.number]
             self._others.remove(substream)
@@ -202,12 +190,10 @@ class Substreams:
             self._drawn -= substream.drawn + 1
 
     def wants(self, call: Call) -> bool:
-        """Returns True if the outputs of a call are still waited for."""
         substream = self.find(call)
         return substream is not None and substream.schedule.wants(call)
 
     def describe(self, call: Call) -> str:
-        """Returns a description of a call's records."""
         substream = self.find(call)
         return NO_LONGER_WANTED if substream is None else substream.schedule.describe(call)
 
@@ -223,7 +209,6 @@ class Substreams:
         return calls
 
     def complete(self, call: Call, elements: Elements) -> None:
-        """Stores the result of a call."""
         substream = self.find(call)
         if substream is not None:
             substream.in_flight -= 1

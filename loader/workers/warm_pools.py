@@ -16,55 +16,17 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 from millstream.loader.transport.class_table import ClassTable
+from millstream.loader.workers.any_worker import WorkerT
 
 IDLE_SECONDS = 60.0
 """The time that idle workers are kept."""
-
-
-class AnyWorker:
-    """The consumer's side of a worker, wherever it runs.
-
-    Attributes:
-        number: the worker's number. It is unique in its pool, and replacements get new ones.
-        pid: the process ID; None until it is known.
-        calls: the numbers of the unanswered calls, in the order sent.
-        waited: seconds that the consumer has waited since the worker began its first unanswered call, or since its
-            last sign of life.
-        warned: True if a warning about the current stall has been logged.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.pid: int | None = None
-        self.calls: list[int] = []
-        self.waited = 0.0
-        self.warned = False
-
-    @property
-    def accepts_calls(self) -> bool:
-        """True if the worker may get calls, up to its limit. By default, they wait until it is ready."""
-        return True
-
-    def record_call(self, call: int) -> None:
-        """Adds a call that is sent to the worker."""
-        if not self.calls:
-            self.waited = 0.0
-        self.calls.append(call)
-
-    def record_result(self, call: int) -> None:
-        """Removes a call that was answered."""
-        self.calls.remove(call)
-        self.waited, self.warned = 0.0, False
-
-
-WorkerT = TypeVar("WorkerT", bound=AnyWorker)
 
 
 class Pool(Protocol[WorkerT]):
     """Workers that have the same pipelines.
 
     Attributes:
-        call_numbers: an iterator of new call numbers.
+        call_numbers: yields new call numbers.
         classes: the classes that crossed by value with the pipelines.
         max_bytes: the maximum total size of elements made in advance.
         max_reads: the maximum number of reads in flight per worker.
@@ -87,8 +49,11 @@ class Pool(Protocol[WorkerT]):
     def is_usable(self) -> bool:
         """True if another iterator may use the pool: this process created it, and it has not been stopped."""
 
+    def replace(self, worker: WorkerT) -> None:
+        """Kills a worker if it is alive, and starts a replacement."""
+
     def stop(self) -> None:
-        """Ends the workers. Idempotent."""
+        """Ends the workers. Idempotent: after an interrupt, the next call or a finalizer does the rest."""
 
 
 PoolT = TypeVar("PoolT", bound=Pool[Any])
@@ -144,11 +109,9 @@ class WarmPools(Generic[PoolT]):
 
     @property
     def idle(self) -> list[PoolT]:
-        """The idle pools."""
         return [idle.pool for idle in list(self._idle)]
 
     def take(self) -> PoolT:
-        """Returns an idle pool, or starts a new one."""
         for idle in list(self._idle):
             if idle.pool.is_usable and _remove(self._idle, idle):
                 idle.retirement.cancel()
@@ -175,7 +138,6 @@ class WarmPools(Generic[PoolT]):
                 idle.pool.stop()
 
     def stop_idle(self) -> None:
-        """Stops the idle pools."""
         for idle in list(self._idle):
             idle.retirement.cancel()
             # Removed after it has ended, so an interrupt leaves it to the next call or to the end of the loader.

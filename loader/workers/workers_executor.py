@@ -4,11 +4,11 @@ Guarantees:
     * Calls belong to one pipeline, or to several of which one is fed by the others (see `shared_workers`).
     * User code runs in workers only, except for local operations (see `Pipeline.num_local`). The consumer's thread also
       copies elements into regrouped batches, if a stage does no more than that.
-    * Each worker has as many calls as its buffer allows: the calls being read (see `reads_in_flight`), and finished
+    * Each worker has as many calls as its buffer allows: the calls being read (see `ReadsInFlight`), and finished
       ones.
     * The calls of a worker that dies are dispatched again. A call that kills its worker twice becomes an error that
       names its records (see `assignments`). So does a call for which the consumer has waited for the stall timeout.
-    * Workers that repeatedly die while they start are an error.
+    * Workers that repeatedly die while they start are an error, because all would.
 """
 
 import abc
@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from millstream.errors import WorkerStalledError
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Blocks, Call
@@ -29,13 +30,14 @@ from millstream.loader.scheduling.assignments import Assignments
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.transport.payload import dump_request
-from millstream.loader.workers.deaths_at_start import DeathsAtStart
-from millstream.loader.workers.reads_in_flight import ReadsInFlight
+from millstream.loader.transport.payload import dump_request, unpack_failure, unpack_failures
+from millstream.loader.workers.any_worker import DeathsAtStart, ReadsInFlight, WorkerT
+from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.shared_workers import SharedWorkers
 from millstream.loader.workers.substreams import Substream, Substreams
-from millstream.loader.workers.warm_pools import Pool, WarmPools, WorkerT, release
+from millstream.loader.workers.warm_pools import Pool, WarmPools, release
 from millstream.signals import is_from_signal_handler
+from millstream.warn import log_warning
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed
@@ -52,22 +54,14 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
     """Dispatches calls to workers.
 
     Args:
-        plan: the plan of the pipeline.
-        position: the position of the first output.
-        profiler: sums up what the workers measure.
-        pools: provides the workers.
-        options: the number of workers, their buffers, and the stall timeout.
         feed: the source of the elements of stage 0; None if they are read.
         shared_workers: the pipelines of the workers if they have several. This executor becomes their leader.
         local_reading: the threads of this process that run local operations in advance; None to run them on demand.
-
-    Attributes:
-        substreams: the substreams that the workers work for.
-        is_orphaned: True if it has released or stopped the workers.
     """
 
-    is_orphaned = False
+    is_orphaned = False  # True once it has released or stopped the workers.
     _are_local: ClassVar[bool]  # True if the workers are processes of this machine.
+    _noun: ClassVar[str]  # For log and errors.
 
     def __init__(
         self,
@@ -84,10 +78,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         super().__init__(plan, position, feed)
         self._profiler = profiler
         self._memory = RecycledMemory()
-        stall = options.stall_timeout
-        self._local = LocalCalls(
-            plan, self._schedule, self._memory.allocate, self, reading=local_reading, stall_timeout=stall
-        )
+        allocate, stall = self._memory.allocate, options.stall_timeout
+        self._local = LocalCalls(plan, self._schedule, allocate, self, reading=local_reading, stall_timeout=stall)
         self._pool: Pool[WorkerT] = pools.take()
         # `break` in a loop drops its iterator. The next one finds the workers warm.
         self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool))
@@ -112,7 +104,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         raise AssertionError(f"only worker processes run several pipelines: {substream}, {name}")
 
     def work_for(self, substream: Substream) -> None:
-        """Brings the outputs of another substream closer, which the consumer waits for."""
         with self.substreams.waiting_for(substream):
             self._dispatch()
             if substream.in_flight or self._free_worker() is None:
@@ -126,11 +117,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             self._dispatch()
 
     def status(self) -> "ExecutorStatus":
-        """Returns a snapshot of the work in progress, for each worker.
-
-        Results are received when the consumer asks for outputs. Before that, a finished call can be recognised only by
-        the call that its worker began next.
-        """
+        # Until the consumer asks for outputs, a finished call is recognised by the call that its worker began next.
         from millstream.loader.scheduling.status import WorkerStatus  # noqa: PLC0415  (lazy: only reports need it)
 
         workers, finished, made = [], 0, super().status()
@@ -143,7 +130,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         return dataclasses.replace(made, ready=made.ready + finished, workers=tuple(workers))
 
     def start(self) -> None:
-        """Dispatches the first calls, so that workers start reading immediately."""
         self._check_process()
         self._dispatch()
 
@@ -155,7 +141,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._release()
 
     def close(self) -> None:
-        """Stops the workers."""
         self.is_orphaned = True
         self._returning.detach()
         deadline = self._local.stop()
@@ -171,12 +156,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         """Waits up to `seconds` for events, and processes all that have arrived."""
 
     @abc.abstractmethod
-    def _warn_of_stall(self, worker: WorkerT) -> None:
-        """Logs a warning about a worker that makes no progress."""
+    def _explain_stall(self, worker: WorkerT) -> str:
+        """Returns the last sentences of the error of a stalled worker: where to find its stacks."""
 
-    @abc.abstractmethod
-    def _give_up(self, worker: WorkerT) -> None:
-        """Replaces a stalled worker, and completes its call with an error."""
+    def _state_of(self, worker: WorkerT) -> str:  # noqa: ARG002  (some workers can tell)
+        return ""
 
     def _begin(self) -> None:
         self._check_process()
@@ -220,7 +204,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             )
 
     def _dispatch(self) -> None:
-        """Sends calls to the workers that accept more, lost calls first."""
         if self._dispatch_lost():
             for substream in self.substreams.by_urgency():
                 if not self._dispatch_from(substream):
@@ -228,7 +211,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
                     return
 
     def _dispatch_from(self, substream: Substream) -> bool:
-        """Sends calls of one substream. Returns False if no worker accepts more."""
+        """Returns False if no worker accepts more."""
         while (stage := substream.schedule.next_stage) is not None:
             if not substream.plan.stages[stage].runs_user_code:
                 if (call := substream.take(stage)) is not None:
@@ -252,7 +235,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         return True
 
     def _dispatch_lost(self) -> bool:
-        """Sends lost calls again. Returns False if new calls have to wait."""
+        """Returns False if new calls have to wait."""
         while self._assignments.has_lost and (worker := self._free_worker()) is not None:
             if (lost := self._assignments.next_lost()) is not None:
                 self._submit(worker, *lost)
@@ -260,11 +243,10 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     @property
     def _max_calls(self) -> int:
-        """The maximum number of calls per worker: one per read in flight, and the buffer of finished ones."""
         return self._reads.number + self._options.per_worker_buffer_size
 
     def _free_worker(self) -> WorkerT | None:
-        """Returns the worker with the fewest calls, or None if all have enough."""
+        """Returns the worker with the fewest calls. None if all have enough."""
         free, fewest = None, self._max_calls
         for worker in self._pool.workers:
             if len(worker.calls) < fewest and worker.accepts_calls:
@@ -287,10 +269,13 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             self._assignments.complete(number, Elements.failed(error))
             return None
 
-    def _complete(self, number: int, call: Call, seconds: float, unpack: Callable[[], Elements]) -> None:
+    def _complete(self, number: int, call: Call, made: CallResult[Any], unpack: Callable[[], Elements]) -> None:
         """Completes a call. If its outputs cannot be unpickled, the consumer gets that error in order."""
         try:
             outputs = unpack()
+            if (failure := made.failure) is not None:
+                outputs.error, outputs.at = unpack_failure(failure, self._pool.classes), failure.at
+            outputs.failures = unpack_failures(made.failures, self._pool.classes)
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
@@ -302,7 +287,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             outputs = Elements.failed(error)
         self._assignments.complete(number, outputs)
         if (substream := self.substreams.find(call)) is not None:
-            substream.size.record(call, seconds)
+            substream.size.record(call, made.seconds + made.read_seconds)
 
     def _seconds_to_next_check(self) -> float:
         """Returns the seconds until a worker may have to be reported or given up, at most SLICE_SECONDS."""
@@ -318,11 +303,27 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         return min(STALL_WARNING_SECONDS, self._options.stall_timeout)
 
     def _check_stalls(self) -> None:
-        """Reports workers that make no progress, and gives up a call after the stall timeout."""
         for worker in [worker for worker in self._pool.workers if worker.calls]:
             if worker.waited >= self._options.stall_timeout:
                 self._give_up(worker)
             elif worker.waited >= self._warning_seconds and not worker.warned:
                 worker.warned = True
                 self._profiler.stalled(f"Worker {worker.pid} made no progress for {worker.waited:.1f} s.")
-                self._warn_of_stall(worker)
+                what = f"{self._assignments.describe(worker.calls[0])}{self._state_of(worker)}"
+                log_warning(
+                    f"{self._noun} {worker.pid} has been busy for {worker.waited:.1f} s with {what}. "
+                    f"{self._options.stall_limit}"
+                )
+
+    def _give_up(self, worker: WorkerT) -> None:
+        first, *lost = worker.calls
+        name = f"{self._noun.capitalize()} {worker.pid}"
+        self._profiler.stalled(f"{name} was given up after {worker.waited:.1f} s.", is_known=worker.warned)
+        error = WorkerStalledError(
+            f"{name} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
+            f"{self._assignments.describe(first)}. {self._explain_stall(worker)}"
+        )
+        self._pool.replace(worker)
+        self._assignments.complete(first, Elements.failed(error))
+        self._assignments.lose(lost)
+        self._dispatch_lost()

@@ -24,8 +24,8 @@ from ray.cluster_utils import Cluster
 
 import millstream
 from millstream.errors import WorkerDiedError, WorkerStalledError
+from millstream.loader.cluster.actor import Actor
 from millstream.loader.cluster.actor_pool import ActorPool
-from millstream.loader.cluster.actors import Actor
 from millstream.loader.cluster.ray_executor import RayExecutor
 from millstream.loader.workers import workers_executor
 from millstream.sharding import ShardOptions

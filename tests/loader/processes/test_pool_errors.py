@@ -13,7 +13,7 @@ import pytest
 import millstream
 from millstream.errors import WorkerDiedError, WorkerError
 from millstream.loader.pipeline.calls import BlockCall, Call
-from millstream.loader.workers.deaths_at_start import MAX_DEATHS_AT_START
+from millstream.loader.workers.any_worker import MAX_DEATHS_AT_START
 from support.faults import user_faults
 from support.faults.user_faults import At, Pipe, Raise
 from support.processes.worker_pools import BATCH, EXPECTED, SIZE, at_most, executor_of, loader_of, pids_of, pool_of
