@@ -5,10 +5,10 @@ Guarantees:
       order. Only `close()` is called from other threads, which that iterator allows.
     * A job draws one batch. There are as many jobs as batches may be prefetched; each delivery adds one.
     * The position travels with the batch. A staged batch does not count until it is delivered.
-    * The thread and the consumer share a staging that begins at one position. An error, the end of the stream, a move
-      and an interruption end it; the next staging begins at the consumer's position.
+    * The thread and the consumer share a staging that begins at one position. An error, the end of the stream and a
+      move end it; the next staging begins at the consumer's position.
     * A signal handler may raise an exception at any line. A staging therefore knows the position of its next batch,
-      or None while that batch may be lost. A staging that is not at the consumer's position is not used again.
+      or None while that batch may be lost. One that is not at the consumer's position is ended by the next call.
     * Concurrent use by two threads, or by a signal handler, raises ValueError. `close`, `get_state` and `step` take no
       lock, and are safe in any thread and any handler.
     * No job refers to the `DeviceIterator`: the thread ends when the iterator is collected.
@@ -174,7 +174,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         Raises:
             ValueError: the iterator is closed.
         """
-        self._alone(self._begin)
+        self._alone(self._running_staging)
 
     def get_state(self) -> Any:
         """Returns the position, bytes or a dict as the iterator that it draws from. No thread is involved."""
@@ -253,26 +253,15 @@ class DeviceIterator(Inspectable, ResumableIterator):
         return self._unshown_profiler or self.insight.profiler
 
     def _take(self) -> Any:
-        try:
-            current = self._running_staging()
-            staged = self._taken_from(current)
-            self._readers.submit(current.stage)
-            self._position = staged.position
-        except BaseException:
-            self._end_staging()
-            raise
+        current = self._running_staging()
+        staged = self._taken_from(current)
+        self._readers.submit(current.stage)
+        self._position = staged.position
         return staged.batch
 
     def _taken_from(self, current: DeviceStaging) -> StagedBatch:
         # Longer than the iterator itself waits, because its error says more.
         return current.take(Wait(self._stall_timeout + SLICE_SECONDS), self._readers)
-
-    def _begin(self) -> None:
-        try:
-            self._running_staging()
-        except BaseException:
-            self._end_staging()
-            raise
 
     def _running_staging(self) -> DeviceStaging:
         """Returns the current staging if it is at the consumer's position, or begins one there."""
