@@ -84,6 +84,20 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] =
         ValueError,
         ("operations[1] has pad_remainder=True", "drop_remainder=True, which leaves some out", "choose one"),
     ),
+    # Arguments of other loaders.
+    (
+        {"batch_size": 4},
+        TypeError,
+        ("DataLoader has no argument 'batch_size'", "load(source, batch_size=...)", "DataLoader(..., operations="),
+    ),
+    ({"shuffle": True}, TypeError, ("load(source, shuffle=True, seed=0)", "DataLoader(..., sampler=IndexSampler(")),
+    ({"collate_fn": list}, TypeError, ("millstream.load(source, batch_fn=...)",)),
+    ({"drop_last": True}, TypeError, ("millstream.load(source, drop_remainder=True)",)),
+    ({"num_workers": 4}, TypeError, ("'num_workers': use worker_count.",)),
+    ({"dataset": [1]}, TypeError, ("'dataset': use data_source.",)),
+    ({"transformations": []}, TypeError, ("use operations=[...].",)),
+    ({"pin_memory": True}, TypeError, ("millstream.device_put(iter(loader))",)),
+    ({"worker_cuont": 1}, TypeError, ("did you mean 'worker_count'?",)),
 ]
 WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"source": None}, TypeError, ("data_source", "len(source)", "NoneType")),
@@ -100,6 +114,13 @@ WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, 
     ({"worker_count": -2}, ValueError, ("worker_count", "at least 0", "-2")),
     ({"read_options": {}}, TypeError, ("read_options", "ReadOptions", "{}")),
     ({"shard_options": "0/2"}, TypeError, ("shard_options", "ShardOptions", "'0/2'")),
+    ({"batch_fn": tuple}, ValueError, ("batch_fn needs a batch_size, got batch_size=None",)),
+    ({"num_workers": 4}, TypeError, ("load has no argument 'num_workers': use worker_count.",)),
+    ({"collate_fn": list}, TypeError, ("use batch_fn.",)),
+    ({"drop_last": True}, TypeError, ("use drop_remainder.",)),
+    ({"operations": []}, TypeError, ("use transformations=[...].",)),
+    ({"sampler": None}, TypeError, ("use DataLoader(data_source=..., sampler=..., operations=[...]).",)),
+    ({"batchsize": 4}, TypeError, ("did you mean 'batch_size'?",)),
 ]
 WRONG_READ_OPTIONS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] = [
     ({"num_threads": -1}, ValueError, ("num_threads must be at least 0, got -1",)),
@@ -129,7 +150,10 @@ def text_of(error: BaseException) -> str:
 def test_each_wrong_argument_has_its_own_error(
     make: Callable[..., object], changes: dict[str, Any], kind: type[Exception], words: tuple[str, ...]
 ) -> None:
-    """Construction refuses every wrong argument, and says which it is, the rule, what was given and what to do."""
+    """Construction refuses every wrong argument, and says which it is, the rule, what was given and what to do.
+
+    An argument of PyTorch's, or of the other of DataLoader and `load`, is told what to write here.
+    """
     with pytest.raises(kind) as caught:
         make(**changes)
     assert type(caught.value) is kind
@@ -175,11 +199,7 @@ def test_length_is_known_or_says_why_not() -> None:
     """`len` is the number of batches of this shard, tqdm shows it, and where it is not known the error says why."""
     loader = load_with(batch_size=3)
 
-    assert len(loader) == 4
-    assert tqdm(loader, file=io.StringIO()).total == 4
-    assert [len(load_with(batch_size=3, shard_options=ShardOptions(i, 2))) for i in range(2)] == [2, 2]
-    assert len(load_with(batch_size=3, drop_remainder=True)) == 3
-    assert len(load_with(batch_size=11, drop_remainder=True)) == 0
+    assert len(loader) == tqdm(loader, file=io.StringIO()).total == 4
     with pytest.raises(TypeError, match=r"no len\(\): its sampler is endless\. Pass num_epochs to the sampler"):
         len(load_with(num_epochs=None))
     with pytest.raises(TypeError, match=r"no len\(\): the number of outputs depends on operations\[\d\], "):
@@ -235,14 +255,17 @@ def test_record_keys_are_the_callers_own() -> None:
     shuffle=st.booleans(),
     batch_size=st.one_of(st.none(), st.integers(1, 7)),
     drop_remainder=st.booleans(),
+    batch_fn=st.sampled_from([None, tuple]),
     transformations=st.lists(st.sampled_from([Scale(3), Jitter(), AddIndex(), DropMultiples(3), abs]), max_size=3),
 )
 @settings(deadline=None, max_examples=100)
 def test_load_is_the_long_form(
+    *,
     size: int,
     shuffle: bool,
     batch_size: int | None,
     drop_remainder: bool,
+    batch_fn: Callable[[list[Any]], Any] | None,
     transformations: list[Transformation],
 ) -> None:
     """`load` is a DataLoader with an IndexSampler and a Batch at the end: the same batches and the same states."""
@@ -254,12 +277,13 @@ def test_load_is_the_long_form(
         transformations=transformations,
         batch_size=batch_size,
         drop_remainder=drop_remainder,
+        batch_fn=None if batch_size is None else batch_fn,
         read_options=INLINE,
     )
     long = loader_with(
         data_source=range(size),
         sampler=IndexSampler(size, shuffle=shuffle, num_epochs=2, seed=5),
-        operations=[*transformations, *([] if batch_size is None else [Batch(batch_size, drop_remainder)])],
+        operations=[*transformations, *([] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn)])],
     )
     one, other = iter(short), iter(long)
 

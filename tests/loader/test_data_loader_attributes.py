@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tqdm import tqdm
 import millstream
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, Map
+from support.faults.user_faults import Unread
 
 INLINE = millstream.ReadOptions(num_threads=0)
 
@@ -32,54 +32,6 @@ def test_the_parts_of_a_loader_can_be_asked_for() -> None:
     assert loader.sampler is sampler
     assert [repr(operation) for operation in loader.operations] == ["Map(abs)", "Batch(batch_size=2)"]
     assert isinstance(loader.operations, tuple)
-
-
-def test_load_takes_a_batch_fn() -> None:
-    """`batch_fn` makes each batch of `load`, the short last one too; without a batch size there is nothing to make."""
-    assert list(load(5, batch_size=2, batch_fn=tuple)) == [(0, 1), (2, 3), (4,)]
-    with pytest.raises(ValueError, match="batch_fn needs a batch_size, got batch_size=None"):
-        load(batch_fn=tuple)
-
-
-ARGUMENTS_OF_DATA_LOADER: list[tuple[dict[str, Any], str]] = [
-    ({"batch_size": 4}, "DataLoader has no argument 'batch_size': use millstream.load(source, batch_size=...), or"),
-    ({"shuffle": True}, "millstream.load(source, shuffle=True, seed=0), or DataLoader(..., sampler=IndexSampler("),
-    ({"collate_fn": list}, "millstream.load(source, batch_fn=...)"),
-    ({"drop_last": True}, "millstream.load(source, drop_remainder=True)"),
-    ({"num_workers": 4}, "'num_workers': use worker_count."),
-    ({"dataset": [1]}, "'dataset': use data_source."),
-    ({"transformations": []}, "use operations=[...]."),
-    ({"pin_memory": True}, "millstream.device_put(iter(loader))"),
-    ({"worker_cuont": 1}, "did you mean 'worker_count'?"),
-]
-ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], str]] = [
-    ({"num_workers": 4}, "load has no argument 'num_workers': use worker_count."),
-    ({"collate_fn": list}, "use batch_fn."),
-    ({"drop_last": True}, "use drop_remainder."),
-    ({"operations": []}, "use transformations=[...]."),
-    ({"sampler": None}, "use DataLoader(data_source=..., sampler=..., operations=[...])."),
-    ({"batchsize": 4}, "did you mean 'batch_size'?"),
-]
-
-
-@pytest.mark.parametrize(
-    ("make", "needed", "given", "words"),
-    [
-        *(
-            (millstream.DataLoader, {"data_source": [1], "sampler": millstream.SequentialSampler(1)}, *case)
-            for case in ARGUMENTS_OF_DATA_LOADER
-        ),
-        *((millstream.load, {"source": [1]}, *case) for case in ARGUMENTS_OF_LOAD),
-    ],
-)
-def test_an_argument_of_another_loader_is_told_what_to_write(
-    make: Callable[..., object], needed: dict[str, Any], given: dict[str, Any], words: str
-) -> None:
-    """An argument of PyTorch's, or of the other of DataLoader and `load`, is an error that says what to write here."""
-    with pytest.raises(TypeError) as caught:
-        make(**needed, **given)
-
-    assert words in str(caught.value)
 
 
 def test_arguments_by_position_are_told_the_way() -> None:
@@ -163,28 +115,6 @@ def test_an_iterator_on_the_device_counts_what_it_delivered() -> None:
     assert seen == [(4, 0), (3, 0), (2, 1), (1, 1), (0, 2)]
 
 
-def test_steps_that_do_not_exist_are_told_what_does() -> None:
-    """The error states the rule that holds for this loader, and no number that is not known."""
-    empty, filtered, endless = (
-        load(batch_size=11, drop_remainder=True),
-        load(transformations=[Filter(bool)]),
-        load(num_epochs=None, batch_size=4),
-    )
-
-    with pytest.raises(IndexError, match=r"step 0 does not exist: this DataLoader yields no batch\."):
-        empty.record_keys(0)
-    with pytest.raises(IndexError, match=r"step must be at least 0, got -1\."):
-        iter(filtered).seek(-1)
-    with pytest.raises(
-        IndexError, match=r"between 0 and 2305843009213693952, the last step with positions below 2\*\*63, got -1\."
-    ):
-        iter(endless).seek(-1)
-    with pytest.raises(IndexError, match=r"between 0 and 10, the number of batches, got 11\."):
-        iter(load()).seek(11)
-    with pytest.raises(TypeError, match=r"step must be an integer, got 1\.0 of type float"):
-        iter(load()).seek(1.0)  # type: ignore[arg-type]
-
-
 class Mix:
     """A custom sampler with parameters and a table."""
 
@@ -198,23 +128,6 @@ class Mix:
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
         return np.arange(start, stop)
-
-
-class Silent:
-    """A source that must neither be read nor asked for anything while it is merely shown."""
-
-    def __len__(self) -> int:
-        return 10
-
-    def __getitem__(self, key: int) -> int:
-        raise AssertionError("A repr reads no record.")
-
-    def fingerprint(self) -> str:
-        """Returns words: a loader asks for them once, when it is built."""
-        return "silent"
-
-    def __repr__(self) -> str:
-        raise AssertionError("A repr calls nothing that may be slow.")
 
 
 @dataclasses.dataclass
@@ -245,7 +158,7 @@ def test_a_loader_is_shown_as_what_comes_from_where() -> None:
     """
     sampler: Any = Mix([0.3, 0.7])
     loader = millstream.DataLoader(
-        data_source=Silent(),
+        data_source=Unread(),
         sampler=sampler,
         operations=[
             abs,
@@ -258,7 +171,7 @@ def test_a_loader_is_shown_as_what_comes_from_where() -> None:
 
     assert repr(loader).splitlines() == [
         "DataLoader, shard 0 of 1",
-        "  source  Silent of 10 records",
+        "  source  Unread of 10 records",
         "  order   Mix(weights=[0.3, 0.7], table=array of int64, shape (10,))",
         "  ┌ the trainer's thread",
         "  │ keys",

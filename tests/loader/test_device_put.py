@@ -224,15 +224,6 @@ def test_a_batch_keeps_its_structure() -> None:
     assert [np.asarray(leaf).tolist() for leaf in found[4:]] == [5, True]
 
 
-def test_a_padded_batch_keeps_its_mask() -> None:
-    """The last batch that is filled up comes with the mask of its real rows."""
-    loader = loader_of(operations=[Batch(16, pad_remainder=True)])
-    with millstream.device_put(iter(loader)) as iterator:
-        *_, last = iterator
-    assert isinstance(last, millstream.PaddedBatch)
-    assert np.asarray(last.mask).tolist() == [True] * 8 + [False] * 8
-
-
 @pytest.mark.parametrize(
     ("leaf", "said"),
     [
@@ -284,31 +275,6 @@ def test_kept_batches_are_never_overwritten(options: dict[str, Any]) -> None:
             for batch in iterator:
                 del batch
     assert equal_streams(expected, [np.asarray(batch) for batch in kept])
-
-
-def test_an_interrupt_while_waiting_loses_nothing() -> None:
-    """Ctrl-C in `next` is a KeyboardInterrupt at once, and a later `next` returns the batch that was due."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    goes_on, interrupted = threading.Event(), threading.Event()
-
-    def interrupt(batch: Any) -> Any:
-        if batch.tolist() == EXPECTED[4] and not interrupted.is_set():
-            interrupted.set()
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            goes_on.wait(WAIT_SECONDS)
-        return batch
-
-    try:
-        with millstream.device_put(iter(loader_of(interrupt)), buffer_size=1) as iterator:
-            with pytest.raises(KeyboardInterrupt):
-                list(iterator)
-            step = iterator.step
-            goes_on.set()
-            assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
-        # It may come before the batch that was ready has been taken.
-        assert step in {3, 4}
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def test_an_interrupt_ends_the_wait_for_a_worker_that_hangs(tmp_path: Path) -> None:

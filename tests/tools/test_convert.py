@@ -237,14 +237,6 @@ def test_elements_that_cannot_be_written_are_an_error(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["tokenizer", "absent:tokenize", "json:absent", "json:__doc__"])
-def test_a_function_that_does_not_exist_is_named(name: str, tmp_path: Path) -> None:
-    """A --map function that does not exist is an error that names the expected form."""
-    (tmp_path / "a.txt").write_text("a\n")
-    _, reported = run("convert", "a.txt", "a.bin", f"--map={name}", folder=tmp_path, status=1)
-    assert "--map must be MODULE:FUNCTION" in reported
-
-
 @pytest.fixture
 def long_text(tmp_path: Path) -> Path:
     """A file that takes some seconds to convert."""
@@ -367,18 +359,24 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
         (["a.txt", "a.csv", "b.bag"], "Cannot convert files of several formats, text, csv, together"),
         (["a.txt", "b.parquet"], "DST must end in .array_record, .bag, .bagz or .bin to write records"),
         (["absent.txt", "b.bag"], "No such file or directory: "),
+        (["empty.txt", "b.bag"], "SRC must have at least one record, got none in "),
         (["a.txt", "a.csv", "b.txt"], "To decompress, pass a single SRC, got 2"),
+        *(
+            (["a.txt", "b.bin", f"--map={name}"], "--map must be MODULE:FUNCTION")
+            for name in ("tokenizer", "absent:tokenize", "json:absent", "json:__doc__")
+        ),
     ],
 )
 def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
     """A conversion that cannot be done is one sentence with the reason, and leaves no file."""
     (tmp_path / "a.txt").write_text("a\nb\n")
     (tmp_path / "a.csv").write_text("a\n1\n")
+    (tmp_path / "empty.txt").touch()
     _, reported = run_here("convert", *arguments, folder=tmp_path, status=1)
 
     assert words in reported
     assert reported.count("millstream: ") == 1  # Indices that are made are reported, too.
-    assert visible(tmp_path) == ["a.csv", "a.txt"]
+    assert visible(tmp_path) == ["a.csv", "a.txt", "empty.txt"]
     assert not list(tmp_path.glob(".*.conversion"))
 
 

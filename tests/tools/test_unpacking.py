@@ -90,12 +90,6 @@ def test_bombs_are_errors_unless_the_limit_is_raised(
         tracemalloc.stop()
 
 
-def test_a_content_that_is_small_in_any_case_is_never_refused(tmp_path: Path) -> None:
-    """Content below 1 GiB is decompressed whatever its ratio."""
-    (tmp_path / "packed").write_bytes(bz2.compress(bytes(1_000_000)))
-    assert unpack(str(tmp_path / "packed"), str(tmp_path / "plain"), 1) == 1_000_000
-
-
 def test_a_window_of_zstd_that_a_file_cannot_need_is_an_error(tmp_path: Path) -> None:
     """A zstd window of 1 GiB for a few bytes is an error, unless the limit is raised."""
     parameters = zstandard.ZstdCompressionParameters(window_log=30, write_content_size=False)

@@ -15,14 +15,21 @@ COMMAND = [sys.executable, "-m", "millstream"]
 def run_here(*arguments: Any, folder: Path, status: int = 0) -> tuple[str, str]:
     """Returns what a command prints and what it reports, run in this process with another working folder.
 
-    It need not wait for an interpreter to start. What the command imports from the folder, and warnings, need `run`.
+    It need not wait for an interpreter to start. What it imports from the folder is forgotten at the end. Warnings, and
+    workers that import from the folder, need `run`.
     """
     printed, reported = io.StringIO(), io.StringIO()
+    paths, modules = sys.path[:], set(sys.modules)
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(reported):
         try:
             ended: Any = main([*map(str, arguments)])
         except SystemExit as error:
             ended = error.code or 0
+        finally:
+            sys.path[:] = paths
+            for name in sys.modules.keys() - modules:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder)):
+                    del sys.modules[name]
     assert ended == status, reported.getvalue()
     return printed.getvalue(), reported.getvalue()
 
