@@ -137,28 +137,3 @@ def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
         assert source[0] == {"a": "x" * 300_000, "b": "2"}
 
     assert csv.field_size_limit() == limit
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "words"),
-    [
-        ({"columns": "ab"}, TypeError, "must be a sequence of names"),
-        ({"columns": [1]}, TypeError, "must be a sequence of names"),
-        ({"columns": []}, ValueError, "different names, at least one"),
-        ({"columns": ["a", "a"]}, ValueError, "different names"),
-        ({"delimiter": ""}, ValueError, "must be one character"),
-        ({"delimiter": '"'}, ValueError, "not a quote"),
-    ],
-)
-def test_mistakes_are_errors(tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str) -> None:
-    """Wrong arguments are errors before any file is looked at."""
-    with pytest.raises(error, match=words):
-        CsvDataSource(tmp_path / "absent", **options)
-
-
-def test_columns_and_delimiter_are_part_of_the_fingerprint(tmp_path: Path) -> None:
-    """Columns and delimiter are part of the fingerprint: with others, the records are others."""
-    path = write_alone(tmp_path, b"a,b;c\n1,2;3\n")
-    sources = [CsvDataSource(path), CsvDataSource(path, columns=["a"]), CsvDataSource(path, delimiter=";")]
-
-    assert len({source.fingerprint() for source in sources}) == 3

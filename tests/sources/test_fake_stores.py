@@ -3,97 +3,50 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import millstream
 from millstream.sources import ArrayRecordDataSource
-from support.files.record_files import (
-    every_record,
-    write_array_record,
-    write_bagz,
-    write_megatron,
-    write_tar,
-    write_tfrecord,
-)
+from support.files.record_files import every_record, write_array_record
+from support.files.small_sources import NUM_RECORDS, SOURCES, at_urls
 from support.stores.fake_stores import fake_gcs, fake_s3
 from support.stores.object_server import ObjectServer
 from support.stores.store_clients import clients_of
 
 pytestmark = pytest.mark.third_party
 
-RECORDS = [b"record %d " % number * 50 for number in range(300)]
-
-SOURCES: dict[str, Any] = {
-    "a.array_record": millstream.ArrayRecordDataSource,
-    "a.bag": millstream.BagzDataSource,
-    "a.bagz": millstream.BagzDataSource,
-    "a.csv": millstream.CsvDataSource,
-    "a.jsonl": millstream.JsonLinesDataSource,
-    "a.parquet": millstream.ParquetDataSource,
-    "a.tar": millstream.WebDatasetDataSource,
-    "a.tfrecord": millstream.TFRecordDataSource,
-    "a.txt": millstream.TextLineDataSource,
-    "m.bin": millstream.MegatronDataSource,
-}
+NAMES = ["ArrayRecord", "Bagz", "CSV", "JSONL", "Megatron", "Parquet", "TFRecord", "WebDataset", "text"]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a file of each format."""
-    folder = tmp_path_factory.mktemp("files")
-    write_array_record(folder / "a.array_record", RECORDS)
-    write_bagz(folder / "a.bag", RECORDS)
-    write_bagz(folder / "a.bagz", RECORDS)
-    (folder / "a.csv").write_text("n,twice\n" + "".join(f"{n},{2 * n}\n" for n in range(300)))
-    (folder / "a.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(300)))
-    rows = {"n": [*range(300)], "text": [f"row {n}" for n in range(300)]}
-    pq.write_table(pa.table(rows), folder / "a.parquet", row_group_size=50)
-    write_tar(folder / "a.tar", [(f"{n}.txt", record) for n, record in enumerate(RECORDS)])
-    write_tfrecord(folder / "a.tfrecord", RECORDS)
-    (folder / "a.txt").write_text("".join(f"line {n}\n" for n in range(300)))
-    write_megatron(folder / "m", [np.arange(n, dtype=np.uint16) for n in range(300)])
-    return folder
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_the_records_are_those_of_the_files(scheme: str, tmp_path: Path) -> None:
+    """Records and fingerprint of every format are those of the local files; ArrayRecord uses a cache.
 
-
-@pytest.fixture(params=["gs", "s3"])
-def scheme(request: pytest.FixtureRequest, files: Path, tmp_path: Path) -> Iterator[str]:
-    """The beginning of URLs whose objects a fake has: those files, in a folder of a bucket."""
-    objects = {f"folder/{path.name}": path.read_bytes() for path in files.iterdir() if path.name[0] != "."}
-    fake = {"gs": fake_gcs, "s3": fake_s3}[request.param]
-    with fake(objects) as address, clients_of(address, tmp_path / "cache"):
-        yield request.param
-
-
-def test_the_records_are_those_of_the_files(scheme: str, files: Path, tmp_path: Path) -> None:
-    """Records and fingerprint of every format are those of the local files; ArrayRecord uses a cache."""
-    for name, kind in SOURCES.items():
-        options = {"cache": millstream.FileCache(10**8, tmp_path / "copies")} if name == "a.array_record" else {}
-        with kind(files / name) as local:
+    An object, and a bucket, that is not there is an error with its URL.
+    """
+    sources, objects = {}, {}
+    for name in NAMES:
+        folder = tmp_path / name
+        folder.mkdir()
+        sources[name] = SOURCES[name](folder)
+        objects |= {f"{name}/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    with {"gs": fake_gcs, "s3": fake_s3}[scheme](objects) as address, clients_of(address, tmp_path / "cache"):
+        for name, local in sources.items():
+            options = {"cache": millstream.FileCache(10**8, tmp_path / "copies")} if name == "ArrayRecord" else {}
             expected = [repr(record) for record in every_record(local)]
-            fingerprint, units = local.fingerprint(), local.unit_sizes.tolist()
-        assert len(expected) == 300
-        with kind(f"{scheme}://bucket/folder/{name}", **options) as source:
-            assert [repr(record) for record in every_record(source)] == expected
-            assert repr(source[299]) == expected[299]
-            assert (source.fingerprint(), source.unit_sizes.tolist()) == (fingerprint, units)
-    with millstream.BagzDataSource(f"{scheme}://bucket/*/a.bag*") as source:
-        assert every_record(source) == [*RECORDS, *RECORDS]
-
-
-def test_what_is_not_there_is_an_error_with_its_url(scheme: str) -> None:
-    """An object, and a bucket, that is not there."""
-    for url in (f"{scheme}://bucket/folder/none", f"{scheme}://none/folder/a.tfrecord"):
-        with pytest.raises(FileNotFoundError, match=url):
-            millstream.TFRecordDataSource(url)
-    with pytest.raises(FileNotFoundError, match="none-"):
-        millstream.TFRecordDataSource(f"{scheme}://bucket/folder/none-*")
+            with local, at_urls(local, f"{scheme}://bucket/{name}", **options) as source:
+                assert [repr(record) for record in every_record(source)] == expected
+                assert repr(source[NUM_RECORDS - 1]) == expected[-1]
+                assert source.fingerprint() == local.fingerprint()
+        with millstream.BagzDataSource(f"{scheme}://bucket/*/[ab].bag*") as source:
+            assert every_record(source) == [b"record %d" % number for number in range(25)]
+        for url in (f"{scheme}://bucket/folder/none", f"{scheme}://none/TFRecord/a", f"{scheme}://bucket/TFRecord/n*"):
+            with pytest.raises(FileNotFoundError) as caught:
+                millstream.TFRecordDataSource(url)
+            assert url in str(caught.value)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Shards of MosaicML Streaming: every encoding, and what is damaged or refused."""
 
-import io
 import json
 import os
 import pickle
@@ -108,7 +107,6 @@ def test_a_flipped_byte_of_a_sample_is_an_error_or_another_value(tmp_path: Path)
     shard = tmp_path / "shard.00001.mds"
     content = shard.read_bytes()
     start = struct.unpack_from("<7I", content)[1]
-    found = 0
     for offset in range(start, len(content)):
         shard.write_bytes(content[:offset] + bytes([content[offset] ^ 0xC1]) + content[offset + 1 :])
         source = MdsDataSource(tmp_path)
@@ -121,8 +119,6 @@ def test_a_flipped_byte_of_a_sample_is_an_error_or_another_value(tmp_path: Path)
                     f"Cannot read record {key - 5} of '{shard}' (record key {key}): its column" not in str(error)
                 )
         assert good.count(False) == 1, offset
-        found += 1
-    assert found > 50
 
 
 def edit_index(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
@@ -185,18 +181,6 @@ def test_what_is_not_a_dataset_is_refused(
         MdsDataSource(tmp_path)
 
 
-@pytest.mark.third_party
-def test_shards_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer) -> None:
-    """The records are those of the same folder on a disk."""
-    write_mds(tmp_path / "mds", COLUMNS, SAMPLES, 4)
-    for path in (tmp_path / "mds").glob("*"):
-        store.objects[f"bucket/mds/{path.name}"] = path.read_bytes()
-
-    with MdsDataSource("gs://bucket/mds/") as source, MdsDataSource(tmp_path / "mds") as local:
-        assert list(source.__getitems__(range(10))) == list(local.__getitems__(range(10)))
-        assert source.fingerprint() == local.fingerprint()
-
-
 def compress(folder: Path) -> None:
     """Compresses the shards of a folder as MosaicML's writer does, and removes the shards themselves."""
     index = json.loads((folder / "index.json").read_text())
@@ -237,13 +221,16 @@ def test_compressed_shards_are_read_from_copies_of_their_content(tmp_path: Path)
 
 
 @pytest.mark.third_party
-def test_compressed_shards_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer) -> None:
-    """The records are those of the same folder on a disk."""
-    samples, cache = compressed(tmp_path / "mds")
-    for path in (tmp_path / "mds").glob("*"):
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_shards_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer, is_compressed: bool) -> None:
+    """The records and the fingerprint are those of the same folder on a disk."""
+    folder = tmp_path / "mds"
+    _, cache = compressed(folder) if is_compressed else (write_mds(folder, COLUMNS, SAMPLES, 4), None)
+    for path in folder.glob("*"):
         store.objects[f"bucket/mds/{path.name}"] = path.read_bytes()
-    with MdsDataSource("gs://bucket/mds", cache=cache) as source:
-        assert [*source.__getitems__(range(10))] == samples
+    with MdsDataSource("gs://bucket/mds/", cache=cache) as source, MdsDataSource(folder, cache=cache) as local:
+        assert list(source.__getitems__(range(10))) == list(local.__getitems__(range(10)))
+        assert source.fingerprint() == local.fingerprint()
 
 
 def test_damage_of_a_compressed_shard_is_an_error_with_file_and_record(tmp_path: Path) -> None:
@@ -288,12 +275,3 @@ def test_compressed_shards_need_a_cache_with_room_for_one(tmp_path: Path) -> Non
         MdsDataSource(tmp_path / "mds")
     with pytest.raises(ValueError, match="at least the size of the largest shard"):
         MdsDataSource(tmp_path / "mds", cache=FileCache(cache.max_bytes // 2))
-
-
-def test_a_png_file_is_decoded_by_an_operation(tmp_path: Path) -> None:
-    """The bytes of an image column are those of its file."""
-    file = io.BytesIO()
-    IMAGE.save(file, "PNG")
-    write_mds(tmp_path, {"x": "png"}, [{"x": file.getvalue()}], 1)
-
-    assert PIL.Image.open(io.BytesIO(MdsDataSource(tmp_path)[0]["x"])).tobytes() == IMAGE.tobytes()

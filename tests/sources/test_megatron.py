@@ -92,10 +92,3 @@ def test_a_missing_index_is_the_usual_error(tmp_path: Path) -> None:
     (tmp_path / "data.bin").write_bytes(bytes(8))
     with pytest.raises(FileNotFoundError, match=r"data\.idx"):
         MegatronDataSource(tmp_path / "data")
-
-
-@pytest.mark.parametrize("prefix", [{"a"}, 3, b"data", [3]])
-def test_what_are_no_paths_is_a_type_error(prefix: Any) -> None:
-    """A prefix that is not a path is a TypeError."""
-    with pytest.raises(TypeError, match="path"):
-        MegatronDataSource(prefix)

@@ -1,240 +1,30 @@
 """What holds for every source: keys, batched reads, pickling, fingerprints, words."""
 
-import functools
-import json
 import os
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import datasets
-import h5py
-import lance
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import millstream
 from millstream import sources
 from millstream.sources import (
-    ArrayRecordDataSource,
     BagzDataSource,
     ConcatenatedDataSource,
     CsvDataSource,
     FileCache,
-    FileDataSource,
-    Hdf5DataSource,
-    HuggingFaceDataSource,
-    ImageFolderDataSource,
-    InMemoryDataSource,
-    JsonLinesDataSource,
-    LanceDataSource,
-    MdsDataSource,
     MegatronDataSource,
-    ParquetDataSource,
-    RangeDataSource,
     TextLineDataSource,
     TfdsDataSource,
     TFRecordDataSource,
-    TokenDataSource,
-    WebDatasetDataSource,
-    ZarrDataSource,
 )
-from millstream.transforms import encode_example
-from support.files.record_files import (
-    write_array_record,
-    write_bagz,
-    write_mds,
-    write_megatron,
-    write_tar,
-    write_tfrecord,
-    write_zarr,
-)
+from support.files.small_sources import NUM_RECORDS, SOURCES, at_urls
 from support.stores.object_server import ObjectServer
-
-NUM_RECORDS = 37
-
-
-def array_record(folder: Path) -> ArrayRecordDataSource:
-    """A source of three files and a part of one."""
-    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
-        write_array_record(folder / name, [b"record %d" % number for number in numbers])
-    return ArrayRecordDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
-
-
-def tfrecord(folder: Path) -> TFRecordDataSource:
-    """The same as TFRecord files."""
-    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
-        write_tfrecord(folder / name, [b"record %d" % number for number in numbers])
-    return TFRecordDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
-
-
-def of_lines(kind: Callable[[Any], Any], folder: Path) -> Any:
-    """The same as files of lines."""
-    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
-        (folder / name).write_text("".join(f'{{"record": {number}}}\n' for number in numbers))
-    return kind([folder / "a", folder / "b", f"{folder}/c[0:12]"])
-
-
-def csv_rows(folder: Path) -> CsvDataSource:
-    """The same as rows, with newlines in them."""
-    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
-        (folder / name).write_text("n,text\n" + "".join(f'{number},"record\n{number}"\n' for number in numbers))
-    return CsvDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
-
-
-def webdataset(folder: Path) -> WebDatasetDataSource:
-    """The same as archives, two files a sample."""
-    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
-        files = [(f"{number}.{kind}", b"record %d" % number) for number in numbers for kind in ("txt", "cls")]
-        write_tar(folder / name, files)
-    return WebDatasetDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
-
-
-def bagz(folder: Path) -> BagzDataSource:
-    """The same as Bagz files, one of which is compressed."""
-    for name, numbers in {"a.bag": range(20), "b.bagz": range(20, 25), "c.bag": range(25, 40)}.items():
-        write_bagz(folder / name, [b"record %d" % number for number in numbers])
-    return BagzDataSource([folder / "a.bag", folder / "b.bagz", f"{folder}/c.bag[0:12]"])
-
-
-def megatron(folder: Path) -> MegatronDataSource:
-    """Sequences of two datasets, each of another length."""
-    for name, numbers in {"a": range(20), "b": range(20, 37)}.items():
-        write_megatron(folder / name, [np.arange(number, dtype=np.uint16) for number in numbers])
-    return MegatronDataSource([folder / "a", folder / "b"])
-
-
-def tokens(folder: Path) -> TokenDataSource:
-    """Windows of two files, which overlap."""
-    for name, first, count in (("a", 0, 85), ("b", 85, 73)):
-        np.arange(first, first + count, dtype=np.uint16).tofile(folder / name)
-    return TokenDataSource([folder / "a", folder / "b"], 9, 4, "uint16")
-
-
-def parquet(folder: Path) -> ParquetDataSource:
-    """The same as rows, in row groups of seven."""
-    for name, numbers in {"a": range(20), "b": range(20, 25), "c": range(25, 40)}.items():
-        rows = {"n": [*numbers], "text": [f"record {n}" for n in numbers], "list": [[n] * (n % 3) for n in numbers]}
-        pq.write_table(pa.table(rows), folder / name, row_group_size=7)
-    return ParquetDataSource([folder / "a", folder / "b", f"{folder}/c[0:12]"])
-
-
-def image_folder(folder: Path) -> ImageFolderDataSource:
-    """Files of two classes."""
-    for number in range(NUM_RECORDS):
-        path = folder / "images" / str(number % 2) / f"{number}.jpg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"record %d" % number)
-    return ImageFolderDataSource(folder / "images")
-
-
-def mds(folder: Path) -> MdsDataSource:
-    samples = [{"n": n.to_bytes(8, "little"), "text": b"record %d" % n} for n in range(NUM_RECORDS)]
-    return MdsDataSource(write_mds(folder, {"n": "int", "text": "str"}, samples, 20))
-
-
-def hdf5(folder: Path) -> Hdf5DataSource:
-    """The same as rows of datasets of three files' layouts: read by `pread`, and decoded."""
-    for name, numbers in {"a": np.arange(20), "b": np.arange(20, 37)}.items():
-        with h5py.File(folder / f"{name}.h5", "w") as file:
-            file["plain/n"] = numbers
-            rows = np.repeat(numbers, 6).reshape(-1, 2, 3).astype(np.float32)
-            file.create_dataset("plain/chunks", data=rows, chunks=(6, 2, 3))
-            file.create_dataset("decoded/gzip", data=rows, chunks=(6, 2, 2), compression="gzip", shuffle=True)
-            file.create_dataset("decoded/lzf", data=numbers, chunks=(1,), compression="lzf")
-    names = ("plain/n", "plain/chunks", "decoded/gzip", "decoded/lzf")
-    return Hdf5DataSource({name: f"{folder}/*.h5/{name}" for name in names})
-
-
-def of_lance(folder: Path) -> LanceDataSource:
-    """The same as rows of two fragments, of which some were deleted, and some do not fulfil the filter."""
-    numbers = np.arange(50)
-    rows = pa.table({"n": numbers, "text": [f"record {number}" for number in numbers]})
-    lance.write_dataset(rows, folder / "rows.lance", max_rows_per_file=20).delete("n in (3, 30)")
-    return LanceDataSource(folder / "rows.lance", filter="n < 39")
-
-
-def zarr(folder: Path) -> ZarrDataSource:
-    """The same as rows of three arrays."""
-    numbers = np.arange(NUM_RECORDS)
-    write_zarr(folder / "n", numbers, 5)
-    write_zarr(folder / "rows", np.repeat(numbers, 6).reshape(-1, 2, 3).astype(np.float32), 8, "zarr")
-    write_zarr(folder / "ones", np.ones((NUM_RECORDS, 2)), 1)
-    return ZarrDataSource({name: folder / name for name in ("n", "rows", "ones")})
-
-
-def whole_files(folder: Path) -> FileDataSource:
-    """Files that are a record each."""
-    for number in range(NUM_RECORDS):
-        (folder / f"{number:02}.bin").write_bytes(b"record %d" % number)
-    return FileDataSource(f"{folder}/*.bin")
-
-
-def tfds(folder: Path) -> TfdsDataSource:
-    """A dataset as TensorFlow Datasets prepares it, of two files."""
-    label = {"classLabel": {"numClasses": "40"}}
-    features = {"featuresDict": {"features": {"label": label, "text": {"text": {}}}}}
-    splits = [{"name": "train", "shardLengths": ["20", "17"]}]
-    (folder / "features.json").write_text(json.dumps(features))
-    (folder / "dataset_info.json").write_text(json.dumps({"name": "toy", "splits": splits}))
-    for number, numbers in enumerate((range(20), range(20, 37))):
-        examples = [encode_example({"label": n, "text": f"record {n}"}) for n in numbers]
-        write_tfrecord(folder / f"toy-train.tfrecord-0000{number}-of-00002", examples)
-    return TfdsDataSource(folder, "train")
-
-
-SOURCES: dict[str, Callable[[Path], Any]] = {
-    "ArrayRecord": array_record,
-    "CSV": csv_rows,
-    "Hugging Face": lambda _: HuggingFaceDataSource(
-        datasets.Dataset.from_dict({"n": range(NUM_RECORDS), "list": [[n] * (n % 3) for n in range(NUM_RECORDS)]})
-    ),
-    "files": whole_files,
-    "HDF5": hdf5,
-    "images": image_folder,
-    "JSONL": functools.partial(of_lines, JsonLinesDataSource),
-    "Bagz": bagz,
-    "MDS": mds,
-    "Lance": of_lance,
-    "Megatron": megatron,
-    "Parquet": parquet,
-    "TFDS": tfds,
-    "tokens": tokens,
-    "TFRecord": tfrecord,
-    "WebDataset": webdataset,
-    "Zarr": zarr,
-    "text": functools.partial(of_lines, TextLineDataSource),
-    "columns": lambda _: InMemoryDataSource({"x": np.arange(NUM_RECORDS), "y": np.ones((NUM_RECORDS, 2))}),
-    "concatenated": lambda _: ConcatenatedDataSource(
-        {"a": list(range(20)), "b": RangeDataSource(20, 30), "c": InMemoryDataSource(list(range(30, NUM_RECORDS)))}
-    ),
-    "list": lambda _: InMemoryDataSource([{"number": n} for n in range(NUM_RECORDS)]),
-    "nested list": lambda _: InMemoryDataSource([{"number": [n, {"n": [n]}]} for n in range(NUM_RECORDS)]),
-    "numbers": lambda _: InMemoryDataSource(list(range(NUM_RECORDS))),
-    "range": lambda _: RangeDataSource(5, 5 + 3 * NUM_RECORDS, 3),
-    "rows": lambda _: InMemoryDataSource(np.arange(NUM_RECORDS * 2).reshape(NUM_RECORDS, 2)),
-}
-
-
-@pytest.mark.third_party
-def test_every_public_source_is_in_the_list(tmp_path: Path) -> None:
-    """A source of `millstream.sources` that SOURCES lacks is found: nothing would be tested of it."""
-    listed = set()
-    for number, build in enumerate(SOURCES.values()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        listed.add(type(build(folder)))
-    public = {getattr(sources, name) for name in sources.__all__}
-
-    assert {
-        each for each in public if hasattr(each, "fingerprint") and not getattr(each, "_is_protocol", False)
-    } == listed
-
 
 OF_SPANS = ["Bagz", "CSV", "JSONL", "Megatron", "TFRecord", "WebDataset", "text"]
 """Those that can be objects of a store."""
@@ -251,13 +41,11 @@ OF_FILES = ["ArrayRecord", "HDF5", "MDS", "Parquet", "TFDS", "tokens", *OF_SPANS
 def remote(name: str, folder: Path, store: ObjectServer, **options: Any) -> Any:
     """The same source of objects of a store, which are those files."""
     (folder / "files").mkdir()
-    with SOURCES[name](folder / "files") as local:
-        files = local._ranges
+    local = SOURCES[name](folder / "files")
+    local.close()
     for path in (folder / "files").iterdir():
         store.objects[f"bucket/{path.name}"] = path.read_bytes()
-    urls = [f"{store.url}/bucket/{Path(file.path).name}" for file in files]
-    ranges = [f"[{file.start}:{file.stop}]" if file.stop == 12 else "" for file in files]
-    return type(local)([url + words for url, words in zip(urls, ranges, strict=True)], **options)
+    return at_urls(local, f"{store.url}/bucket", **options)
 
 
 NAMES = [
@@ -344,13 +132,18 @@ def test_a_relative_path_is_that_of_the_construction(
 
 @pytest.mark.third_party
 def test_workers_and_threads_read_the_same(tmp_path: Path, store: ObjectServer) -> None:
-    """The stream over sources of all kinds, remote ones too, is the same inline, in threads and in workers."""
+    """The stream over sources of all kinds, remote ones too, is the same inline, in threads and in workers.
+
+    All kinds are those of `millstream.sources`: nothing would be tested of one that SOURCES lacks.
+    """
     folders = {name: tmp_path / str(number) for number, name in enumerate([*SOURCES, "remote JSONL"])}
     for folder in folders.values():
         folder.mkdir()
-    sources = {name: SOURCES[name](folders[name]) for name in SOURCES}
-    sources["remote JSONL"] = remote("JSONL", folders["remote JSONL"], store)
-    everything = ConcatenatedDataSource(sources)
+    built = {name: SOURCES[name](folders[name]) for name in SOURCES}
+    public = {getattr(sources, name) for name in sources.__all__ if hasattr(getattr(sources, name), "fingerprint")}
+    assert {kind for kind in public if not getattr(kind, "_is_protocol", False)} == set(map(type, built.values()))
+    built["remote JSONL"] = remote("JSONL", folders["remote JSONL"], store)
+    everything = ConcatenatedDataSource(built)
 
     def stream(**options: Any) -> list[str]:
         with millstream.load(
@@ -362,7 +155,7 @@ def test_workers_and_threads_read_the_same(tmp_path: Path, store: ObjectServer) 
     assert sorted(expected) == sorted(words(everything.__getitems__(range(len(everything)))))
     assert stream(read_options=millstream.ReadOptions(num_threads=4)) == expected
     assert stream(worker_count=2) == expected
-    for source in sources.values():
+    for source in built.values():
         if hasattr(source, "close"):
             source.close()
 
@@ -434,3 +227,53 @@ def test_words_are_short(source: Any) -> None:
     assert len(repr(source)) < 250
     assert len(source.fingerprint()) < 250
     assert "\n" not in repr(source) + source.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "message"),
+    [
+        (CsvDataSource, {"columns": "ab"}, TypeError, "must be a sequence of names"),
+        (CsvDataSource, {"columns": [1]}, TypeError, "must be a sequence of names"),
+        (CsvDataSource, {"columns": []}, ValueError, "different names, at least one"),
+        (CsvDataSource, {"columns": ["a", "a"]}, ValueError, "different names"),
+        (CsvDataSource, {"delimiter": ""}, ValueError, "must be one character"),
+        (CsvDataSource, {"delimiter": '"'}, ValueError, "not a quote"),
+        (BagzDataSource, {"max_record_bytes": 0}, ValueError, "max_record_bytes must be at least 1, got 0"),
+        (TFRecordDataSource, {"check_crc": "no"}, TypeError, "check_crc must be True or False, got 'no'"),
+        (TFRecordDataSource, {"cache": 1000}, TypeError, "cache must be a FileCache"),
+        (TextLineDataSource, {"encoding": "utf-16"}, ValueError, "newline as the byte 10, got 'utf-16'"),
+        (TextLineDataSource, {"encoding": "utf-32-le"}, ValueError, "Convert the files to UTF-8"),
+        (TextLineDataSource, {"encoding": "cp037"}, ValueError, "newline as the byte 10"),
+        (TextLineDataSource, {"encoding": "klingon"}, ValueError, "name of a text encoding, got 'klingon'"),
+        (TextLineDataSource, {"encoding": "hex"}, ValueError, "must be the name of a text encoding"),
+        (TextLineDataSource, {"encoding": None}, TypeError, "must be a str"),
+        (TfdsDataSource, {"split": None}, TypeError, "split must be a str"),
+    ],
+)
+def test_wrong_options_are_errors(kind: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    """A wrong option is an error that says the rule, before any file is looked at."""
+    with pytest.raises(error, match=message):
+        kind("absent", **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (TextLineDataSource, [{}, {"encoding": "latin-1"}]),
+        (CsvDataSource, [{}, {"columns": ["a"]}, {"delimiter": ";"}]),
+    ],
+)
+def test_options_are_part_of_the_fingerprint(kind: Any, options: list[dict[str, Any]], tmp_path: Path) -> None:
+    """The same bytes are other records with other options."""
+    (tmp_path / "a").write_bytes(b"a,b;c\n1,2;3\n")
+    assert len({kind(tmp_path / "a", **each).fingerprint() for each in options}) == len(options)
+    same = [{"encoding": "UTF8"}] if kind is TextLineDataSource else [{"delimiter": ","}]
+    assert {kind(tmp_path / "a", **each).fingerprint() for each in (*same, {})} == {kind(tmp_path / "a").fingerprint()}
+
+
+@pytest.mark.parametrize("paths", [{"a"}, 3, b"data", [3]])
+@pytest.mark.parametrize("kind", [MegatronDataSource, TextLineDataSource])
+def test_what_are_no_paths_is_a_type_error(kind: Any, paths: Any) -> None:
+    """A path of another type is a TypeError, also if the source changes the names of files."""
+    with pytest.raises(TypeError, match="path"):
+        kind(paths)

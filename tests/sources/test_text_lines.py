@@ -38,22 +38,6 @@ def test_any_lines_are_read_in_any_order(
             assert_records(source, expected)
 
 
-@given(st.lists(st.tuples(st.text(max_size=4).map(str.encode) | st.binary(max_size=4), ENDS), max_size=6), st.data())
-def test_lines_decoded_together_are_those_decoded_alone(lines: list[tuple[bytes, str]], data: st.DataObject) -> None:
-    """Lines decoded as one text equal those decoded alone; a line without an end or UTF-8 is decoded alone."""
-    spans = [line.replace(b"\n", b"") + end.encode() for line, end in lines]
-    try:
-        alone = [span.removesuffix(b"\n").removesuffix(b"\r").decode() for span in spans]
-    except UnicodeDecodeError:
-        alone = None
-
-    assert text_lines._decoded_together(spans) == alone
-    if spans:
-        place = data.draw(st.integers(0, len(spans) - 1))
-        spans[place] = spans[place].removesuffix(b"\n")
-        assert text_lines._decoded_together(spans) is None
-
-
 def test_a_carriage_return_alone_is_text(tmp_path: Path) -> None:
     """A carriage return alone is text: only one before a newline belongs to the line's end."""
     path = write_alone(tmp_path, b"a\rb\r\r\n\r\nc\r")
@@ -70,23 +54,6 @@ def test_encodings_in_which_lines_can_be_found(tmp_path: Path, encoding: str) ->
         assert every_record(source) == texts
 
 
-@pytest.mark.parametrize(
-    ("encoding", "error", "words"),
-    [
-        ("utf-16", ValueError, "newline as the byte 10, got 'utf-16'"),
-        ("utf-32-le", ValueError, "Convert the files to UTF-8"),
-        ("cp037", ValueError, "newline as the byte 10"),
-        ("klingon", ValueError, "must be the name of a text encoding, got 'klingon'"),
-        ("hex", ValueError, "must be the name of a text encoding"),
-        (None, TypeError, "must be a str"),
-    ],
-)
-def test_other_encodings_are_refused(tmp_path: Path, encoding: Any, error: type[Exception], words: str) -> None:
-    """Encodings in which lines cannot be found are errors at construction, which say what to do."""
-    with pytest.raises(error, match=words):
-        TextLineDataSource(tmp_path / "file", encoding=encoding)
-
-
 def test_a_line_in_another_encoding_is_an_error_with_its_number(tmp_path: Path) -> None:
     """A line in another encoding is an error with its number; the lines beside it can be read."""
     path = write_alone(tmp_path, b"one\ntwo\nthr\xe9\xe9\nfour")
@@ -94,15 +61,6 @@ def test_a_line_in_another_encoding_is_an_error_with_its_number(tmp_path: Path) 
         with pytest.raises(DataSourceError, match=r"record 2 of '.*file' \(record key 2\): it is not utf-8: .* byte 3"):
             source.__getitems__([0, 3, 2])
         assert source.__getitems__([0, 1, 3]) == ["one", "two", "four"]
-
-
-def test_the_encoding_is_part_of_the_fingerprint(tmp_path: Path) -> None:
-    """The same bytes are other records in another encoding."""
-    path = write_alone(tmp_path, b"one\n")
-    words = {TextLineDataSource(path, encoding=encoding).fingerprint() for encoding in ("utf-8", "UTF8", "latin-1")}
-
-    assert len(words) == 2
-    assert all(" encoding=" in line for line in words)
 
 
 JSON = st.recursive(

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,8 +12,8 @@ from millstream.errors import DataSourceError
 from millstream.sources import TFRecordDataSource
 from millstream.sources.formats import format_of_file
 from millstream.sources.records import tfrecord
-from millstream.sources.records.tfrecord import masked_crc32c, masked_crc32c_of_lengths
-from support.files.record_files import assert_records, emptied, every_record, write_tfrecord
+from millstream.sources.records.tfrecord import masked_crc32c_of_lengths
+from support.files.record_files import assert_records, emptied, every_record, masked_crc, write_tfrecord
 
 
 @settings(max_examples=50)
@@ -68,36 +67,15 @@ def test_files_without_checksums_can_be_read(tmp_path: Path) -> None:
         assert every_record(source) == [b"one", b"", b"three"]
 
 
-def test_ranges_of_files_are_read(tmp_path: Path) -> None:
-    """`file[start:end]` has these records; one that ends beyond the file is an error."""
+def test_a_range_beyond_its_file_is_an_error(tmp_path: Path) -> None:
+    """A range of records that ends beyond its file is an error at construction."""
     write_tfrecord(tmp_path / "a", [b"%d" % n for n in range(10)])
-
-    with TFRecordDataSource([f"{tmp_path}/a[2:4]", f"{tmp_path}/a[0:1]"]) as source:
-        assert every_record(source) == [b"2", b"3", b"0"]
     with pytest.raises(DataSourceError, match=r"a' has 10 records, but a range of it ends at record 40"):
         TFRecordDataSource(f"{tmp_path}/a[2:40]")
-
-
-def test_check_crc_is_a_flag(tmp_path: Path) -> None:
-    """`check_crc` that is not a bool is a TypeError."""
-    with pytest.raises(TypeError, match="check_crc must be True or False, got 'no'"):
-        TFRecordDataSource(tmp_path / "a", check_crc="no")  # type: ignore[arg-type]  # as users may
-
-
-def masked(crc: int) -> int:
-    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32
-
-
-def test_known_values_come_out() -> None:
-    """The examples of RFC 3720, appendix B.4, come out, whatever the lengths."""
-    known = {bytes(32): 0x8A9136AA, bytes(range(32)): 0x46DD794E, b"123456789": 0xE3069283, b"": 0}
-
-    assert masked_crc32c(list(known)).tolist() == [masked(crc) for crc in known.values()]
 
 
 @given(st.lists(st.binary(min_size=8, max_size=8), max_size=20))
 def test_checksums_of_lengths_are_those_of_the_library(lengths: list[bytes]) -> None:
     """The tables give the library's checksum of each row of eight bytes."""
     rows = np.frombuffer(b"".join(lengths), np.uint8).reshape(-1, 8)
-
-    assert masked_crc32c_of_lengths(rows).tolist() == [masked(google_crc32c.value(length)) for length in lengths]
+    assert masked_crc32c_of_lengths(rows).tobytes() == b"".join(map(masked_crc, lengths))

@@ -11,7 +11,6 @@ import pytest
 
 from millstream.errors import DataSourceError
 from millstream.sources import FileDataSource, ImageFolderDataSource
-from millstream.sources.files import whole_files
 from millstream.sources.remote import object_stores
 from millstream.sources.storage.paths import FileIdentity
 from support.files.record_files import every_record
@@ -45,26 +44,6 @@ def test_a_record_is_the_path_and_the_content_of_a_file(tmp_path: Path) -> None:
     assert source[3]["bytes"] == b""
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_a_file_that_cannot_be_read_is_an_error_with_file_and_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool
-) -> None:
-    """The other records are read, whether files are requested in advance or not."""
-    if slow:
-        monkeypatch.setattr(whole_files, "_SLOW_READ_SECONDS", -1.0)
-        monkeypatch.setattr(whole_files, "_FILES_PER_REQUEST", 2)
-    source = FileDataSource(f"{write(tmp_path, NAMES)}/**/*.bin")
-    (tmp_path / "b" / "2.bin").unlink()
-    os.mkfifo(tmp_path / "b" / "2.bin")
-
-    with pytest.raises(DataSourceError, match=r"record 2, the file '.*b/2\.bin': it is not a regular file"):
-        every_record(source)
-    assert len(source.__getitems__([0, 1, 3, 4])) == 4
-    (tmp_path / "a.bin").unlink()
-    with pytest.raises(DataSourceError, match=r"record 0, the file '.*a\.bin': No such file"):
-        source[0]
-
-
 def test_long_files_are_read_in_several_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The operating system returns at most 2 GiB per read; a file that shrinks meanwhile is an error."""
     (tmp_path / "a").write_bytes(bytes(range(100)))
@@ -83,11 +62,7 @@ def test_long_files_are_read_in_several_reads(tmp_path: Path, monkeypatch: pytes
     [
         (lambda folder: folder / "none.bin", FileNotFoundError, "No such data file"),
         (lambda folder: folder / "b", IsADirectoryError, "read files"),
-        (lambda folder: f"{folder}/x*", FileNotFoundError, "matches the pattern"),
         (lambda folder: f"{folder}/a.bin[0:3]", ValueError, r"each of which is one record, got the range \[0:3\]"),
-        (lambda _: [], ValueError, "at least one file"),
-        (lambda folder: {folder / "a.bin"}, TypeError, "order of a set"),
-        (lambda _: 3, TypeError, "paths must be a path"),
     ],
 )
 def test_wrong_paths_are_refused_at_construction(

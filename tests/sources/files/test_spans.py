@@ -36,18 +36,6 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("records", [RECORDS[:40], RECORDS[::-1]])
-def test_a_changed_file_is_indexed_anew(path: Path, records: list[bytes]) -> None:
-    """A file is indexed again if its size has changed, or only its time."""
-    TFRecordDataSource(path).close()
-    before = path.stat()
-    write_tfrecord(path, records)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000))
-
-    with TFRecordDataSource(path) as source:
-        assert every_record(source) == records
-
-
 @pytest.mark.parametrize("home", ["xdg", "home"])
 def test_the_cache_is_where_others_have_theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str) -> None:
     """The cache is `$XDG_CACHE_HOME/millstream`, else `~/.cache/millstream`."""
@@ -91,16 +79,6 @@ def test_processes_that_make_the_index_at_once_do_not_disturb_each_other(path: P
     assert [process.communicate()[0] for process in running] == ["100\n"] * 4
     assert names_in(tmp_path) == [path.name, "cache"]
     assert len(names_in(tmp_path / "cache")) == 1
-
-
-def test_a_failed_search_leaves_nothing(tmp_path: Path) -> None:
-    """A failed search leaves neither an index of half a file nor its beginning under another name."""
-    path = write_tfrecord(tmp_path / "a", RECORDS)
-    os.truncate(path, 1000)
-    with pytest.raises(DataSourceError, match="cut short"):
-        TFRecordDataSource(path)
-
-    assert names_in(tmp_path) == ["a"]
 
 
 def test_a_file_cut_short_while_open_is_an_error(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -13,10 +12,7 @@ import huggingface_hub.constants
 import pytest
 
 from millstream import DataSourceError, TextLineDataSource
-from millstream.sources.remote.hugging_face_hub import dataset_of, split_hub_path
 from support.stores.object_server import ObjectServer
-
-pytestmark = pytest.mark.third_party
 
 pytestmark = pytest.mark.third_party
 
@@ -118,12 +114,3 @@ def test_urls_of_other_forms_are_refused(url: str) -> None:
     """A URL that names no file of a dataset is an error with the expected form."""
     with pytest.raises(ValueError, match=r"must name a file of a dataset, hf://datasets/ORG/NAME/PATH"):
         TextLineDataSource(url)
-
-
-def test_urls_are_split() -> None:
-    """A path of the Hub is split into dataset, revision and path."""
-    assert split_hub_path("datasets/org/name@v1/a/b.txt") == ("datasets/org/name@v1", "a/b.txt")
-    assert dataset_of("datasets/org/name@v1") == ("org/name", "v1")
-    assert dataset_of("datasets/org/name") == ("org/name", "main")
-    assert dataset_of("datasets/org/name@~parquet")[1] == "refs/convert/parquet"
-    assert os.environ.get("HF_TOKEN") is None

@@ -102,28 +102,18 @@ def test_an_index_beside_the_data_is_used(path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", KEEPERS)
-def test_every_damaged_byte_of_an_index_is_noticed(path: Path, keep: Callable[[Path], Path]) -> None:
-    """Each byte of the header, and 100 bytes after it, changed: the index is rebuilt, and no record is wrong."""
-    index = keep(path)
-    whole = np.frombuffer(index.read_bytes(), np.uint8)
-    rng = np.random.default_rng(0)
-    for place in [*range(64), *rng.integers(64, len(whole), 100).tolist()]:
-        damaged = whole.copy()
-        damaged[place] ^= rng.integers(1, 256, dtype=np.uint8)
-        index.write_bytes(damaged.tobytes())
-        assert read_lines(path) == LINES
-        if keep is index_in_cache:
-            assert index.read_bytes() == whole.tobytes()
-
-
-@pytest.mark.parametrize("keep", KEEPERS)
-def test_every_truncation_of_an_index_is_noticed(path: Path, keep: Callable[[Path], Path]) -> None:
-    """An index that was cut short, or goes on, is rebuilt."""
+def test_every_damage_to_an_index_is_noticed(path: Path, keep: Callable[[Path], Path]) -> None:
+    """An index with a changed byte, in its header or after it, cut short or going on is rebuilt; no record is wrong."""
     index = keep(path)
     whole = index.read_bytes()
-    for content in [*(whole[:length] for length in range(0, len(whole), 13)), whole + b"12345678"]:
+    rng = np.random.default_rng(0)
+    places = [*range(64), *rng.integers(64, len(whole), 50).tolist()]
+    changed = [whole[:place] + bytes([whole[place] ^ rng.integers(1, 256)]) + whole[place + 1 :] for place in places]
+    for content in [*changed, *(whole[:length] for length in range(0, len(whole), 13)), whole + b"12345678"]:
         index.write_bytes(content)
         assert read_lines(path) == LINES
+        if keep is index_in_cache:
+            assert index.read_bytes() == whole
 
 
 def put_npz(place: Path) -> None:
@@ -249,10 +239,7 @@ def test_a_file_rewritten_with_its_old_size_and_time_is_noticed(path: Path, is_o
     with TextLineDataSource(path) as source:
         path.write_text("a\nbbb\nbbbbcccc\n")
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        if is_open:
-            assert every_record(source) == ["a", "bbb", "bbbbcccc"]
-    if not is_open:
-        assert read_lines(path) == ["a", "bbb", "bbbbcccc"]
+        assert (every_record(source) if is_open else read_lines(path)) == ["a", "bbb", "bbbbcccc"]
 
 
 def test_lines_that_are_not_where_the_index_says_are_errors(path: Path) -> None:
@@ -383,7 +370,7 @@ def test_a_changed_offset_is_found_when_its_block_is_first_used(path: Path, monk
             found.close()
 
     assert offsets_of(whole) == [0, *np.cumsum([len(line) + 1 for line in LINES]).tolist()]
-    for bit in np.random.default_rng(0).permutation(8 * len(whole))[:1000].tolist():
+    for bit in np.random.default_rng(0).permutation(8 * len(whole))[:400].tolist():
         damaged = whole.copy()
         damaged[bit // 8] ^= 1 << bit % 8
         assert offsets_of(damaged) is None
