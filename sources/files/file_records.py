@@ -63,7 +63,6 @@ class FileRecords(Files[RecordFile[RecordT]]):
         return self._cache is None and any(map(is_url, self._paths))
 
     def _read(self, path: str, positions: list[int], keys: list[int]) -> list[RecordT]:
-        """Returns the records at positions of one file; the keys are for errors."""
         file = self._acquire(path, positions[0], keys[0])
         try:
             return file.read(positions, keys)

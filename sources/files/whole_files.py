@@ -111,7 +111,6 @@ class FileDataSource(ReadsBatches):
         return canonical(name) if is_url(name) else name
 
     def _read(self, keys: NDArray[np.int64]) -> tuple[list[str], list[bytes]]:
-        """Returns the paths of records, and the content of each file."""
         paths = [self._path(key) for key in keys.tolist()]
         far = [row for row, path in enumerate(paths) if is_url(path)]
         near = [row for row, path in enumerate(paths) if not is_url(path)]

@@ -124,26 +124,19 @@ class _BagzFormat(SpanFormat[bytes]):
             frame = decompressor.decompressobj()
             try:
                 record = _decompressed(frame, span, self.max_record_bytes)
-            except _TooLargeError:
-                raise request.error(
-                    row,
-                    f"it becomes larger than {self.max_record_bytes:,} bytes. If you trust the file, increase "
-                    "max_record_bytes.",
-                ) from None
             except zstandard.ZstdError as error:
                 raise request.error(row, f"it cannot be decompressed: {error}. Restore the file.") from error
+            if record is None:
+                advice = "If you trust the file, increase max_record_bytes."
+                raise request.error(row, f"it becomes larger than {self.max_record_bytes:,} bytes. {advice}")
             if not frame.eof or frame.unused_data:
                 raise request.error(row, "it is not a single frame of Zstandard. Restore the file.")
             records.append(record)
         return records
 
 
-class _TooLargeError(Exception):
-    """A record is larger than the limit."""
-
-
-def _decompressed(frame: Any, span: bytes, limit: int) -> bytes:
-    """Returns the content of a frame. Raises _TooLargeError after allocating at most twice the limit."""
+def _decompressed(frame: Any, span: bytes, limit: int) -> bytes | None:
+    """Returns the content of a frame, or None if it is larger than the limit, of which it allocates at most twice."""
     step = max(_LARGEST_RATIO, limit) // _LARGEST_RATIO
     chunks: list[bytes] = []
     size = 0
@@ -151,7 +144,7 @@ def _decompressed(frame: Any, span: bytes, limit: int) -> bytes:
         chunks.append(frame.decompress(span[start : start + step]))
         size += len(chunks[-1])
         if size > limit:
-            raise _TooLargeError
+            return None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

@@ -175,7 +175,6 @@ class _MdsFormat(SpanFormat[dict[str, Any]]):
 
 
 def _shards(index_path: str, root: str) -> list[_Shard]:
-    """Returns the shards that the index lists."""
     content = read_whole(index_path, "MDS index")
     try:
         return [_shard(entry, index_path, root) for entry in json.loads(content)["shards"]]
@@ -208,7 +207,6 @@ def _shard(entry: Mapping[str, Any], index_path: str, root: str) -> _Shard:
 
 
 def _path_of(file: Mapping[str, Any], index_path: str, root: str) -> str:
-    """Returns the path of a file that the index lists."""
     name = str(file["basename"])
     # The index is data: it must not name files outside its folder.
     if name.startswith("/") or ".." in name.split("/"):

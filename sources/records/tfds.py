@@ -150,7 +150,6 @@ def _folder_of(dataset: Any) -> str:
 
 
 def _description(folder: str, name: str) -> dict[str, Any]:
-    """Returns one of the JSON files that describe a dataset."""
     path = os.path.join(folder, name)  # noqa: PTH118
     try:
         with open(path, "rb") as file:  # noqa: PTH123

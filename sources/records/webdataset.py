@@ -91,7 +91,6 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
 
 
 def _sample(span: bytes, row: int, request: SpanRequest) -> dict[str, Any]:
-    """Returns the files of a sample by their extensions."""
     sample: dict[str, Any] = {"__key__": ""}
     key = ""
     try:

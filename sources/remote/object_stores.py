@@ -9,11 +9,14 @@ Guarantees:
     - No error shows the signature of a URL, nor the user and password in it.
 """
 
+import dataclasses
 import errno
 import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import numpy as np
 
 from millstream.errors import DataSourceError
 from millstream.sources.remote import object_clients
@@ -40,6 +43,12 @@ _SLICE_SECONDS = 0.5
 
 _MAX_BROKEN_RESPONSES = 2
 """Number of responses that may break off before a request fails. obstore resumes each of them several times."""
+
+_NEAR_BYTES = 32 << 10
+"""Gap between spans up to which they are read by one request, because another request would take longer."""
+
+_REQUEST_BYTES = 4 << 20
+"""Limit of the bytes of one request, unless one span is larger."""
 
 T = TypeVar("T")
 
@@ -90,6 +99,33 @@ class RangeRequests:
         """Cancels the requests that have not been sent."""
         for future in self._futures:
             future.cancel()
+
+
+@dataclasses.dataclass(slots=True)
+class JoinedSpans:
+    """The range of one request, and the indices of the spans in it."""
+
+    start: int
+    stop: int
+    spans: list[int]
+
+
+def join_near(starts: Sequence[int], lengths: Sequence[int]) -> list[JoinedSpans]:
+    """Groups spans that are near each other, without the empty ones."""
+    begins = np.array(starts, np.int64)
+    ends = begins + np.array(lengths, np.int64)
+    order = np.argsort(begins, kind="stable")
+    joined: list[JoinedSpans] = []
+    for span in order[ends[order] > begins[order]].tolist():
+        begin, end = int(begins[span]), int(ends[span])
+        if joined and begin - joined[-1].stop <= _NEAR_BYTES:
+            stop = max(joined[-1].stop, end)
+            if stop - joined[-1].start <= _REQUEST_BYTES:
+                joined[-1].stop = stop
+                joined[-1].spans.append(span)
+                continue
+        joined.append(JoinedSpans(begin, end, [span]))
+    return joined
 
 
 @final
@@ -152,7 +188,6 @@ def state_of(url: str) -> tuple[int, bytes]:
 
 
 def _fetch(store: Any, path: str, start: int, stop: int) -> tuple[bytes, Any]:
-    """Returns the bytes of a range, and the metadata of the object."""
     for remaining in reversed(range(_MAX_BROKEN_RESPONSES)):
         response = obstore().get(store, path, options={"range": (start, stop)})
         try:
@@ -228,7 +263,6 @@ def _result_within(future: "Future[T]", seconds: float) -> T:
 
 
 def error_for(url: str, error: Exception) -> OSError:
-    """Returns the error of Python or of this library for an error of obstore."""
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(errno.ENOENT, "The store has no such object", url)
     message = first_line(error)

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.remote import object_stores
-from millstream.sources.remote.object_stores import BeyondEndError, RangeRequests
+from millstream.sources.remote.object_stores import BeyondEndError, RangeRequests, join_near
 from millstream.sources.remote.urls import is_url
-from millstream.sources.storage.near_spans import join_near
 from millstream.sources.storage.paths import FileIdentity
 
 _TIMED_READS = 32

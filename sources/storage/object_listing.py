@@ -43,7 +43,6 @@ def list_keys(prefix: Url) -> list[str]:
 
 
 def _list_folders(url: str, folders: list["_Folder"]) -> list[str]:
-    """Returns the keys in folders. A page of each is requested at a time."""
     keys: list[str] = []
     with contextlib.closing(Progress(f"Listing {url!r}", None, "objects")) as progress:
         while folders:

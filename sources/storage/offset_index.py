@@ -94,7 +94,6 @@ class IndexKey:
 
     @functools.cached_property
     def cached(self) -> str:
-        """The path of the index in the cache."""
         version = self.identity.version if is_url(self.path) else b""
         return os.path.join(cache_folder(), f"{cached_name(self.path, version)}.{self.kind}-index")  # noqa: PTH118
 
@@ -115,7 +114,6 @@ class IndexKey:
 
 
 def find_offsets(key: IndexKey, where: Placement = Placement.CACHE) -> Offsets | None:
-    """Returns the stored index of a file, or None if there is no valid one."""
     paths = [key.cached, key.beside] if where is not Placement.BESIDE else [key.beside or key.cached]
     for path in paths:
         if path is not None and (offsets := _open(path, key)) is not None:

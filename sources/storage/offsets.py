@@ -74,7 +74,6 @@ class StoredOffsets:
         return self._count - 1
 
     def spans(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the start and end offsets of the given records, in bytes; raises DamagedIndexError."""
         if rows.max(initial=-1) >= self.num_records:
             raise DamagedIndexError("it has too few records")
         for block in np.union1d(rows // BLOCK, (rows + 1) // BLOCK).tolist():

@@ -218,7 +218,6 @@ def _matches(pattern: str, kind: str) -> list[str]:
 
 
 def names_within_common_folder(paths: Sequence[str]) -> list[str]:
-    """Returns paths relative to the common folder of all files."""
     # Stores are treated as folders of the root, and buckets as folders of a store.
     normal = [os.path.normpath(f"/{without_query(path)}" if is_url(path) else path) for path in paths]
     folder = os.path.commonpath({path.rpartition("/")[0] or "/" for path in normal})

@@ -27,7 +27,8 @@ def test_the_records_are_those_of_the_files(scheme: str, tmp_path: Path) -> None
 
     An object, and a bucket, that is not there is an error with its URL.
     """
-    sources, objects = {}, {}
+    sources: dict[str, Any] = {}
+    objects: dict[str, bytes] = {}
     for name in NAMES:
         folder = tmp_path / name
         folder.mkdir()

@@ -12,7 +12,7 @@ import pytest
 import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import FileCache, ParquetDataSource
-from millstream.sources.storage import near_spans
+from millstream.sources.remote import object_stores
 from millstream.sources.tables import parquet_file
 from support.stores.object_server import ObjectServer
 
@@ -34,7 +34,7 @@ def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
 ) -> None:
     """Columns near each other take one request; a large one takes several, in flight together; others none."""
     monkeypatch.setattr(parquet_file, "_CHUNK_BYTES", 100_000)
-    monkeypatch.setattr(near_spans, "_REQUEST_BYTES", 100_000)
+    monkeypatch.setattr(object_stores, "_REQUEST_BYTES", 100_000)
     store.objects["bucket/a"] = content_of(tmp_path)
     with ParquetDataSource(f"{store.url}/bucket/a", columns=["id"]) as source:
         source[0]

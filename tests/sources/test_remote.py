@@ -84,19 +84,6 @@ def test_every_store_is_read_alike(store: ObjectServer, scheme: str) -> None:
         assert source[402] == "ü%20".encode()
 
 
-def test_an_object_and_a_file_of_the_same_name_are_one_source(store: ObjectServer, tmp_path: Path) -> None:
-    """A state that was saved when the files were local is good when they are in a bucket, and elsewhere."""
-    fingerprints = set()
-    for name in ("a", "b"):
-        store.objects[f"bucket/train/{name}"] = tfrecord_bytes(RECORDS)
-        (tmp_path / name).write_bytes(tfrecord_bytes(RECORDS))
-    for folder in (tmp_path, "gs://bucket/train", f"{store.url}/bucket/train"):
-        for suffix in ("", "?signature=1") if "http" in str(folder) else ("",):
-            with TFRecordDataSource([f"{folder}/a{suffix}", f"{folder}/b{suffix}"]) as source:
-                fingerprints.add(source.fingerprint())
-    assert len(fingerprints) == 1
-
-
 @pytest.mark.parametrize("scheme", ["gs", "s3", "az"])
 def test_patterns_are_looked_up_where_there_are_lists(store: ObjectServer, scheme: str) -> None:
     """Matches come sorted; a name that reads as a pattern is that object, if there is one."""
@@ -177,14 +164,23 @@ def test_neighbours_come_by_one_request(store: ObjectServer) -> None:
 
 
 def test_the_index_is_kept_for_the_version_it_is_of(store: ObjectServer, tmp_path: Path) -> None:
-    """A second source asks once for each object; a signature that is another each time changes nothing."""
+    """A second source asks once for each object; a signature that is another each time changes nothing.
+
+    The fingerprint is that of local files of these names.
+    """
+    fingerprints = set()
     for number in range(3):
         store.objects[f"bucket/{number}"] = tfrecord_bytes(RECORDS)
+        (tmp_path / f"{number}").write_bytes(tfrecord_bytes(RECORDS))
     for signature in ("first", "second"):
         store.forget()
-        TFRecordDataSource([f"{store.url}/bucket/{number}?X-Signature={signature}" for number in range(3)]).close()
+        urls = [f"{store.url}/bucket/{number}?X-Signature={signature}" for number in range(3)]
+        with TFRecordDataSource(urls) as source:
+            fingerprints.add(source.fingerprint())
     assert len(store.requests) == 3
     assert len(list((tmp_path / "cache").iterdir())) == 3
+    with TFRecordDataSource([tmp_path / f"{number}" for number in range(3)]) as source:
+        assert fingerprints == {source.fingerprint()}
 
     store.objects["bucket/1"] = tfrecord_bytes(RECORDS[:7])
     with TFRecordDataSource([f"{store.url}/bucket/{number}" for number in range(3)]) as source:
@@ -240,27 +236,22 @@ def test_what_fails_for_ever_is_an_error(store: ObjectServer, form: str, failure
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_may_not_be_read_is_an_error(store: ObjectServer, scheme: str) -> None:
-    """Refused access is a PermissionError that names the credentials; later it is the record's error."""
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
-    url = f"{location(store, scheme)}/a"
-    source = TFRecordDataSource(url)
-    store.failure = lambda _: 403
-    with pytest.raises(PermissionError, match=r"refuses.*GOOGLE_APPLICATION_CREDENTIALS.*AWS_PROFILE.*bucket/a"):
-        TFRecordDataSource(url)
-    with pytest.raises(DataSourceError, match=r"Cannot read record 3 of '.*a' \(record key 3\).*refuses"):
-        source[3]
-    source.close()
+def test_what_is_not_there_or_may_not_be_read_is_an_error(store: ObjectServer, scheme: str) -> None:
+    """A missing object is a FileNotFoundError, refused access a PermissionError that names the credentials.
 
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_what_is_not_there_is_an_error(store: ObjectServer, scheme: str) -> None:
-    """A missing object is a FileNotFoundError; one removed later is the record's error."""
+    Later it is the record's error.
+    """
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     url = f"{location(store, scheme)}/a"
     with pytest.raises(FileNotFoundError, match=r"No such TFRecord file: '.*/b'"):
         TFRecordDataSource([url, f"{location(store, scheme)}/b"])
     with TFRecordDataSource(url) as source:
+        store.failure = lambda _: 403
+        with pytest.raises(PermissionError, match=r"refuses.*GOOGLE_APPLICATION_CREDENTIALS.*AWS_PROFILE.*bucket/a"):
+            TFRecordDataSource(url)
+        with pytest.raises(DataSourceError, match=r"Cannot read record 3 of '.*a' \(record key 3\).*refuses"):
+            source[3]
+        store.failure = lambda _: None
         del store.objects["bucket/a"]
         with pytest.raises(DataSourceError, match=r"record 3 of '.*a' \(record key 3\).*was removed"):
             source[3]
@@ -399,7 +390,7 @@ def test_both_files_of_megatron_are_read_by_a_signed_url(store: ObjectServer, tm
         MegatronDataSource(f"{store.url}/bucket/{prefix}?X-Signature=0123abcd")
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("status", [302, 308])
 def test_servers_may_send_elsewhere(store: ObjectServer, status: int) -> None:
     """Each request is sent on, so that an address that is no longer good does not matter."""
     store.objects["cdn/a b"] = store.objects["cdn/new"] = tfrecord_bytes(SPREAD)
@@ -449,22 +440,16 @@ def test_a_server_that_sends_whole_files_only_is_refused(store: ObjectServer) ->
         TFRecordDataSource(f"{store.url}/bucket/a")
 
 
-@pytest.mark.parametrize("size", [1, 3_000_000])
+@pytest.mark.parametrize("tells_sizes", [True, False])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_one_request_identifies_an_object(store: ObjectServer, scheme: str, size: int) -> None:
-    """Size and version of an object of any size take one request."""
-    store.objects["bucket/a"] = bytes(size)
-    assert object_stores.state_of(f"{location(store, scheme)}/a")[0] == size
-    assert len(store.requests) == 1
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_size_that_does_not_come_with_a_range_is_found(store: ObjectServer, scheme: str) -> None:
-    """If ranges do not carry the size, it comes from the object's headers."""
-    store.tells_sizes = False
+def test_one_request_identifies_an_object(store: ObjectServer, scheme: str, tells_sizes: bool) -> None:
+    """Size and version of an object take one request; if ranges do not carry the size, it comes from the headers."""
+    store.tells_sizes = tells_sizes
     for size in (0, 1, 3_000_000):
         store.objects["bucket/a"] = bytes(size)
+        store.forget()
         assert object_stores.state_of(f"{location(store, scheme)}/a")[0] == size
+        assert not (size and tells_sizes) or len(store.requests) == 1
 
 
 def test_a_copy_needs_no_look_at_the_store(store: ObjectServer) -> None:
@@ -494,10 +479,8 @@ DAMAGED: dict[str, tuple[Callable[[str], Any], bytes, str]] = {
     "no tar": (WebDatasetDataSource, b"{}\n" * 1000, "is not a tar archive"),
     "no Bagz": (BagzDataSource, b"{}\n" * 1000, "is not a Bagz file"),
     "empty CSV": (CsvDataSource, b"", "is empty"),
-    **{
-        f"{len(content)} bytes, no Parquet": (ParquetDataSource, content, "is not a Parquet file, is damaged")
-        for content in (b"", b"PAR1", b"PAR1" + bytes(5000) + b"PAR1")
-    },
+    "no Parquet": (ParquetDataSource, b"PAR1" + bytes(5000) + b"PAR1", "is not a Parquet file, is damaged"),
+    "empty Parquet": (ParquetDataSource, b"", "is not a Parquet file, is damaged"),
     "no Megatron": (MegatronDataSource, b"abc", "is not the index of a Megatron dataset"),
 }
 

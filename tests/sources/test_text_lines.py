@@ -38,11 +38,17 @@ def test_any_lines_are_read_in_any_order(
             assert_records(source, expected)
 
 
-def test_a_carriage_return_alone_is_text(tmp_path: Path) -> None:
-    """A carriage return alone is text: only one before a newline belongs to the line's end."""
-    path = write_alone(tmp_path, b"a\rb\r\r\n\r\nc\r")
-    with TextLineDataSource(path) as source:
-        assert every_record(source) == ["a\rb\r", "", "c\r"]
+@pytest.mark.parametrize(
+    ("kind", "content", "expected"),
+    [
+        (TextLineDataSource, b"a\rb\r\r\n\r\nc\r", ["a\rb\r", "", "c\r"]),
+        (JsonLinesDataSource, b'\xef\xbb\xbf{"a": 1}\n[2]', [{"a": 1}, [2]]),
+    ],
+)
+def test_ends_of_lines_are_newlines(tmp_path: Path, kind: Any, content: bytes, expected: list[Any]) -> None:
+    """A carriage return belongs to a line's end only before a newline; the last value may have no line end."""
+    with kind(write_alone(tmp_path, content)) as source:
+        assert every_record(source) == expected
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "shift_jis", "gb18030", "UTF8", "utf-8-sig", "ascii"])
@@ -95,12 +101,6 @@ def test_any_values_are_read_in_any_order(
         patch.setattr(text_lines, "_BLANK_READ_BYTES", 2)
         with JsonLinesDataSource(path) as source:
             assert_records(source, [value for value, *_ in lines])
-
-
-def test_the_last_value_may_have_no_line_end(tmp_path: Path) -> None:
-    """The last value may have no line end, and the first a byte order mark."""
-    with JsonLinesDataSource(write_alone(tmp_path, b'\xef\xbb\xbf{"a": 1}\n[2]')) as source:
-        assert every_record(source) == [{"a": 1}, [2]]
 
 
 def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

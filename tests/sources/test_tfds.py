@@ -20,44 +20,28 @@ from support.files.record_files import write_array_record, write_tfrecord
 from support.streams import comparable
 
 
+def feature(kind: str, name: str, **described: Any) -> dict[str, Any]:
+    """Returns a feature as `features.json` describes it."""
+    return {"pythonClassName": f"tensorflow_datasets.core.features.{kind}", name: described}
+
+
 def tensor(dtype: str, *shape: int, encoding: str = "none") -> dict[str, Any]:
-    """Returns a tensor as `features.json` describes it."""
-    return {
-        "pythonClassName": "tensorflow_datasets.core.features.tensor_feature.Tensor",
-        "tensor": {
-            "dtype": dtype,
-            "encoding": encoding,
-            "shape": {"dimensions": list(map(str, shape))} if shape else {},
-        },
-    }
+    dimensions = {"dimensions": list(map(str, shape))} if shape else {}
+    return feature("tensor_feature.Tensor", "tensor", dtype=dtype, encoding=encoding, shape=dimensions)
 
 
 def features_dict(**members: Any) -> dict[str, Any]:
-    """Returns a dict of features."""
-    return {
-        "pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict",
-        "featuresDict": {"features": members},
-    }
+    return feature("features_dict.FeaturesDict", "featuresDict", features=members)
 
 
-def sequence(feature: dict[str, Any], length: int = -1) -> dict[str, Any]:
-    """Returns a sequence of a feature."""
-    return {
-        "pythonClassName": "tensorflow_datasets.core.features.sequence_feature.Sequence",
-        "sequence": {"feature": feature, "length": str(length)},
-    }
+def sequence(member: dict[str, Any], length: int = -1) -> dict[str, Any]:
+    return feature("sequence_feature.Sequence", "sequence", feature=member, length=str(length))
 
 
-TEXT = {"pythonClassName": "tensorflow_datasets.core.features.text_feature.Text", "text": {}}
-LABEL = {
-    "pythonClassName": "tensorflow_datasets.core.features.class_label_feature.ClassLabel",
-    "classLabel": {"numClasses": "3"},
-}
-IMAGE = {
-    "pythonClassName": "tensorflow_datasets.core.features.image_feature.Image",
-    "image": {"dtype": "uint8", "encodingFormat": "png", "shape": {"dimensions": ["-1", "-1", "3"]}},
-}
-AUDIO = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {"dtype": "int64"}}
+TEXT = feature("text_feature.Text", "text")
+LABEL = feature("class_label_feature.ClassLabel", "classLabel", numClasses="3")
+IMAGE = feature("image_feature.Image", "image", dtype="uint8", shape={"dimensions": ["-1", "-1", "3"]})
+AUDIO = feature("audio_feature.Audio", "audio", dtype="int64")
 
 
 def write_dataset(
@@ -212,15 +196,13 @@ def same(left: Any, right: Any) -> bool:
 @pytest.mark.parametrize("name", FEATURES)
 def test_each_feature_has_its_meaning(tmp_path: Path, name: str) -> None:
     """Each feature has its value and dtype alone and in batches, which equal their records stacked."""
-    feature, stored, expected = FEATURES[name]
+    described, stored, expected = FEATURES[name]
     examples = [{"x": stored(number)} for number in range(7)]
-    folder = write_dataset(tmp_path / "toy", features_dict(x=feature), {"train": [examples]})
+    folder = write_dataset(tmp_path / "toy", features_dict(x=described), {"train": [examples]})
     with TfdsDataSource(folder, "train") as source:
         records = source.__getitems__([5, 0, 3])
-        assert [same(source[key], {"x": expected(key)}) for key in range(7)] == [True] * 7
-        assert [same(record, {"x": expected(key)}) for record, key in zip(records, [5, 0, 3], strict=True)] == [
-            True
-        ] * 3
+        assert all(same(source[key], {"x": expected(key)}) for key in range(7))
+        assert all(same(record, {"x": expected(key)}) for record, key in zip(records, [5, 0, 3], strict=True))
         if isinstance(records, ColumnarRecords):
             assert same(stack(records), stack([source[key] for key in (5, 0, 3)]))
             assert same(stack(records[1:]), stack([source[key] for key in (0, 3)]))
@@ -236,19 +218,17 @@ def test_features_within_features_keep_their_structure(tmp_path: Path) -> None:
     example = {"a/b/c": 2, "a/d": "d", "s/n": [1, 2], "s/t": ["x", "y"], "t/en": "yes", "t/fr": "oui"}
     folder = write_dataset(tmp_path / "toy", features, {"train": [[example]]})
     with TfdsDataSource(folder, "train") as source:
-        assert same(
-            source[0],
-            {
-                "a": {"b": {"c": np.int64(2)}, "d": b"d"},
-                "s": {"n": np.array([1, 2]), "t": np.array([b"x", b"y"], object)},
-                "t": {"en": b"yes", "fr": b"oui"},
-            },
-        )
+        expected = {
+            "a": {"b": {"c": np.int64(2)}, "d": b"d"},
+            "s": {"n": np.array([1, 2]), "t": np.array([b"x", b"y"], object)},
+            "t": {"en": b"yes", "fr": b"oui"},
+        }
+        assert same(source[0], expected)
         assert same(stack(source.__getitems__([0, 0])), stack([source[0], source[0]]))
 
 
 @pytest.mark.parametrize(
-    ("feature", "message"),
+    ("described", "message"),
     [
         (AUDIO, "Feature 'x' is Audio"),
         (sequence(sequence(LABEL)), "a sequence within a sequence"),
@@ -257,9 +237,9 @@ def test_features_within_features_keep_their_structure(tmp_path: Path) -> None:
         (tensor("bfloat17"), "dtype bfloat17"),
     ],
 )
-def test_features_that_are_not_supported_are_errors(tmp_path: Path, feature: dict[str, Any], message: str) -> None:
+def test_features_that_are_not_supported_are_errors(tmp_path: Path, described: dict[str, Any], message: str) -> None:
     """An unsupported feature is an error at construction with its name and an alternative."""
-    folder = write_dataset(tmp_path / "toy", features_dict(x=feature), {"train": [[{"x": 1}]]})
+    folder = write_dataset(tmp_path / "toy", features_dict(x=described), {"train": [[{"x": 1}]]})
     with pytest.raises(ValueError, match=message) as caught:
         TfdsDataSource(folder, "train")
     assert "tfds.data_source" in str(caught.value)

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.sources.remote import object_stores
+from millstream.sources.remote.object_stores import join_near
 from millstream.sources.remote.urls import Url, is_url, matching
-from millstream.sources.storage import near_spans
-from millstream.sources.storage.near_spans import join_near
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 60)), max_size=60))
 def test_spans_are_joined_where_that_costs_little(spans: list[tuple[int, int]]) -> None:
     """Each span that is not empty is in one request; requests are in order, far apart, and not long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(near_spans, "_NEAR_BYTES", 10)
-        patch.setattr(near_spans, "_REQUEST_BYTES", 100)
+        patch.setattr(object_stores, "_NEAR_BYTES", 10)
+        patch.setattr(object_stores, "_REQUEST_BYTES", 100)
         joined = join_near([start for start, _ in spans], [length for _, length in spans])
 
     assert sorted(place for part in joined for place in part.spans) == [

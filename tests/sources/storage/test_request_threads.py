@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -39,9 +40,8 @@ def test_a_process_ends_while_the_store_does_not_answer(store: ObjectServer, thr
 
     def seconds_to_end() -> float:
         store.failure = lambda _: None
-        with subprocess.Popen(
-            command, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as trainer:
+        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, env=environment(), text=True, **pipes) as trainer:
             assert trainer.stdin is not None
             assert trainer.stdout is not None
             assert trainer.stderr is not None
