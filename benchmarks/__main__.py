@@ -72,13 +72,11 @@ def write(path: Path, scale: Scale, found: list[Finding]) -> str:
 
 
 def chosen(names: list[str], known: dict[str, Any], flag: str) -> None:
-    """Raises unless all names are known."""
     if unknown := [name for name in names if name not in known]:
         raise app.UsageError(f"--{flag}: there is no {unknown[0]!r}; there are {', '.join(known)}.")
 
 
 def main(_: list[str]) -> None:
-    """Measures what the flags say."""
     chosen(CASE_NAMES.value, CASES, "cases")
     chosen(PEER_NAMES.value, PEERS, "peers")
     scale = SCALES[SCALE.value]

@@ -41,12 +41,10 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
 
 
 def index_sampler(num_records: int) -> millstream.IndexSampler:
-    """Returns a shuffled order."""
     return millstream.IndexSampler(num_records, shuffle=True, seed=1)
 
 
 def mixture(num_records: int, components: int) -> millstream.MixtureSampler:
-    """Returns a mixture of equally large components with weights that are all different."""
     samplers = [index_sampler(num_records // components) for _ in range(components)]
     return millstream.MixtureSampler(samplers, [1_000 + number for number in range(components)])
 
@@ -86,7 +84,6 @@ class Most(Filter):
 def loader(  # noqa: PLR0917  (numbers that say where)
     num_records: int, hosts: int, host: int, batch: int, sampler: Any, logical_shards: int | None = None
 ) -> millstream.DataLoader:
-    """Returns the loader of one host; with logical shards, of a pipeline that filters."""
     return millstream.DataLoader(
         data_source=millstream.RangeDataSource(0, num_records),
         sampler=sampler,
@@ -167,7 +164,6 @@ def process(records: int, components: int, hosts: int, workers: int) -> dict[str
 
 
 def print_process(records: int, components: int, hosts: int, workers: int) -> None:
-    """Reads some batches, and prints what this process and its workers hold."""
     sampler = mixture(records, components) if components > 1 else index_sampler(records)
     made = millstream.DataLoader(
         data_source=millstream.RangeDataSource(0, records),
@@ -186,7 +182,6 @@ def print_process(records: int, components: int, hosts: int, workers: int) -> No
 
 
 def measure(hosts: int, records: int, components: int, documents: int, num_files: int) -> dict[str, Any]:
-    """Returns the numbers of docs/scale.md."""
     machine = describe_machine()
     of_index = {str(count): order(index_sampler(count), count) for count in (10**6, 10**9, records)}
     counts = sorted({2, 10, 100, components})
@@ -220,7 +215,6 @@ def measure(hosts: int, records: int, components: int, documents: int, num_files
 
 
 def tables(measured: dict[str, Any]) -> Iterator[str]:
-    """Yields the tables of docs/scale.md."""
     orders = {f"shuffle of {int(count):,} records": cost for count, cost in measured["order"].items()}
     orders |= {
         f"mixture of {int(count):,} components, {measured['records']:,} records": cost
@@ -281,14 +275,12 @@ def _states(measured: dict[str, Any], order: str = "") -> dict[str, str]:
 
 
 def _table(rows: Iterator[dict[str, str]]) -> str:
-    """Returns rows, which have the same names, as a table in Markdown."""
     first, *others = rows
     lines = [list(first), ["---"] * len(first), *(list(row.values()) for row in (first, *others))]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> None:
-    """Does what the arguments say."""
     parser = argparse.ArgumentParser(description="Measures what grows, and prints the tables of docs/scale.md.")
     parser.add_argument("--output", type=Path, help="only measure a little, to see that it runs, and write it there")
     parser.add_argument("--process", type=int, nargs=4, help=argparse.SUPPRESS)

@@ -39,7 +39,7 @@ class MixedIterDataset(Combined):
     def _drawn(self, shared: Shared) -> MixedIterator:
         return MixedIterator(self.parents, self.weights, self.names if self.is_named else None, shared)
 
-    def followed_by(  # noqa: D102  (as for any combination)
+    def followed_by(
         self, operations: tuple[Transformation, ...], running: Running, reading: ReadOptions | None
     ) -> DatasetIterator[Any] | None:
         if running.tolerance is not None or not operations:

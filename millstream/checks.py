@@ -16,12 +16,7 @@ Options = TypeVar("Options")
 
 
 def as_integer(value: object, name: str, minimum: int | None = None, maximum: int | None = None) -> int:
-    """Returns a plain int. NumPy's integers are integers; booleans and floats are not.
-
-    Raises:
-        TypeError: the value is not an integer.
-        ValueError: it is less than `minimum`, or more than `maximum`.
-    """
+    """Returns a plain int from `minimum` to `maximum`. NumPy's integers are integers; booleans and floats are not."""
     try:
         integer = operator.index(value)  # type: ignore[arg-type]  # what has no index raises TypeError
     except TypeError:
@@ -44,23 +39,14 @@ def as_integer_or_none(value: object, name: str) -> int | None:
 
 
 def as_flag(value: object, name: str) -> bool:
-    """Returns a plain bool for a bool of Python or NumPy.
-
-    Raises:
-        TypeError: the value is not a bool.
-    """
+    """Returns a plain bool for a bool of Python or NumPy."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} must be True or False, got {value!r} of type {type(value).__name__}.")
     return bool(value)
 
 
 def as_options(value: object, name: str, kind: type[Options]) -> Options:
-    """Returns options of a class: as they are, or a copy of another library's options with the same fields.
-
-    Raises:
-        TypeError: the value is neither.
-        ValueError: a field is out of range.
-    """
+    """Returns options of a class: as they are, or a copy of another library's options with the same fields."""
     if isinstance(value, kind):
         return value
     if not has_fields(value, kind):
@@ -80,12 +66,7 @@ def _field_names(kind: type) -> list[str]:
 
 
 def as_seconds(value: object, name: str) -> float:
-    """Returns a positive number of seconds as a float. Infinity is allowed.
-
-    Raises:
-        TypeError: the value is not a number.
-        ValueError: it is not above 0.
-    """
+    """Returns a positive number of seconds as a float. Infinity is allowed."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise TypeError(f"{name} must be a number of seconds, got {value!r} of type {type(value).__name__}.")
     if not value > 0:
@@ -98,9 +79,7 @@ def named_arguments(
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Returns a decorator: a call with an unknown argument fails with a suggestion.
 
-    Args:
-        advice: suggestions for names that users know from other libraries.
-        positional: the suggestion if there are too many positional arguments.
+    `advice` has suggestions for names that users know from other libraries, `positional` that for too many arguments.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -160,7 +139,7 @@ OVERFLOWS = ("error", "truncate", "split", "drop")
 
 
 def as_overflow(value: object) -> str:
-    """Returns a valid treatment; refuses anything else."""
+    """Returns a valid treatment."""
     if value not in OVERFLOWS:
         raise ValueError(f"overflow must be one of {', '.join(map(repr, OVERFLOWS))}, got {value!r}.")
     return str(value)

@@ -34,10 +34,7 @@ class ColumnarRecords(Sequence[Any]):
 
     @abc.abstractmethod
     def stack(self, allocate: Allocate) -> Any:
-        """Returns the stacked records, in arrays allocated by `allocate`.
-
-        None if the stacked records are not known; they are then stacked one by one.
-        """
+        """Returns the stacked records, in arrays allocated by `allocate`; None if they must be stacked one by one."""
 
 
 def stack_texts(texts: list[str], allocate: Allocate) -> NDArray[Any]:

@@ -64,7 +64,6 @@ class _Values(reprlib.Repr):
         self.maxstring = self.maxother = 60
 
     def repr1(self, x: Any, level: int) -> str:
-        """Returns the description of any value."""
         if isinstance(x, np.ndarray):
             return f"array of {x.dtype}, shape {x.shape}"
         if callable(x) and not isinstance(x, type):

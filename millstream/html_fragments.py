@@ -52,7 +52,7 @@ def figure(*fragments: str, style: str = "") -> str:
 
 
 def card(kind: str, title: str, *fragments: str) -> str:
-    """Returns a box with a kind, a title, and fragments of HTML below them."""
+    """Returns a box."""
     head = f'<div class="ms-head"><span class="ms-kind">{escaped(kind)}</span><code>{escaped(title)}</code></div>'
     return f'<div class="ms-card">{head}{"".join(fragments)}</div>'
 
@@ -84,7 +84,7 @@ def proportions(shares: Sequence[tuple[str, float]], caption: str = "") -> str:
 
 
 def table(head: Sequence[str], *rows: Sequence[str]) -> str:
-    """Returns an HTML table, given its header and its rows as cells of HTML."""
+    """Returns an HTML table."""
     lines = [("th", head), *(("td", row) for row in rows)]
     cells = ("".join(f"<{tag}>{cell}</{tag}>" for cell in row) for tag, row in lines)
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in cells)}</table>"

@@ -10,11 +10,9 @@ from importlib import import_module
 
 
 def hooks(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Returns the `__getattr__` and the `__dir__` of a package.
+    """Returns the `__getattr__` and the `__dir__` of a package, given the module of each late name.
 
-    Args:
-        package: the name of the package. Completion in a notebook offers the names in its `__all__`.
-        modules: the module of each late name.
+    Completion in a notebook offers the names in the package's `__all__`.
     """
 
     def get_late_name(name: str) -> object:

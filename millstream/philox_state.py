@@ -43,11 +43,9 @@ _Memory = ctypes.Array[ctypes.c_char]
 
 
 def at_streams(generator: "np.random.Generator", words: NDArray[np.uint64]) -> Iterator["np.random.Generator"]:
-    """Yields the same generator repeatedly, each time at the start of the next stream.
+    """Yields the same generator, of a Philox, repeatedly, each time at the start of the next stream.
 
-    Args:
-        generator: a generator of a Philox, whose state is set each time.
-        words: the streams, shape (n, 6): the two words of the key and the four of the counter.
+    A stream is a row of `words`, shape (n, 6): the two words of the key and the four of the counter.
     """
     memory = _memory_of(generator.bit_generator) if _layout_is_known() else None
     if memory is None:
@@ -73,7 +71,6 @@ def _set_property(bit_generator: "np.random.BitGenerator", stream: list[int]) ->
 
 
 def _states(words: NDArray[np.uint64]) -> list[bytes]:
-    """Returns the memory contents at the start of each stream."""
     states = np.zeros(len(words), _STATE)
     states["buffer_pos"] = _NOTHING_BUFFERED
     states["key_and_counter"] = words

@@ -52,11 +52,7 @@ OF_BATCHES = SEED_LIMIT >> 1
 
 
 class _NoSeed:
-    """Replaces the seed that NumPy's generators keep. Spawning from it is an error with a remedy.
-
-    Attributes:
-        is_used: True once the generator has been constructed, after which every request is an error.
-    """
+    """Replaces the seed that NumPy's generators keep. Spawning from it, once in use, is an error with a remedy."""
 
     def __init__(self) -> None:
         _let_numpy_take_it()

@@ -231,16 +231,7 @@ class RowGroup:
 
     @classmethod
     def among(cls, needed: Mapping[int, set[int]], process: int, num_parts: int) -> Self:
-        """Finds the rows of a process among those of all.
-
-        Args:
-            needed: the parts of the rows that each process needs, numbers from 0.
-            process: the number of the process.
-            num_parts: the number of parts.
-
-        Raises:
-            ValueError: the process needs no rows, or the rows of two processes overlap only in part.
-        """
+        """Finds the rows of a process, given the numbers of the parts of the rows that each process needs."""
         if process not in needed:
             raise ValueError(
                 f"sharding must include a device of this process, number {process}, but its mesh has devices of other "

@@ -119,13 +119,7 @@ def largest_key(sampler: object) -> int | None:
 
 
 def checked_keys_at(sampler: "VectorisedSampler | AdaptedSampler", positions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the record keys of any positions, shape (m,), checked: a new array, whatever the sampler keeps.
-
-    Raises:
-        TypeError: the sampler did not return one integer for each position.
-        ValueError: a key is negative, or too large for an int64.
-        Exception: whatever the sampler raises.
-    """
+    """Returns the record keys of any positions, shape (m,), checked: a new array, whatever the sampler keeps."""
     return _checked(sampler.record_keys_at(positions), positions, f"{_name(sampler)}.record_keys_at(positions)")
 
 
@@ -146,11 +140,7 @@ def has_unread_generators(sampler: "VectorisedSampler | AdaptedSampler") -> bool
 
 
 def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
-    """Returns the sampler itself if it has `record_keys_at`, else an adapter that calls it run by run or one by one.
-
-    Raises:
-        TypeError: the object is not a sampler, or has `record_keys_at` but lacks other members.
-    """
+    """Returns the sampler itself if it has `record_keys_at`, else an adapter that calls it run by run or one by one."""
     if hasattr(sampler, "record_keys_at"):
         missing = [member for member in _VECTORISED_MEMBERS if not hasattr(sampler, member)]
         if missing:
@@ -169,26 +159,21 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
 
 @dataclasses.dataclass(frozen=True)
 class AdaptedSampler:
-    """A custom sampler with the interface of `VectorisedSampler`.
+    """A custom sampler with the interface of `VectorisedSampler`. Its results are checked.
 
-    A sampler with `record_keys(start, stop)` is called once for each run of consecutive positions; it may have `seed`
-    and `num_records`. A sampler with `__getitem__` only is called for every position; the metadata's `rng` is its
-    randomness, so its `seed` is not read. With both methods, its randomness is `seed` if it has one, else `rng`.
-
-    Attributes:
-        sampler: the custom sampler. Its results are checked; its `metadata.index` is not read.
+    Its `metadata.index` is not read. One with `record_keys(start, stop)` is called once for each run of consecutive
+    positions; it may have `seed` and `num_records`. One with `__getitem__` only is called for every position; the
+    metadata's `rng` is its randomness, so its `seed` is not read. With both, its randomness is `seed` if it has one.
     """
 
     sampler: Any
 
     @property
     def seed(self) -> int | None:
-        """The seed of a sampler with `record_keys`, or None."""
         return getattr(self.sampler, "seed", None) if self._answers_runs else None
 
     @property
     def num_records(self) -> int | None:
-        """The sampler's `num_records`, or None if it has none."""
         return getattr(self.sampler, "num_records", None)
 
     @property
@@ -214,7 +199,6 @@ class AdaptedSampler:
         return self._keys_of_run(start, stop)
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys of any positions, shape (m,), in the order of positions."""
         positions = np.asarray(positions, dtype=np.int64)
         if not positions.size:
             return np.empty(0, dtype=np.int64)
@@ -260,7 +244,6 @@ def check_range(start: int, stop: int, length: int | None) -> None:
 
 
 def _checked_key(metadata: Any, position: int) -> int:
-    """Returns the record key of what a custom sampler gave for a position."""
     try:
         key = operator.index(metadata.record_key)
     except (AttributeError, TypeError):
@@ -274,7 +257,6 @@ def _checked_key(metadata: Any, position: int) -> int:
 
 
 def _checked(keys: object, positions: NDArray[np.int64], asked: str) -> NDArray[np.int64]:
-    """Returns the keys that a sampler returned for positions, as a new int64 array; `asked` is the call, for errors."""
     array = np.asarray(keys)
     if array.shape != positions.shape or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(

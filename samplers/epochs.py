@@ -18,14 +18,7 @@ from millstream.sharding import NoSharding, ShardOptions
 
 
 class EpochSampler(Order):
-    """An order of epochs of equally many positions: epoch, offset = divmod(position, num_records).
-
-    Attributes:
-        num_records: the number of positions per epoch.
-        num_epochs: the number of epochs; None for an endless order.
-        seed: the seed of all randomness; None if there is none.
-        shard_options: the shard of every global batch that this process reads.
-    """
+    """An order of epochs of equally many positions: epoch, offset = divmod(position, num_records)."""
 
     num_records: int
     num_epochs: int | None
@@ -46,8 +39,7 @@ class EpochSampler(Order):
         """Returns the class and everything that determines the order, in words; not num_epochs, and not the shard."""
 
     @abc.abstractmethod
-    def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Returns the record keys of offsets into one epoch, shape (m,), at least one."""
+    def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]: ...
 
     @property
     def length(self) -> int | None:
@@ -106,7 +98,6 @@ class EpochSampler(Order):
         """Returns the offsets of elements in an epoch, and the index of the element that each is of."""
 
     def _by_epoch(self, positions: NDArray[np.int64]) -> list[tuple[int, NDArray[np.intp] | slice, NDArray[np.int64]]]:
-        """Returns each epoch that positions lie in, with the rows that do, and their offsets."""
         rows_of = by_number(positions // self.num_records)
         return [(epoch, rows, positions[rows] - epoch * self.num_records) for epoch, rows in rows_of]
 
@@ -127,12 +118,7 @@ def checked_seed(seed: object, *, shuffle: bool) -> int | None:
 
 
 def integers(values: object, name: str) -> NDArray[np.int64]:
-    """Returns a line of integers as an int64 array of shape (n,); without a copy if it is one already.
-
-    Raises:
-        TypeError: they are not integers.
-        ValueError: they have another shape, or one is below 0 or 2**63 or more.
-    """
+    """Returns a line of integers as an int64 array of shape (n,); without a copy if it is one already."""
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{name} must be a one-dimensional array of integers, got an array of shape {array.shape}.")
@@ -145,11 +131,7 @@ def integers(values: object, name: str) -> NDArray[np.int64]:
 
 
 def whole_numbers(values: object, name: str) -> NDArray[np.int64]:
-    """Returns at least one integer, as `integers` does.
-
-    Raises:
-        TypeError, ValueError: as `integers`, or there are none, or the sum is 2**63 or more.
-    """
+    """Returns at least one integer, as `integers` does, of a sum below 2**63."""
     array = integers(values, name)
     if not array.size:
         raise ValueError(f"{name} must have at least one integer, got none.")

@@ -138,12 +138,10 @@ class Windows(NamedTuple):
         return keys
 
     def offsets(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the offsets into the epoch at which records come, shape (m,)."""
         units = np.searchsorted(self.source_ends, keys, side="right")
         return self._within_windows(keys - self.shifts[self.ranks[units]], inverse=True)
 
     def _within_windows(self, offsets: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
-        """Permutes offsets within their windows, or runs that permutation backwards."""
         numbers = np.searchsorted(self.ends, offsets, side="right")
         starts = self.starts[numbers]
         sizes = self.ends[numbers] - starts

@@ -90,7 +90,6 @@ class IndexSampler(EpochSampler):
 
     @property
     def _numbers(self) -> tuple[Any, ...]:
-        """Everything except the keys."""
         return self.num_records, self.shard_options, self.shuffle, self.num_epochs, self.seed
 
     @functools.cached_property

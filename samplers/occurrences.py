@@ -11,12 +11,7 @@ Numbers = NDArray[np.int64]
 
 
 class Occurrences(NamedTuple):
-    """Positions at which the given keys occur, in any order; int64 arrays of shape (m,).
-
-    Attributes:
-        rows: the index of the key among the given ones.
-        positions: the position.
-    """
+    """Positions, and the index of the key among the given ones that occurs there; in any order, int64, shape (m,)."""
 
     rows: Numbers
     positions: Numbers
@@ -37,7 +32,6 @@ class Occurrences(NamedTuple):
 
     @classmethod
     def concatenate(cls, all_found: "list[Occurrences]") -> "Occurrences":
-        """Returns several occurrences as one."""
         nothing = np.empty(0, dtype=np.int64)
         return (
             cls(*(np.concatenate([nothing, *columns]) for columns in zip(*all_found, strict=True)))
@@ -47,7 +41,6 @@ class Occurrences(NamedTuple):
 
 
 def checked_keys(keys: Any) -> Numbers:
-    """Returns record keys as an int64 array of shape (m,)."""
     array = np.asarray(keys)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise TypeError(f"keys must be a list or array of integers, got {keys!r}.")
@@ -56,7 +49,6 @@ def checked_keys(keys: Any) -> Numbers:
 
 
 def checked_stop(stop: Any, length: int | None) -> int:
-    """Returns the position before which occurrences are searched."""
     if stop is None:
         if length is None:
             raise ValueError("stop must be given for an endless order: each record comes again and again.")

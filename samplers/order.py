@@ -86,11 +86,7 @@ class Order(Rendered, abc.ABC):
 
 
 def positions_between(start: int, stop: int, length: int | None) -> NDArray[np.int64]:
-    """Returns the positions [start, stop) of an order of some length, None for endless; shape (stop - start,).
-
-    Raises:
-        IndexError: start is negative or above stop, or stop is beyond the end.
-    """
+    """Returns the positions [start, stop) of an order of some length, None for endless; shape (stop - start,)."""
     start, stop = operator.index(start), operator.index(stop)
     check_range(start, stop, length)
     if start == stop:

@@ -71,7 +71,6 @@ class _Cipher(NamedTuple):
     keys: Words
 
     def of_values(self, rows: NDArray[np.intp]) -> "_Cipher":
-        """Returns the cipher of some of the values."""
         if self.keys.shape[2] == 1:
             return self
         return _Cipher._make(half if isinstance(half, int) else half[..., rows] for half in self)
@@ -85,7 +84,7 @@ def permute(
     *,
     inverse: bool = False,
 ) -> NDArray[np.int64]:
-    """Returns the image of each offset under the permutation of [0, size) that its seed and epoch select.
+    """Returns the image of each offset under the permutation of [0, size) that its seed and epoch select, shape (m,).
 
     Args:
         offsets: shape (m,), each at least 0 and below its size.
@@ -93,9 +92,6 @@ def permute(
         seeds: 0 … 2**64 - 1.
         epochs: 0 … 2**64 - 1.
         inverse: True for the offsets that have these images.
-
-    Returns:
-        A new array of shape (m,).
     """
     values = offsets.view(np.uint64)
     landed = np.empty(len(values), dtype=np.uint64)
@@ -127,7 +123,6 @@ def permute_one(offset: int, size: int, seed: int, epoch: int) -> int:
 
 
 def _permute_chunk(offsets: Wide, sizes: Any, seeds: Any, epochs: Any, *, inverse: bool) -> Wide:
-    """Returns the images of a few thousand offsets."""
     if isinstance(sizes, int) and isinstance(seeds, int) and isinstance(epochs, int):
         return _walk(_cipher(sizes, seeds, epochs), offsets, np.uint64(sizes), inverse=inverse)
     # Neighbours are often of one epoch of one set, and then share one computation of their shape and round keys.
@@ -189,7 +184,6 @@ def _encipher(cipher: _Cipher, values: Wide) -> Wide:
 
 
 def _decipher(cipher: _Cipher, values: Wide) -> Wide:
-    """Runs the rounds of `_encipher` backwards."""
     left_size, left_bits, right_bits, keys = cipher
     left, right, drawn, scratch = _split(cipher, values)
     mask, highest = (1 << right_bits) - 1, int(np.max(right_bits))
@@ -208,7 +202,6 @@ def _decipher(cipher: _Cipher, values: Wide) -> Wide:
 
 
 def _split(cipher: _Cipher, values: Wide) -> tuple[Words, Words, Words, Words]:
-    """Returns the left and the right halves of values, and two scratch arrays of the same shape."""
     right = values.astype(cipher.keys.dtype)
     left = right >> cipher.right_bits
     right &= (1 << cipher.right_bits) - 1

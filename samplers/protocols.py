@@ -31,53 +31,33 @@ class MixedSampler(VectorisedSampler, Protocol):
     """
 
     @property
-    def names(self) -> tuple[Any, ...]:
-        """The names of the components."""
-        ...
+    def names(self) -> tuple[Any, ...]: ...
 
     @property
-    def samplers(self) -> tuple[VectorisedSampler | AdaptedSampler, ...]:
-        """The components' samplers."""
-        ...
+    def samplers(self) -> tuple[VectorisedSampler | AdaptedSampler, ...]: ...
 
     @property
-    def source_lengths(self) -> tuple[int, ...]:
-        """The number of records of the source of each component."""
-        ...
+    def source_lengths(self) -> tuple[int, ...]: ...
 
-    def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
-        """Returns the same order with the rows of each global batch permuted."""
-        ...
+    def shuffled_within(self, global_batch_size: int, seed: int) -> Self: ...
 
-    def drawn_before(self, position: int, /) -> tuple[int, ...]:
-        """Returns the number of elements of each component before the first position of a global batch."""
-        ...
+    def drawn_before(self, position: int, /) -> tuple[int, ...]: ...
 
-    def locate(self, positions: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the number of the component, and the position in its own order, of any positions."""
-        ...
+    def locate(self, positions: NDArray[np.int64], /) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
 
-    def located(self, positions: NDArray[np.int64], /) -> Located:
-        """Returns the number of the component, the position in the innermost order, and the record key."""
-        ...
+    def located(self, positions: NDArray[np.int64], /) -> Located: ...
 
 
 class PackedSampler(VectorisedSampler, Protocol):
     """A sampler whose positions are rows made of several documents, for a `Pack`."""
 
     @property
-    def row_length(self) -> int:
-        """The number of tokens per row."""
-        ...
+    def row_length(self) -> int: ...
 
     @property
-    def num_source_records(self) -> int:
-        """The number of documents of the source."""
-        ...
+    def num_source_records(self) -> int: ...
 
-    def lengths_at(self, record_keys: NDArray[np.int64], /) -> NDArray[np.int64]:
-        """Returns the numbers of tokens of documents, shape (m,)."""
-        ...
+    def lengths_at(self, record_keys: NDArray[np.int64], /) -> NDArray[np.int64]: ...
 
     def segments_at(self, positions: NDArray[np.int64], /) -> Segments:
         """Returns the rows at any positions, in their order: segments of documents, which are given by record key."""
@@ -89,9 +69,7 @@ class MixedPackedSampler(MixedSampler, PackedSampler, Protocol):
 
     def located_segments(
         self, positions: NDArray[np.int64], /
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
-        """Returns the number of the component, the position in the innermost order, and the documents of the rows."""
-        ...
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]: ...
 
 
 def is_packed(sampler: object) -> TypeGuard[PackedSampler]:

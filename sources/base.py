@@ -167,12 +167,7 @@ def own(record: Any) -> Any:
 
 
 def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:
-    """Returns the key as an int.
-
-    Raises:
-        TypeError: it is not an integer.
-        IndexError: it is negative or beyond the last record. Keys do not count from the end.
-    """
+    """Returns the key as an int; raises TypeError or IndexError otherwise. Keys do not count from the end."""
     key = operator.index(record_key)
     if not 0 <= key < num_records:
         raise IndexError(f"record_key must be between 0 and len(source) - 1 = {num_records - 1}, got {key}.")
@@ -180,13 +175,7 @@ def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:
 
 
 def checked_record_keys(record_keys: RecordKeys, num_records: int) -> NDArray[np.int64]:
-    """Returns the keys as an int64 array of shape (n,).
-
-    Raises:
-        TypeError: they are not integers.
-        ValueError: they are not one-dimensional.
-        IndexError: one of them is negative, or beyond the last record.
-    """
+    """Returns the keys as an int64 array of shape (n,); raises as `checked_record_key`, or ValueError for a shape."""
     keys = np.asarray(record_keys)
     # The keys of a loader. Read as unsigned, negative ones are too large: one pass finds both errors.
     if keys.dtype == np.int64 and keys.ndim == 1 and keys.size and keys.view(np.uint64).max() < num_records:

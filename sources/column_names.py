@@ -8,11 +8,7 @@ from millstream.sources.storage.paths import absolute_path
 
 
 def checked_columns(columns: Any) -> tuple[str, ...] | None:
-    """Returns the argument `columns` as a tuple: at least one name, each once, or None for all columns.
-
-    Raises:
-        TypeError, ValueError: it is something else.
-    """
+    """Returns the argument `columns` as a tuple: at least one name, each once, or None for all columns."""
     if columns is None:
         return None
     if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
@@ -47,12 +43,7 @@ def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *
 
 
 def paths_of_columns(paths: Any, name: str, example: str) -> dict[str, str]:
-    """Returns the absolute path, or the URL, of each column.
-
-    Raises:
-        TypeError: they are not a mapping of names to paths.
-        ValueError: there are none.
-    """
+    """Returns the absolute path, or the URL, of each column."""
     if not isinstance(paths, Mapping) or not all(
         isinstance(column, str) and isinstance(path, str | os.PathLike) for column, path in paths.items()
     ):

@@ -54,11 +54,7 @@ Keys = NDArray[np.int64]
 
 @final
 class ColumnsInMemory:
-    """The columns of several sources in memory that differ in nothing but their lengths.
-
-    Args:
-        columns: the columns of each source: structures of arrays that are alike.
-    """
+    """The columns of several sources in memory that differ in nothing but their lengths."""
 
     def __init__(self, columns: Sequence[Any]) -> None:
         self.structure = columns[0]
@@ -83,10 +79,7 @@ class ColumnsInMemory:
 class RecordsInMemory(ColumnarRecords):
     """Records that are copied from columns in memory when they are needed, in one pass over each column.
 
-    Args:
-        columns: the columns of all sources.
-        numbers: the number of each record's source, shape (records,).
-        keys: the key of each record in its source.
+    A record has the number of its source, and its key there.
     """
 
     def __init__(self, columns: ColumnsInMemory, numbers: Keys, keys: Keys) -> None:
@@ -107,7 +100,6 @@ class RecordsInMemory(ColumnarRecords):
         return iter(rows_of(self.stack(np.empty), len(self)))
 
     def stack(self, allocate: Allocate) -> Any:
-        """Returns the batch: the columns' structure, arrays of shape (n, …)."""
         order = np.argsort(self._numbers.astype(self._columns.number_dtype), kind="stable")
         keys, rows = self._keys[order], np.empty_like(order)
         rows[order] = np.arange(len(order))

@@ -231,7 +231,6 @@ def _is_held(source: Any) -> bool:
 
 
 def _reader(source: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:
-    """Returns the function that reads records of a source, in one call if it has a batched read."""
     read = batched_read_of(source)
     if read is None:
         return lambda keys: [source[key] for key in keys.tolist()]

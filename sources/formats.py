@@ -108,12 +108,7 @@ def format_of_name(path: str) -> FileFormat | None:
 
 
 def format_of_file(path: str) -> FileFormat:
-    """Returns the format of a file by its name, else by its first bytes; of a remote file by its name.
-
-    Raises:
-        OSError: it cannot be opened or read.
-        DataSourceError: the format is unknown, or the file is compressed.
-    """
+    """Returns the format of a file by its name, else by its first bytes; of a remote file by its name."""
     by_name = format_of_name(without_query(path) if is_url(path) else path)
     if is_url(path) and by_name is not None:
         return by_name

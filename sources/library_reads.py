@@ -22,11 +22,7 @@ class LibraryReadError(Exception):
 
 
 def read_naming_failures(read: Callable[[NDArray[np.int64]], _T], keys: NDArray[np.int64]) -> _T:
-    """Returns the records of keys.
-
-    Raises:
-        DataSourceError: the first record that cannot be read.
-    """
+    """Returns the records of keys; the error of a failure names the first record that cannot be read."""
     try:
         return read(keys)
     except LibraryReadError as failed:
@@ -51,11 +47,7 @@ class OpenedHere(Generic[_T]):
         return OpenedHere, (self._library,)  # Another process opens its own.
 
     def get(self, open_object: Callable[[], _T]) -> _T:
-        """Returns the object, opened at the first call.
-
-        Raises:
-            DataSourceError: this process was forked from the one that opened it.
-        """
+        """Returns the object, opened at the first call; raises DataSourceError after a fork."""
         if self._process != os.getpid():
             raise DataSourceError(
                 f"{self._library} cannot read after a fork of the process that opened its files. Use workers of the "

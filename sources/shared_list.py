@@ -14,11 +14,6 @@ def shared_list(records: Sequence[Any] | None, name: str) -> tuple[list[Any], Sh
 
     Returns:
         The records, and the memory, to unlink it.
-
-    Raises:
-        FileExistsError: there is memory of this name already.
-        FileNotFoundError: there is none to read.
-        TypeError: a record cannot be stored without a change.
     """
     for key, record in enumerate(() if records is None else records):
         if not _is_storable(record):

@@ -316,6 +316,5 @@ METHODS: dict[type, str] = {
 
 
 def _not_overridden(operation: _Operation[Any], *_: Any) -> NotImplementedError:
-    """Returns the error of a method that the subclass should have overridden."""
     kind = next(kind for kind in METHODS if isinstance(operation, kind))
     return NotImplementedError(f"{type(operation).__name__} must override {METHODS[kind]}.")

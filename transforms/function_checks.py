@@ -36,11 +36,7 @@ def check_yields_nothing(name: str, function: object) -> None:
 
 
 def children_of(flat_map: Any, limit: int, element: Any) -> list[Any]:
-    """Returns the children of an element under a FlatMap.
-
-    Raises:
-        ValueError: there are more than the limit.
-    """
+    """Returns the children of an element under a FlatMap: at most `limit`."""
     # One more than allowed is enough to detect an error; a generator may be endless.
     children = list(itertools.islice(flat_map.flat_map(element), limit + 1))
     if len(children) > limit:
@@ -56,11 +52,7 @@ MapBatch = Callable[[list[Any]], Any]
 
 
 class WholeCallError(Exception):
-    """Elements fail together, but none of them fails alone.
-
-    Attributes:
-        error: the original error.
-    """
+    """Elements fail together, with `error`, but none of them fails alone."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -92,11 +84,7 @@ def _batched_results(map_batch: MapBatch, values: list[Any]) -> Iterator[Any]:
 
 
 def checked_results(map_batch: MapBatch, values: list[Any]) -> Sequence[Any]:
-    """Returns the results of one call, checked.
-
-    Raises:
-        TypeError, ValueError: they are not a list, tuple or array, or their number differs from that of the elements.
-    """
+    """Returns the results of one call: a list, tuple or array with one for each element."""
     if not values:
         return []
     results = map_batch(list(values))  # The function may change its list.

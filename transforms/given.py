@@ -16,13 +16,7 @@ _KINDS = f"{', '.join(kind.__name__ for kind in METHODS)} or {Batch.__name__}"
 
 
 def as_transformation(operation: Any) -> Transformation:
-    """Returns the operation for `operation`; a bare function becomes `Map(function)`.
-
-    Raises:
-        TypeError: a class instead of an instance, a subclass that overrides nothing or is of two kinds, a `FlatMap`
-            whose `max_fan_out` is not an integer, or a value that is neither an operation nor a function.
-        ValueError: `max_fan_out` is below 1.
-    """
+    """Returns the operation for `operation`; a bare function becomes `Map(function)`."""
     if isinstance(operation, type):
         name = operation.__name__
         otherwise = "" if issubclass(operation, Transformation) else f", or Map({name}) to call it for each element"
@@ -78,7 +72,6 @@ def adopted_operation(operation: Any) -> Transformation | None:
 
 
 def _held_by(operation: Any) -> dict[str, Any]:
-    """Returns the attributes of an object, with or without a `__dict__`."""
     if dataclasses.is_dataclass(operation):
         fields = [field.name for field in dataclasses.fields(operation) if hasattr(operation, field.name)]
         return {name: getattr(operation, name) for name in fields} | getattr(operation, "__dict__", {})

@@ -43,8 +43,7 @@ class OpenGroup(abc.ABC):
     def take(self, sizes: NDArray[np.int64]) -> int:
         """Takes the leading elements that belong to this group, and returns their number.
 
-        Args:
-            sizes: the sizes of the next elements, shape (number of sizes, elements).
+        `sizes` has the sizes of the next elements, shape (number of sizes, elements).
         """
 
     @property
@@ -125,7 +124,6 @@ class Prepared(NamedTuple):
 
     @classmethod
     def concatenate(cls, runs: "Sequence[Prepared]") -> "Prepared":
-        """Returns the concatenation of at least one run."""
         values = [value for run in runs for value in run.values]
         counts = [n for run in runs for n in ([1] * len(run.values) if run.counts is None else run.counts)]
         return cls(values, np.concatenate([run.sizes for run in runs], axis=1), counts)

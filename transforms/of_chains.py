@@ -18,13 +18,7 @@ from millstream.transforms.transformation import Transformation
 
 @final
 class SeededRandomMap(RandomMap[Any, Any]):
-    """Draws from the random streams of its own seed and operation number, independent of the sampler's.
-
-    Attributes:
-        operation: the operation that draws.
-        seed: the seed of its streams, 0 … 2**64 - 1.
-        number: the number of random operations before it with the same seed.
-    """
+    """Draws from the random streams of its own seed and operation number, independent of the sampler's."""
 
     def __init__(self, operation: RandomMap[Any, Any], seed: int, number: int) -> None:
         self.operation = operation

@@ -35,7 +35,6 @@ class Transformation:
 
 
 def numbers_of(operations: Sequence[Transformation]) -> tuple[int, ...]:
-    """Returns the number of the user's operations before each operation."""
     own = [not operation.is_between for operation in operations]
     return tuple(itertools.accumulate(own, initial=0))[: len(own)]
 

@@ -53,7 +53,6 @@ class Rows:
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[int]) -> list[dict[str, Any]]:
-        """Returns the records of some keys."""
         if self._read is None:
             self._read = ARRAY_FORMATS[self._form].open(self._path)
         return self._read(keys)

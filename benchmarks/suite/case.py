@@ -29,7 +29,6 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """What to call the contender in tables."""
         words = [self.mode] if self.mode else []
         has_none = self.peer in {"bare", "huggingface", "spdl"} or (self.peer == "tensorflow" and not self.workers)
         if not has_none:
@@ -77,7 +76,6 @@ class Run:
     gate: Callable[[], None]
 
     def work(self) -> Work:
-        """Returns what to do, this copy's shard of it."""
         return dataclasses.replace(self.case.make_work(self.scale), shard=(self.copy, self.contender.copies))
 
 
@@ -101,7 +99,6 @@ class Pick:
     not_mode: str | None = None
 
     def matches(self, contender: Contender) -> bool:
-        """Says whether the contender is one of those chosen."""
         if contender.peer != self.peer or contender.mode == self.not_mode:
             return False
         names = ("workers", "mode", "threads", "copies")

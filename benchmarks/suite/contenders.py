@@ -4,12 +4,10 @@ from suite.case import Contender, Goal, Pick
 
 
 def modes(peer: str, *names: str, workers: tuple[int, ...] = (0, 2), threads: int | None = 0) -> tuple[Contender, ...]:
-    """Returns a peer in each of some modes, with each number of workers."""
     return tuple(Contender(peer, count, threads, mode) for mode in names or ("",) for count in workers)
 
 
 def fork_server(peer: str) -> tuple[Contender, ...]:
-    """Returns a peer without workers, and with two that a fork server starts."""
     return Contender(peer), Contender(peer, workers=2, mode="forkserver")
 
 
@@ -81,7 +79,6 @@ RECORDS = Pick("millstream", not_mode="columns")
 
 
 def with_workers(count: int) -> tuple[Contender, ...]:
-    """Returns all contenders that have worker processes, with this many of them."""
     return (
         Contender("millstream", workers=count),
         *modes("grain", "DataLoader", "Dataset", workers=(count,)),

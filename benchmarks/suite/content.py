@@ -29,13 +29,11 @@ class Content:
 
 
 def expected_content(work: Work, view: Callable[[Any], Any]) -> Content:
-    """Returns what an epoch of the work holds, by the plainest loop there is."""
     stream = BARE_LOOP.open(dataclasses.replace(work, one_epoch=True), Contender("bare", mode="loop"))
     return content_of(stream.batches, view, batched=work.batch_size is not None)
 
 
 def content_of(batches: Iterable[Any], view: Callable[[Any], Any], *, batched: bool) -> Content:
-    """Returns the content of some batches, or of single elements."""
     count = digest = 0
     for batch in batches:
         leaves = list(_leaves(view(batch), ""))

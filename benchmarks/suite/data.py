@@ -46,7 +46,6 @@ class SlowSource(Sequence[Any]):
 
 
 def integers(count: int) -> list[int]:
-    """Returns the ints 0 … count - 1."""
     return list(range(count))
 
 
@@ -103,13 +102,11 @@ def token_components(count: int, components: int) -> Mixture:
 
 
 def integer_components(count: int, components: int) -> Mixture:
-    """Returns the ints 0 … count - 1, in as many lists."""
     size = count // components
     return Mixture(tuple(Records(list(range(start, start + size))) for start in range(0, size * components, size)))
 
 
 def text_files(count: int) -> Files:
-    """Returns files with the `sentences` on lines."""
     texts = sentences(count)
     return _files(f"sentences-{count}", count // NUM_FILES, lambda part: texts[part::NUM_FILES], form="text")
 

@@ -90,7 +90,6 @@ def best(case: Case, results: Iterable[Result], pick: Pick) -> Result | None:
 
 
 def find(measured: Measured, cases: Mapping[str, Case]) -> list[Finding]:
-    """Returns the findings of all cases measured."""
     return [
         Finding(
             case=cases[name],
@@ -126,7 +125,6 @@ def _verdict(case: Case, goal: Goal, measured: Mapping[str, Sequence[Result]]) -
 
 
 def as_json(findings: Iterable[Finding]) -> list[dict[str, Any]]:
-    """Returns the findings as what JSON can hold."""
     return [
         {
             "name": finding.case.name,

@@ -42,7 +42,6 @@ class Format:
 
 
 def write(form: Format, records: Callable[[int], Iterable[Any]], part: int, pieces_path: Path, path: Path) -> None:
-    """Writes a file of the records of a part, and beforehand where they are."""
     pieces = []
     with path.open("wb") as file:
         file.write(form.head)

@@ -35,7 +35,6 @@ def carry_out(order: Order, gate: Callable[[], None]) -> Outcome:
 
 
 def _measure(run: Run) -> Outcome:
-    """Returns what the case measures."""
     found = (run.case.measure or measure_rate)(run)
     return Outcome(value=found.value, details=dict(found.details))
 
@@ -54,7 +53,6 @@ def _check(run: Run) -> Outcome:
 
 
 def _explain(run: Run) -> Outcome:
-    """Returns where the time goes."""
     return Outcome(value=0.0, details=break_down(run))
 
 

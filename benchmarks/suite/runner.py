@@ -49,12 +49,10 @@ class Order:
     copy: int = 0
 
     def as_json(self) -> str:
-        """Returns the order as text."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Returns the order that a text describes."""
         words = json.loads(text)
         return cls(**{**words, "contender": Contender(**words["contender"])})
 
@@ -96,7 +94,6 @@ class Result:
 
     @property
     def median(self) -> float | None:
-        """The median of the values."""
         return median(self.values) if self.values else None
 
 
@@ -122,7 +119,6 @@ class Runner:
         self._absent: dict[str, Outcome] = {}
 
     def contenders(self, case: Case) -> list[Contender]:
-        """Returns who takes part in a case."""
         return [contender for contender in case.contenders if contender.peer in self._peers]
 
     def num_processes(self, case: Case) -> int:
@@ -131,7 +127,6 @@ class Runner:
         return len(contenders) * self._repeats + sum(self._is_checked(case, contender) for contender in contenders)
 
     def run(self, case: Case) -> list[Result]:
-        """Returns the results of all contenders in a case."""
         results = [Result(contender) for contender in self.contenders(case)]
         for result in results:
             if self._is_checked(case, result.contender):
@@ -168,7 +163,6 @@ class Runner:
         self._progress(f"{case.name}: {result.contender.peer}, {result.contender.label}")
 
     def _order(self, case: Case, contender: Contender, task: str) -> list[Outcome]:
-        """Returns the outcomes of one order, of each copy."""
         if contender.peer in self._absent:
             return [self._absent[contender.peer]]
         copies = contender.copies if task == "measure" else 1
@@ -195,13 +189,11 @@ class _Process:
         return None
 
     def go(self) -> None:
-        """Lets the measurement begin."""
         if self.process.stdin is not None:
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
 
     def failure(self) -> Outcome:
-        """Returns the outcome of a process that ended without one."""
         status = self.process.wait()
         if status == -signal.SIGKILL:
             return Outcome(reason="stopped: it took too long, or too much memory")

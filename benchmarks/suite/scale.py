@@ -25,7 +25,6 @@ class Scale:
     limit_seconds: float
 
     def pick(self, *, tiny: T, quick: T, full: T) -> T:
-        """Returns what suits this scale."""
         return {"tiny": tiny, "quick": quick, "full": full}[self.name]
 
 

@@ -15,12 +15,10 @@ CROP = 224
 
 
 def identity(value: Any) -> Any:
-    """Returns what it gets."""
     return value
 
 
 def add_fraction(value: int, rng: "np.random.Generator") -> float:
-    """Returns the value plus a random number below 1."""
     return value + rng.random()
 
 
@@ -32,7 +30,6 @@ def add_fraction_in_graph(value: Any) -> Any:
 
 
 def is_even(value: Any) -> Any:
-    """Says whether a value is even."""
     return value % 2 == 0
 
 

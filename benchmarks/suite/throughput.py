@@ -50,7 +50,6 @@ def taker(batches: Iterator[Any], batch_size: int | None, case: Case) -> Callabl
 
 
 def num_rows(batch: Any) -> int:
-    """Returns how many records are in a batch."""
     while isinstance(batch, dict):
         batch = next(iter(batch.values()))
     return len(batch)

@@ -90,7 +90,6 @@ class Mixture:
     parts: tuple[Records, ...] | tuple[Files, ...]
 
     def whole(self) -> Records | Files:
-        """Returns one source of the same records."""
         if isinstance(self.parts[0], Records):
             return Records([value for part in self.parts for value in part.values])
         paths = tuple(path for part in self.parts for path in part.paths)
@@ -125,7 +124,6 @@ class Work:
 
     @property
     def filters(self) -> bool:
-        """Whether steps drop records."""
         return any(isinstance(step, Filter) for step in self.steps)
 
 

@@ -107,7 +107,6 @@ def loader() -> tuple[str, str]:
 
 
 def workers() -> tuple[str, str]:
-    """Returns the name and content of the picture of workers, of which one is killed."""
     return "two-workers.svg", drawn_workers.drawn(*drawn_workers.recorded())
 
 

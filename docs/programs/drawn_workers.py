@@ -92,7 +92,6 @@ class Prepare(millstream.MapTransform):
     notes: str
 
     def map(self, batch: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the batch."""
         number, start = int(batch[0]), time.perf_counter()
         killed = Path(f"{self.notes}.killed")
         if number == KILLED_AT and not killed.exists():
@@ -209,12 +208,10 @@ def run(pieces: Sequence[Piece], steps: Sequence[Piece], top: int) -> Iterable[s
 
 
 def box(kind: str, left: float, top: float, width: float, height: float) -> str:
-    """Returns a rectangle."""
     return f'<rect class="{kind}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}" rx="4"/>'
 
 
 def text(x: float, y: float, words: str, kind: str = "", anchor: str = "middle") -> str:
-    """Returns a line of text, in the middle of which, or at whose start, x is."""
     small = f' class="{kind}"' if kind else ""
     return f'<text{small} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(words)}</text>'
 

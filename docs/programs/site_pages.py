@@ -139,7 +139,6 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are not in docs/."""
     for document, page in DOCUMENTS.items():
         files.append(File.generated(config, page, content=(ROOT / document).read_text()))
     for example in sorted(ROOT.glob("examples/*.py")):
@@ -197,7 +196,6 @@ def document_of(page: str) -> str | None:
 
 
 def example_page(example: Path) -> str:
-    """Returns the page of an example: its code."""
     return f"# {example.name}\n\n```python\n{example.read_text()}```\n"
 
 

@@ -34,11 +34,7 @@ Features = Mapping[str, FixedLengthFeature | VariableLengthFeature]
 
 
 def decode_columns(features: Features, examples: list[bytes]) -> dict[str, Any]:
-    """Returns the columns of a batch of serialised Examples: arrays of shape (n, *shape), and `RaggedColumn`s.
-
-    Raises:
-        ValueError: an element is not an Example, lacks a feature, or has a wrong number or type of values.
-    """
+    """Returns the columns of a batch of serialised Examples: arrays of shape (n, *shape), and `RaggedColumn`s."""
     data, count = WireData(examples), len(examples)
     pairs, kinds, values = _lists(features, data, count)
     _check_kinds(features, pairs, kinds, count)
@@ -166,7 +162,6 @@ _DECODERS: dict[str, Callable[[WireData, Fields, Integers, int], Column]] = {
 
 
 def _sums(messages: Integers, sizes: Integers, count: int) -> NDArray[np.int64]:
-    """Returns the sum of the sizes per message, shape (count,)."""
     return np.bincount(messages, weights=sizes, minlength=count).astype(np.int64)
 
 

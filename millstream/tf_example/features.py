@@ -134,7 +134,6 @@ class VariableLengthFeature:
 
 
 def _kind(dtype: Any) -> str:
-    """Returns the name of a dtype that Examples can contain."""
     name = None
     with contextlib.suppress(TypeError):
         name = "bytes" if dtype in (bytes, "bytes") else np.dtype(dtype).name

@@ -34,11 +34,7 @@ _GATHERED_BYTES = 32
 
 @final
 class WireError(ValueError):
-    """The bytes are not a message.
-
-    Attributes:
-        message: the number of the message, from 0.
-    """
+    """The bytes are not a message: the one with this number, from 0."""
 
     def __init__(self, message: int, reason: str) -> None:
         super().__init__(reason)
@@ -47,12 +43,7 @@ class WireError(ValueError):
 
 @final
 class WireData:
-    """Concatenated messages.
-
-    Attributes:
-        starts: the start of each message, shape (n,).
-        stops: the end of each message, exclusive, shape (n,).
-    """
+    """Concatenated messages."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self.stops = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
@@ -147,11 +138,7 @@ class Fields:
 
 
 def fields_of(data: WireData, starts: Integers, stops: Integers) -> Fields:
-    """Returns the fields of the messages at spans of the data.
-
-    Raises:
-        WireError: one of the spans is not a message.
-    """
+    """Returns the fields of the messages at spans of the data."""
     rounds: list[tuple[Any, ...]] = []
     active = (starts < stops).nonzero()[0]
     offsets, limits = starts[active], stops[active]

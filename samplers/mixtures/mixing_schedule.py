@@ -49,7 +49,6 @@ class Phase:
         object.__setattr__(self, "_turns", tuple(self.weights[component] for component in having))
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the component at each position of this phase, and the number of its element."""
         components, indices = proportions(self._turns).locate(positions - self.start)
         if len(self.having) < len(self.weights):
             components = np.array(self.having, dtype=np.intp)[components]
@@ -58,7 +57,6 @@ class Phase:
         return components, indices
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
-        """Returns the number of elements of each component before a position of this phase, or before its end."""
         counts = proportions(self._turns).counts(position - self.start)
         if len(counts) == len(self.drawn):
             return tuple(map(operator.add, self.drawn, counts))
@@ -73,17 +71,11 @@ class Phase:
         return self.start + proportions(self._turns).position_of(turn, index - self.drawn[component])
 
     def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions of many elements of a component that has a turn, shape (m,)."""
         turn = bisect.bisect_left(self.having, component)
         return proportions(self._turns).positions_of(turn, indices - self.drawn[component]) + self.start
 
     def first_before(self, until: int | None, elements: Sequence[tuple[int, int]]) -> int | None:
-        """Returns the first of the positions of elements, (component, index), if it is before `until`; otherwise None.
-
-        Args:
-            until: a position; None for no limit.
-            elements: of components that have a turn, numbers `drawn` or later.
-        """
+        """Returns the first of the positions of elements, (component, index), if it is before `until`."""
         first, period = until, sum(self._turns)
         for component, index in elements:
             earliest = earliest_position(period, self.weights[component], index - self.drawn[component])
@@ -128,30 +120,22 @@ class MixingSchedule:
             self._change(position, weights)
 
     def changed(self, position: int, weights: tuple[int, ...] | None) -> "MixingSchedule":
-        """Returns the schedule that has other weights from a position on, and is the same before.
+        """Returns the schedule with other weights from a position on; None for those that hold before it.
 
-        Args:
-            position: the position. Changes at it and after it are dropped.
-            weights: the weights; None for those that hold before it.
-
-        Raises:
-            ValueError: the mixture ends before the position.
+        Changes at the position and after it are dropped.
         """
         before = self._begun[: bisect.bisect_left(self._begun, position, key=_start)]
         return MixingSchedule([(position, weights)], self._lengths, self._stop, before)
 
     @property
     def phases(self) -> Sequence[Phase]:
-        """The phases."""
         return self._whole.phases
 
     @property
     def length(self) -> int | None:
-        """The number of positions; None for endlessly many."""
         return self._whole.length
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the component at each position, and the number of its element, from 0; both of shape (m,)."""
         phases = self.phases
         if len(phases) == 1 or not len(positions):
             return phases[0].locate(positions)
@@ -162,12 +146,10 @@ class MixingSchedule:
         return components, indices
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
-        """Returns the number of elements of each component before a position, which may be the end."""
         number = bisect.bisect_left(self.phases, position, lo=1, key=_start) - 1
         return self.phases[number].drawn_at(position)
 
     def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions of elements of a component, numbers of elements that it has; shape (m,)."""
         drawn = np.array([phase.drawn[component] for phase in self.phases], dtype=np.int64)
         numbers = np.searchsorted(drawn, indices, side="right") - 1
         positions = np.empty(len(indices), dtype=np.int64)
@@ -235,7 +217,6 @@ class MixingSchedule:
         return phases[-1].start
 
     def _ending(self, phase: Phase) -> list[tuple[int, int]]:
-        """Returns the components of a phase that have an end, and their lengths."""
         found = [(component, self._lengths[component]) for component in phase.having]
         return [(component, length) for component, length in found if length is not None]
 

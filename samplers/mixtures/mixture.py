@@ -248,7 +248,6 @@ class MixtureSampler(Order):
         return self._of_epoch(number, changes)
 
     def _of_epoch(self, number: int, changes: tuple[tuple[int, tuple[int, ...]], ...]) -> Self:
-        """Returns an epoch, given the changes of weights from its beginning on."""
         epoch = object.__new__(type(self))
         vars(epoch).update(self.__getstate__())
         epoch.parts = {name: sampler.of_epoch(number) for name, sampler in self.parts.items()}
@@ -291,7 +290,6 @@ class MixtureSampler(Order):
         return np.where(batches < complete // size, permuted, positions)
 
     def _change(self, position: int, weights: Weights) -> None:
-        """Sets the weights from a position on; for a mixture that is being made."""
         position = as_integer(position, "position", minimum=0)
         if position >= POSITION_LIMIT:
             raise ValueError(f"position must be between 0 and {POSITION_LIMIT - 1}, got {position}.")
@@ -464,7 +462,6 @@ class MixtureSampler(Order):
 
 
 def _checked_changes(changes: Any) -> list[tuple[Any, Any]]:
-    """Returns pairs of a position and weights; refuses anything else."""
     rule = "changes must be pairs of a position and weights, positions ascending"
     if isinstance(changes, (str, bytes, Mapping)) or not hasattr(changes, "__iter__"):
         raise TypeError(f"{rule}, got {type(changes).__name__}.")

@@ -11,7 +11,6 @@ from millstream.sharding import NoSharding
 
 
 def named_components(given: Any, what: str) -> tuple[tuple[Any, ...], list[Any]]:
-    """Returns the names and the values of a mapping; of a sequence, its numbers are the names."""
     if isinstance(given, Mapping):
         names, values = list(given), list(given.values())
         if wrong := [name for name in names if not isinstance(name, str)]:
@@ -44,7 +43,6 @@ def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSam
 
 
 def checked_row_length(names: Sequence[Any], samplers: Sequence[VectorisedSampler | AdaptedSampler]) -> int | None:
-    """Returns the length of the rows of a mixture; None if its components have none."""
     row_lengths = [sampler.row_length if is_packed(sampler) else None for sampler in samplers]
     for name, row_length in zip(names, row_lengths, strict=True):
         if row_length != row_lengths[0]:
@@ -59,7 +57,6 @@ def checked_row_length(names: Sequence[Any], samplers: Sequence[VectorisedSample
 def checked_source_lengths(
     components: Mapping[Any, Any], given: Sequence[int] | Mapping[str, int] | None
 ) -> tuple[int, ...]:
-    """Returns the number of records of the source of each component."""
     if given is None:
         return tuple(_own_source_length(name, sampler) for name, sampler in components.items())
     names, lengths = named_components(given, "source_lengths")

@@ -21,12 +21,7 @@ def mixture_fingerprint(
 ) -> str:
     """Returns the fingerprint of a mixture. The name of a text that counts from a position on ends in `_from_` and it.
 
-    Args:
-        samplers: the samplers of the components by name, as they were given.
-        lengths: for each component, the number of elements after which it begins again; None if its own fingerprint
-            contains it.
-        source_lengths: the number of records of each source.
-        phases: the weights, and the positions from which on they hold.
+    Of a component that begins again, `lengths` has the number of elements until then, unless its fingerprint has it.
     """
     turns = first_turns(phases, len(source_lengths))
     always, later = [], []

@@ -21,15 +21,9 @@ Answers = Iterator[tuple[int, NDArray[np.intp], tuple[NDArray[np.int64], Any]]]
 
 @final
 class ComponentOrders:
-    """The samplers of a mixture, whose sources are concatenated.
+    """The samplers of a mixture, whose sources are concatenated: `offsets` are the keys of their first records.
 
-    Attributes:
-        are_joined: True if all components are computed together.
-
-    Args:
-        names: the names of the components, for errors.
-        samplers: their samplers, each of which computes many positions in one call.
-        offsets: the key of the first record of each source, ascending.
+    If `are_joined`, all components are computed together.
     """
 
     def __init__(self, names: Sequence[Any], samplers: Sequence[Any], offsets: Sequence[int]) -> None:
@@ -48,15 +42,7 @@ class ComponentOrders:
     def records(
         self, components: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the positions in the innermost orders and the record keys, both of shape (m,).
-
-        Args:
-            components: the number of each component, shape (m,).
-            indices: the position in its order.
-
-        Raises:
-            Exception: whatever the sampler of a component raises, with a note that names the component.
-        """
+        """Returns the positions in the innermost orders and the record keys, both of shape (m,)."""
         if self.are_joined:
             return indices, self._joined_keys(components, indices) + self._starts[components]
         keys, innermost = np.empty(len(components), dtype=np.int64), indices.copy()
@@ -71,11 +57,7 @@ class ComponentOrders:
         return innermost, keys + self._starts[components]
 
     def rows(self, components: NDArray[np.int64], indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], Segments]:
-        """Returns the positions in the innermost orders, shape (m,), and the documents of the rows there.
-
-        Raises:
-            Exception: whatever the sampler of a component raises, with a note that names the component.
-        """
+        """Returns the positions in the innermost orders, shape (m,), and the documents of the rows there."""
         innermost, found = indices.copy(), []
         for component, rows, (own_indices, segments) in self._ask(components, indices, _rows):
             innermost[rows] = own_indices
@@ -83,7 +65,6 @@ class ComponentOrders:
         return innermost, Segments.scattered(found)
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the numbers of tokens of documents, shape (m,)."""
         lengths = np.empty(len(record_keys), dtype=np.int64)
         components = np.searchsorted(self._starts, record_keys, side="right") - 1
         for component, rows in by_number(components):
@@ -107,7 +88,6 @@ class ComponentOrders:
         return in_order
 
     def _by_component(self, components: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Returns the rows of the first component, of the second one, and so on, shape (m,)."""
         # Sorted as small integers, which takes a tenth of the time.
         return np.argsort(components.astype(np.min_scalar_type(len(self._names))), kind="stable")
 
@@ -117,7 +97,6 @@ class ComponentOrders:
         indices: NDArray[np.int64],
         ask: Callable[[Any, NDArray[np.int64]], tuple[NDArray[np.int64], Any]],
     ) -> Answers:
-        """Yields each component that occurs, its rows, and the result of its sampler for its indices."""
         order = self._by_component(components)
         stop = 0
         for component, count in enumerate(np.bincount(components, minlength=len(self._names)).tolist()):
@@ -144,14 +123,12 @@ def can_join(sampler: object) -> TypeGuard[IndexSampler]:
 
 
 def _records(sampler: Any, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the positions in a component's innermost order, and the record keys there."""
     if is_mixed(sampler):
         return sampler.located(positions)[1:]
     return positions, checked_keys_at(sampler, positions)
 
 
 def _rows(sampler: Any, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], Segments]:
-    """Returns the positions in a component's innermost order, and the documents of the rows there."""
     if is_mixed_and_packed(sampler):
         return sampler.located_segments(positions)[1:]
     return positions, sampler.segments_at(positions)

@@ -57,14 +57,12 @@ class Table:
         self._weights = tuple(weights)
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the component at each position, and the number of its earlier elements; both of shape (m,)."""
         rows = self._rows
         periods, offsets = np.divmod(positions, self._period)
         components = rows.components[offsets]
         return components, periods * rows.weights[components] + rows.ranks[offsets]
 
     def counts(self, length: int) -> list[int]:
-        """Returns the number of elements of each component among the first `length` positions."""
         periods, rest = divmod(length, self._period)
         # A mixture that locates positions has the table: its states are counted often.
         rows = vars(self).get("_rows")
@@ -78,7 +76,6 @@ class Table:
         return periods * self._period + int(self._rows.positions[self._rows.starts[component] + rank])
 
     def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the positions of many elements of a component, all below 2**63; shape (m,)."""
         periods, ranks = np.divmod(indices, self._weights[component])
         positions: NDArray[np.int64] = self._rows.positions[self._rows.starts[component] + ranks]
         return periods * self._period + positions
@@ -155,7 +152,6 @@ class Tree:
         self._parents = {child: node for node in range(len(weights), len(left)) for child in (left[node], right[node])}
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Returns the leaf at which each position arrives, and its number there, as `Table` does."""
         components = np.full(len(positions), self._root, dtype=np.intp)
         indices = np.array(positions, dtype=np.int64)
         moving = np.arange(len(positions) if self._root >= self._num_leaves else 0)
@@ -176,7 +172,6 @@ class Tree:
         return components, indices
 
     def counts(self, length: int) -> list[int]:
-        """Returns the number of the first positions that arrive at each leaf."""
         counts = [0] * self._num_leaves
         pending = [(self._root, length)]
         while pending:
@@ -189,7 +184,6 @@ class Tree:
         return counts
 
     def position_of(self, component: int, index: int) -> int:
-        """Returns the position at the root for an element of a leaf."""
         node, number = component, index
         while node != self._root:
             parent = self._parents[node]

@@ -14,16 +14,6 @@ def checked_weights(weights: Sequence[Any] | Mapping[str, Any], names: Sequence[
 
     Decimals are taken as they are written: 0.3 and 0.7 are 3 and 7. If that makes the numbers' sum 2**31 or more, as
     with computed weights, the numbers are as near as a sum just below that allows.
-
-    Args:
-        weights: numbers from 0 on, of which at least one is not 0: a sequence in the order of the names, or a mapping
-            by name.
-        names: the names of the components.
-
-    Raises:
-        TypeError: a weight is not a number, or the weights are neither a sequence nor a mapping.
-        ValueError: a weight is negative, infinite or nan, all are 0, one is vanishingly small, or they do not match
-            the names.
     """
     if isinstance(weights, Mapping):
         missing, unknown = [n for n in names if n not in weights], [n for n in weights if n not in names]

@@ -223,7 +223,6 @@ class PackingSampler(EpochSampler):
         return tokens
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Returns the key of the first document of each row."""
         rows = self._segments_of_epoch(offsets, epoch)
         return rows.elements[rows.offsets[:-1]]
 
@@ -294,7 +293,6 @@ class PackingSampler(EpochSampler):
         return PlannedRows(self._lengths_in(window), self.row_length, self.strategy, self._documents_in(window))
 
     def _size_of(self, window: int) -> tuple[int, int]:
-        """Returns the numbers of rows and of tokens of a window."""
         tokens = int(self._lengths_in(window).sum())
         return self._planned(window).num_rows if tokens else 0, tokens
 

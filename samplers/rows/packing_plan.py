@@ -69,7 +69,6 @@ class ByLength:
         return cls(ranks[:: len(starts)].copy(), size, offsets, ranks, begins.T.ravel() - ranks[:-1])
 
     def at(self, ranks: Numbers) -> Numbers:
-        """Returns the segments at ranks, shape (m,)."""
         offsets = ranks + self._shifts[np.searchsorted(self._ranks, ranks, side="right") - 1]
         segments: Numbers = offsets - offsets % self._bucket_size + self._offsets[offsets]
         return segments
@@ -79,12 +78,7 @@ AmongEquals: TypeAlias = Callable[[Numbers, Numbers, Numbers], Numbers]
 
 
 class Kind(NamedTuple):
-    """Rows that hold segments of the same lengths.
-
-    Attributes:
-        number: the number of rows of this kind.
-        lengths: the lengths of the segments in one, longest first.
-    """
+    """Rows that hold segments of the same lengths, longest first."""
 
     number: int
     lengths: tuple[int, ...]
@@ -126,12 +120,7 @@ def best_fit(histogram: list[int], row_length: int) -> list[Kind]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class BestFit:
-    """Rows by best fit.
-
-    Attributes:
-        num_rows: the number of rows.
-        order: the segments, by length.
-    """
+    """Rows by best fit."""
 
     num_rows: int
     order: ByLength
@@ -195,20 +184,13 @@ class BestFit:
 
     @functools.cached_property
     def _tokens(self) -> Numbers:
-        """The number of tokens of a row of each kind."""
         return np.add.reduceat(self._lengths, self._slots[:-1])
 
     def tokens_of(self, rows: Numbers) -> Numbers:
-        """Returns the number of tokens of each row, shape (m,)."""
         return self._tokens[np.searchsorted(self._row_ends, rows, side="right")]
 
     def rows_of(self, segments: Numbers, back: AmongEquals) -> Numbers:
-        """Returns the row of each segment, shape (m,).
-
-        Args:
-            segments: numbers of segments.
-            back: the inverse of `among_equals`, with the same arguments.
-        """
+        """Returns the row of each segment, shape (m,); `back` is the inverse of `among_equals`."""
         firsts = self.order.firsts
         ranks_of_all = np.empty(int(firsts[-1]), dtype=np.int64)
         ranks_of_all[self.order.at(np.arange(len(ranks_of_all)))] = np.arange(len(ranks_of_all))
@@ -226,12 +208,7 @@ class BestFit:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
-    """Rows of the concatenated documents.
-
-    Attributes:
-        num_rows: the number of rows; the last may be short.
-        ends: the end of each document, in the source's order.
-    """
+    """Rows of the concatenated documents, given the end of each; the last row may be short."""
 
     num_rows: int
     ends: Numbers
@@ -246,9 +223,7 @@ class Stream:
     def segments(self, rows: Numbers, first: int) -> tuple[Numbers, Numbers, Numbers, Numbers]:
         """Returns the first segment of each row, shape (m + 1,); and documents, begins and ends of all segments.
 
-        Args:
-            rows: numbers of rows, shape (m,).
-            first: the document that the first row begins with: after the last one of the source comes its first.
+        The first row begins with the document `first`: after the last one of the source comes its first.
         """
         total = int(self.ends[-1])
         shift = int(self.ends[first - 1]) if first else 0
@@ -283,16 +258,10 @@ class Stream:
         return row_starts, documents, begins, ends
 
     def tokens_of(self, rows: Numbers) -> Numbers:
-        """Returns the number of tokens of each row, shape (m,)."""
         return np.minimum(int(self.ends[-1]) - rows * self._row_length, self._row_length)
 
     def rows_of(self, documents: Numbers, first: int) -> tuple[Numbers, Numbers]:
-        """Returns the rows that documents lie in, and the index of the document of each.
-
-        Args:
-            documents: their numbers, shape (m,); each has at least one token.
-            first: the document that the first row begins with.
-        """
+        """Returns the rows that documents with tokens lie in, and the index of the document of each."""
         shift = int(self.ends[first - 1]) if first else 0
         starts = np.where(documents > 0, self.ends[documents - 1], 0)
         lengths = self.ends[documents] - starts

@@ -24,15 +24,8 @@ Key: TypeAlias = NDArray[np.uint64] | None
 class PlannedRows:
     """The rows of documents, by one of the strategies of `PackingSampler`.
 
-    Args:
-        lengths: the number of tokens of each document, at least one token in all; a document without any is in no row,
-            and one that is longer than a row is cut.
-        row_length: the number of tokens per row.
-        strategy: as of a `PackingSampler`.
-        keys: the record key of each document, ascending; None for 0, 1, 2, ….
-
-    Attributes:
-        num_rows: the number of rows.
+    Documents without tokens are in no row, and longer ones are cut. `keys` are their record keys, ascending; None for
+    0, 1, 2, ….
     """
 
     def __init__(self, lengths: Numbers, row_length: int, strategy: str, keys: Numbers | None = None) -> None:
@@ -46,12 +39,7 @@ class PlannedRows:
         self.num_rows = self._plan.num_rows
 
     def segments(self, rows: Numbers, key: Key) -> Segments:
-        """Returns the segments of rows, in the order of the rows; elements are record keys.
-
-        Args:
-            rows: numbers of rows, shape (m,).
-            key: selects the shuffle.
-        """
+        """Returns the segments of rows, in the order of the rows; elements are record keys."""
         if isinstance(self._plan, Stream):
             starts, documents, begins, ends = self._plan.segments(rows, _first(self._plan, key))
             return Segments(starts, self._keys_of(documents), begins, ends)
@@ -69,16 +57,10 @@ class PlannedRows:
         return Segments(starts, self._keys_of(documents), begins, begins + lengths)
 
     def tokens_of(self, rows: Numbers) -> Numbers:
-        """Returns the number of tokens of each row, shape (m,)."""
         return self._plan.tokens_of(rows)
 
     def rows_of(self, keys: Numbers, key: Key) -> tuple[Numbers, Numbers]:
-        """Returns the rows that documents are in, and the index of the document of each.
-
-        Args:
-            keys: record keys of documents, shape (m,); each has at least one token.
-            key: selects the shuffle.
-        """
+        """Returns the rows that documents with tokens are in, and the index of the document of each."""
         documents = keys if self._keys is None else np.searchsorted(self._keys, keys)
         if isinstance(self._plan, Stream):
             return self._plan.rows_of(documents, _first(self._plan, key))
@@ -106,7 +88,6 @@ class PlannedRows:
 
 
 def _first(plan: Stream, key: Key) -> int:
-    """Returns the document that the first row begins with."""
     return 0 if key is None else int(key[0] % np.uint64(len(plan.ends)))
 
 

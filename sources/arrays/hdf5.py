@@ -42,7 +42,6 @@ class _Rows(NamedTuple):
     within: NDArray[np.int64]
 
     def at(self, indices: NDArray[np.intp] | slice) -> "_Rows":
-        """Returns the records at indices of these."""
         return _Rows(self.rows[indices], self.keys[indices], self.within[indices])
 
 
@@ -204,7 +203,6 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         return np.array(sizes, np.int64)
 
     def _read_dataset(self, number: int, name: str, wanted: _Rows, column: NDArray[Any]) -> None:
-        """Reads rows of one dataset into their rows of a column."""
         path, segment = self._all_segments[number]
         layout = segment.layouts[name]
         first = int(wanted.keys[0])

@@ -27,11 +27,7 @@ _CACHED_BLOCKS = 64
 
 @final
 class Hdf5File:
-    """An open HDF5 file.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
+    """An open HDF5 file."""
 
     def __init__(self, path: str, identity: FileIdentity, segments: Sequence[FileSegment]) -> None:
         self.num_records = sum(segment.num_rows for segment in segments)
@@ -47,15 +43,12 @@ class Hdf5File:
                 raise DataSourceError(f"h5py cannot open {path!r}: {str(error).rstrip('.')}.") from error
 
     def read_into(self, layout: DatasetLayout, within: NDArray[np.int64], rows: NDArray[np.uint8]) -> int | None:
-        """Reads rows of a dataset that are in the file as they are.
+        """Reads rows that are in the file as they are; returns the index of the first row that the file lacks, or None.
 
         Args:
             layout: the layout of the dataset.
             within: the number of each row in the dataset.
             rows: the bytes to read each row into: C-contiguous, shape (n, bytes).
-
-        Returns:
-            The number in `within` of the first row that the file lacks, or None.
         """
         chunks, offsets = np.divmod(within, layout.rows_per_chunk)
         # Chunks of such a dataset exist.
@@ -64,12 +57,7 @@ class Hdf5File:
         return next((number for number, length in enumerate(lengths) if length != rows.shape[1]), None)
 
     def decode(self, layout: DatasetLayout, chunks: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
-        """Yields the rows of each chunk of a dataset; the last chunk may have more rows than the dataset.
-
-        Raises:
-            SpanReadError: an object cannot be read.
-            DataSourceError: the next chunk is damaged.
-        """
+        """Yields the rows of each chunk of a dataset; the last chunk may have more rows than the dataset."""
         try:
             if layout.starts is None or layout.sizes is None:
                 yield from (self._decode_by_h5py(layout, chunk) for chunk in chunks.tolist())
@@ -102,11 +90,6 @@ class Hdf5File:
 
 
 def _decompressed(layout: DatasetLayout, span: bytes) -> NDArray[Any]:
-    """Returns the rows of a chunk that gzip has compressed.
-
-    Raises:
-        ValueError, zlib.error: the chunk is damaged or cut short.
-    """
     num_bytes = layout.rows_per_chunk * layout.row_type.num_bytes
     decompressor = zlib.decompressobj()
     content = decompressor.decompress(span, num_bytes + 1)

@@ -37,7 +37,6 @@ class RowType(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """The size of a row in bytes."""
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
 
@@ -67,27 +66,14 @@ class DatasetLayout(NamedTuple):
 
 
 class FileSegment(NamedTuple):
-    """Datasets of one length, one for each column.
-
-    Attributes:
-        num_rows: the number of their rows.
-        layouts: the layout of each column.
-    """
+    """Datasets of one length, one for each column."""
 
     num_rows: int
     layouts: Mapping[str, DatasetLayout]
 
 
 def split_paths(datasets: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Returns the files, and the pattern of the datasets of each column.
-
-    Args:
-        datasets: the path of a file followed by the name of a dataset, by column. Both may be patterns.
-
-    Raises:
-        FileNotFoundError: no file is at the beginning of a path.
-        ValueError: a path has no name of a dataset, or columns have different files.
-    """
+    """Returns the files, and the pattern of the datasets of each column; both may be patterns."""
     files: dict[str, list[str]] = {}
     patterns: dict[str, str] = {}
     for name, path in datasets.items():
@@ -134,11 +120,6 @@ def _matching_files(path: str) -> list[str]:
 
 
 def h5py_module() -> Any:
-    """Returns h5py.
-
-    Raises:
-        ImportError: it is not installed.
-    """
     try:
         import h5py  # noqa: PLC0415  (lazy: an optional package)
     except ImportError as error:
@@ -147,18 +128,6 @@ def h5py_module() -> Any:
 
 
 def inspect_file(path: str, content: str | RawFile, patterns: Mapping[str, str]) -> list[FileSegment]:
-    """Returns the segments of a file in their order.
-
-    Args:
-        path: the path or URL of the file, for errors.
-        content: the path to read, or an open file.
-        patterns: the pattern of the datasets of each column.
-
-    Raises:
-        DataSourceError: the file is not an HDF5 file, or is damaged.
-        OSError: it cannot be opened.
-        ValueError: its datasets do not match the patterns, differ in length or type, or have an unsupported type.
-    """
     h5py = h5py_module()
     try:
         with h5py.File(content, "r") as file:
@@ -228,7 +197,6 @@ def _matches(
 
 
 def _layout(h5py: Any, path: str, file: Any, dataset: Any) -> DatasetLayout:
-    """Returns the type and the position of the rows of a dataset."""
     name, dtype, properties = dataset.name.lstrip("/"), dataset.dtype, dataset.id.get_create_plist()
     if not dataset.shape:
         raise _unsupported(path, f"{name!r} must have one row per record, got a dataset without rows")

@@ -138,11 +138,7 @@ def _data_paths(prefix: Any) -> Any:
 
 
 def token_dtype(path: str) -> str:
-    """Returns the dtype of the tokens in a .bin file, from the index beside it.
-
-    Raises:
-        OSError: the index cannot be read, or is damaged (DataSourceError).
-    """
+    """Returns the dtype of the tokens in a .bin file, from the index beside it."""
     return _read_header(path)[0]
 
 
@@ -160,7 +156,6 @@ def _open_index(path: str) -> Iterator[tuple[StoredFile, int]]:
 
 
 def _read_header(path: str) -> tuple[str, int]:
-    """Returns the dtype of the tokens and the number of sequences."""
     with _open_index(path) as (file, size):
         header = file.read(0, _HEADER_BYTES)
     number = len(_MAGIC)

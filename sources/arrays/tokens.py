@@ -38,13 +38,7 @@ _BEGINNING_BYTES = 4096
 
 
 class TokenLayout(NamedTuple):
-    """The position of the tokens in a file.
-
-    Attributes:
-        dtype: the dtype of a token, little-endian.
-        start: the offset of the first token in the file, in bytes.
-        num_tokens: the number of tokens.
-    """
+    """The position of the tokens in a file: their little-endian dtype, and the offset of the first one in bytes."""
 
     dtype: np.dtype[Any]
     start: int
@@ -183,7 +177,6 @@ class _TokenFile:
         ).reshape(len(starts), -1)
 
     def close(self) -> None:
-        """Closes the file."""
         self.file.close()
 
 
@@ -197,12 +190,7 @@ def _integer_dtype(given: Any) -> np.dtype[Any]:
 
 
 def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | None) -> TokenLayout:
-    """Returns the position of the tokens in a file, and closes it.
-
-    Raises:
-        DataSourceError: its header is damaged or is that of another array, or its size does not fit.
-        ValueError: it has no header and no dtype is given, or it has another dtype.
-    """
+    """Returns the position of the tokens in a file, and closes it."""
     with contextlib.closing(file):
         beginning = file.read(0, min(size, _BEGINNING_BYTES))
     layout = _layout_by_header(path, beginning)

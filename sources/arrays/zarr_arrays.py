@@ -103,11 +103,6 @@ class ZarrDataSource(ReadsBatches):
         return f"Zarr records={self._num_records} columns={len(self._urls)} digest={digest}"
 
     def _open(self) -> dict[str, Any]:
-        """Returns the open arrays.
-
-        Raises:
-            DataSourceError: an array cannot be opened, or has changed.
-        """
         tensorstore = _tensorstore()
         context = tensorstore.Context({"cache_pool": {"total_bytes_limit": self._cache_bytes}})
         arrays = {name: _open(tensorstore, url, context) for name, url in self._urls.items()}
@@ -120,11 +115,7 @@ class ZarrDataSource(ReadsBatches):
         return arrays
 
     def _read(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Returns the rows of all columns, requested together.
-
-        Raises:
-            LibraryReadError: a row cannot be read.
-        """
+        """Returns the rows of all columns, requested together."""
         begun = {name: array[keys].read() for name, array in self._arrays.get(self._open).items()}
         columns: dict[str, NDArray[Any]] = {}
         for name, request in begun.items():
@@ -137,13 +128,7 @@ class ZarrDataSource(ReadsBatches):
 
 
 def _open(tensorstore: Any, url: str, context: Any) -> Any:
-    """Returns an open array, with the order of axes of Zarr.
-
-    Raises:
-        FileNotFoundError: there is no array.
-        DataSourceError: its metadata cannot be read.
-        ValueError: it has no axis, or values without a dtype of NumPy.
-    """
+    """Returns an open array, with the order of axes of Zarr."""
     store: Any = url.rstrip("/") + "/" if is_url(url) else {"driver": "file", "path": url.rstrip("/") + "/"}
     try:
         array = tensorstore.open(

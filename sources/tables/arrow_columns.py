@@ -13,13 +13,7 @@ from millstream.sources.tables.arrow_regions import Integers
 
 @final
 class Numbers(Column):
-    """Numbers, dates and times, as NumPy scalars.
-
-    Args:
-        slot: the first slot.
-        dtype: the dtype of the values.
-        stored: the dtype in Arrow's buffers if it is a different one.
-    """
+    """Numbers, dates and times, as NumPy scalars; `stored` is the dtype in Arrow's buffers if it is a different one."""
 
     def __init__(self, slot: int, dtype: Any, stored: Any = None) -> None:
         super().__init__(slot)
@@ -34,7 +28,6 @@ class Numbers(Column):
         return list(self.batch(rows, np.empty))
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
-        """Returns the stacked values of rows without nulls."""
         batch = allocate((len(rows),), self.dtype)
         positions = rows.within + rows.slot(self.slot + 1)
         if self._stored == self.dtype:
@@ -46,11 +39,7 @@ class Numbers(Column):
     def batch_lists(self, rows: Rows, starts: Integers, length: int, allocate: Allocate) -> NDArray[Any] | None:
         """Returns lists of these values as an array of shape (n, length), length > 0, or None if a value may be null.
 
-        Args:
-            rows: the rows of the lists.
-            starts: the start of each list among the values of its chunk, shape (n,).
-            length: the length of all lists.
-            allocate: allocates the array.
+        `starts` has the start of each list among the values of its chunk.
         """
         if self._stored != self.dtype or rows.has_nonzero(self.slot):
             return None
@@ -73,7 +62,6 @@ class Flags(Column):
         return list(self.batch(rows, np.empty))
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
-        """Returns the stacked values of rows without nulls."""
         batch = allocate((len(rows),), np.dtype(np.bool_))
         batch[...] = rows.memory.bits(rows.within + rows.slot(self.slot + 1))
         return batch
@@ -90,7 +78,6 @@ class _Offsets(Column):
         slots[self.slot + 1] = memory.address_of(array.buffers()[1]) // self._offset_dtype.itemsize + array.offset
 
     def _bounds(self, rows: Rows) -> tuple[Integers, Integers]:
-        """Returns the starts and the lengths of the values of rows."""
         if (cached := rows.bounds.get(self.slot)) is not None:
             return cached
         positions = rows.within + rows.slot(self.slot + 1)
@@ -123,7 +110,6 @@ class Strings(_Offsets):
         return _strings(rows.memory.slices(starts + rows.slot(self.slot + 3), lengths), self._is_text)
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
-        """Returns the stacked values of rows without nulls."""
         values = self._values(rows)
         return stack_texts(values, allocate) if self._is_text else stack_objects(values)
 
@@ -145,7 +131,6 @@ class FixedBytes(Column):
         return _strings(rows.memory.slices(starts, np.full(len(rows), self._width)), is_text=False)
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:  # noqa: ARG002  (objects have their own memory)
-        """Returns the stacked values of rows without nulls."""
         return stack_objects(self._values(rows))
 
 
@@ -187,7 +172,6 @@ class Lists(_Offsets):
         return rows.within * length + rows.slot(self.slot + 4), np.full(len(rows), length)
 
     def _length_of_all(self, rows: Rows) -> int:
-        """Returns the length of all lists in the chunks of the rows; -1 if lengths differ or are unknown."""
         lengths = rows.slot(self.slot + 3)
         if isinstance(lengths, int):
             return lengths
@@ -255,7 +239,6 @@ class FixedLists(Lists):
         self.child.describe(array.values, slots, memory)
 
     def bounds(self, rows: Rows) -> tuple[Integers, Integers]:
-        """Returns the starts of the lists among the child's values, and their lengths."""
         starts = (rows.within + rows.slot(self.slot + 1)) * self._size
         return starts, np.full(len(rows), self._size)
 

@@ -64,16 +64,7 @@ class Memory:
         return (number << REGION_BITS) + int(buffer.address - parent.address)
 
     def take(self, positions: Integers, dtype: np.dtype[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """Returns the numbers at the given positions.
-
-        Args:
-            positions: addresses divided by the size of the dtype, shape (n,).
-            dtype: the dtype of the numbers; its size is a power of two.
-            out: the array to write to, shape (n,); None for a new one.
-
-        Raises:
-            IndexError: a position is beyond the buffers.
-        """
+        """Returns the numbers at positions, addresses divided by the size of the dtype, which is a power of two."""
         values = np.empty(len(positions), dtype) if out is None else out
         if not len(positions):
             return values
@@ -81,15 +72,7 @@ class Memory:
         return array.take(indices, out=values, mode="clip")
 
     def take_runs(self, positions: Integers, out: NDArray[Any]) -> None:
-        """Fills the rows of an array with contiguous numbers.
-
-        Args:
-            positions: the position of the first number of each row, as for `take`, shape (n,).
-            out: the array to fill, C-contiguous, of shape (n, length), where neither is 0.
-
-        Raises:
-            IndexError: a row ends beyond the buffers.
-        """
+        """Fills the rows of a C-contiguous array, shape (n, length), with contiguous numbers from each position on."""
         length = out.shape[1]
         array, indices = self._located(positions, out.dtype, length)
         # NumPy copies a row in one step if it is one element.
@@ -106,11 +89,7 @@ class Memory:
             runs[...] = np.ndarray(shape, run, array.view(BYTES).data, strides=(out.dtype.itemsize,))[indices]
 
     def slices(self, starts: Integers, lengths: Integers) -> list[memoryview]:
-        """Returns the bytes from each start address on, without a copy: they end with this object.
-
-        Raises:
-            IndexError: a slice ends beyond the buffers.
-        """
+        """Returns the bytes from each start address on, without a copy: they end with this object."""
         regions = np.where(lengths > 0, starts >> REGION_BITS, 0)
         if not regions.any():
             return [memoryview(b"")] * len(starts)
@@ -126,11 +105,7 @@ class Memory:
         return (self.take(positions >> 3, BYTES) >> (positions & 7).astype(np.uint8) & 1).astype(np.bool_)
 
     def _located(self, positions: Integers, dtype: np.dtype[Any], length: int) -> tuple[NDArray[Any], Integers]:
-        """Returns an array, and the index of each position in it.
-
-        Raises:
-            IndexError: one of the `length` numbers from a position on is beyond the buffers.
-        """
+        """Returns an array, and the index of each position in it; IndexError if they exceed the buffers."""
         shift = region_shift(dtype)
         first = int(positions[0]) >> shift
         array = self._array(first, dtype)
@@ -145,11 +120,6 @@ class Memory:
         return numbers.array, positions + numbers.shifts.take(regions)
 
     def _joined_with(self, number: int) -> JoinedRegions:
-        """Returns all regions up to that number, at least, as one array.
-
-        Raises:
-            IndexError: there is no such region.
-        """
         joined = self._joined
         if joined is not None and number < joined.size:
             return joined
@@ -163,7 +133,6 @@ class Memory:
         return joined
 
     def _array(self, number: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Returns a region as an array of numbers."""
         key = (number, dtype)
         array = self._arrays.get(key)
         if array is None:
@@ -200,12 +169,10 @@ class Rows:
         return self.table.item(number) if self.table.shape[1] == 1 else self.table[number].take(self.chunk)
 
     def has_nonzero(self, number: int) -> bool:
-        """Returns True if a slot is not 0 in the chunk of any row."""
         value = self.slot(number)
         return bool(value if isinstance(value, int) else value.any())
 
     def take(self, selection: Any) -> "Rows":
-        """Returns the rows selected by a slice, a mask, or an array of indices."""
         return Rows(self.memory, self.chunks, self.table, self.chunk[selection], self.within[selection])
 
     def expand(self, starts: Integers, lengths: Integers) -> "Rows":
@@ -254,7 +221,6 @@ class Column(abc.ABC):
         return self.can_batch
 
     def batch(self, rows: Rows, allocate: Allocate) -> Any:  # noqa: ARG002
-        """Returns the stacked values of rows for which `stacks` is true."""
         raise TypeError(f"Values of {self.type_name} are stacked one by one.")
 
     def values(self, rows: Rows) -> list[Any]:

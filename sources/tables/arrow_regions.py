@@ -42,12 +42,6 @@ class JoinedRegions:
     """Several regions as parts of one array, so that NumPy gathers rows of all of them in one call.
 
     The array begins at the first region and ends with the last one. What lies between them is never read.
-
-    Args:
-        regions: the regions, by number.
-
-    Attributes:
-        size: the number of regions.
     """
 
     def __init__(self, regions: Sequence[NDArray[np.uint8]]) -> None:
@@ -63,7 +57,6 @@ class JoinedRegions:
         self._numbers: dict[np.dtype[Any], RegionNumbers] = {}
 
     def numbers(self, dtype: np.dtype[Any]) -> RegionNumbers:
-        """Returns the numbers of one dtype."""
         numbers = self._numbers.get(dtype)
         if numbers is None:
             firsts = np.arange(self.size) << region_shift(dtype)
@@ -74,7 +67,6 @@ class JoinedRegions:
 
 
 def values_of(region: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Returns a region as an array of numbers."""
     return region[: len(region) // dtype.itemsize * dtype.itemsize].view(dtype)
 
 

@@ -39,19 +39,12 @@ class Structs(Column):
         return all(member.stacks(rows) for member in self._members.values())
 
     def batch(self, rows: Rows, allocate: Allocate) -> dict[str, Any]:
-        """Returns the stacked values of rows without nulls."""
         return {name: member.batch(rows, allocate) for name, member in self._members.items()}
 
 
 @final
 class Tensors(Column):
-    """Arrays of one shape, which Arrow stores as nested lists.
-
-    Args:
-        slot: the first slot.
-        shape: the shape of each array.
-        make_lists: creates the column of the lists.
-    """
+    """Arrays of one shape, which Arrow stores as nested lists."""
 
     def __init__(self, slot: int, shape: tuple[int, ...], make_lists: Callable[[int], Column]) -> None:
         super().__init__(slot)
@@ -67,7 +60,6 @@ class Tensors(Column):
         return [array.copy() for array in self.batch(rows, np.empty)]
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
-        """Returns the stacked values of rows without nulls."""
         column, inner = self._lists, rows
         while isinstance(column, Lists):
             inner, column = inner.expand(*column.bounds(inner)), column.child
@@ -124,7 +116,6 @@ class Decoded(Column):
 
 
 def dicts(columns: Mapping[str, Column], rows: Rows) -> list[dict[str, Any]]:
-    """Returns a dict of the columns' values for each row."""
     values = [column.values(rows) for column in columns.values()]
     return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
 

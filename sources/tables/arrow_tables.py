@@ -21,17 +21,9 @@ _ALIGNMENT = 8
 
 @final
 class ArrowTable:
-    """Columns of a table, whose chunks are described when a row of them is first read.
+    """Columns of a table, whose chunks are normalised and described when a row of them is first read.
 
     Any number of threads may read, and so may forked processes, because there is no lock.
-
-    Args:
-        columns: the columns.
-        chunks: the record batches of the table.
-        normalise: normalises a record batch before it is first read; None if they are normalised already.
-
-    Attributes:
-        columns: the columns.
     """
 
     def __init__(
@@ -49,7 +41,6 @@ class ArrowTable:
 
     @classmethod
     def of(cls, table: Any, names: Sequence[str]) -> "ArrowTable":
-        """Returns the given columns of a table of pyarrow."""
         types = plain_types(table.schema, names)
         chunks = table.select(list(names)).to_batches()
         return cls(columns_of(table.schema, names), chunks, lambda chunk: normalised(chunk, names, types))
@@ -76,7 +67,6 @@ class ArrowTable:
 
 @functools.cache
 def arrow() -> ModuleType:
-    """Imports pyarrow."""
     try:
         import pyarrow as pa  # noqa: PLC0415
     except ImportError as error:
@@ -86,7 +76,6 @@ def arrow() -> ModuleType:
 
 
 def filesystems() -> ModuleType:
-    """Imports pyarrow's file systems."""
     arrow()
     import pyarrow.fs  # noqa: PLC0415
 
@@ -107,12 +96,10 @@ def columns_of(schema: Any, names: Iterable[str]) -> dict[str, Column]:
 
 
 def num_slots(columns: Mapping[str, Column]) -> int:
-    """Returns the number of slots that columns have per chunk."""
     return max((column.end_slot for column in columns.values()), default=0)
 
 
 def plain_types(schema: Any, names: Iterable[str]) -> list[Any]:
-    """Returns the types of the given columns in `normalised` record batches."""
     return [_plain_type(schema.field(name).type) for name in names]
 
 
@@ -137,7 +124,6 @@ def _normalise(array: Any, plain: Any) -> Any:
 
 
 def _plain_type(kind: Any) -> Any:
-    """Returns the type of a column in a `normalised` record batch."""
     pa = arrow()
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type

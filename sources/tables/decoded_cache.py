@@ -23,14 +23,10 @@ class Unit(Protocol):
     """A decoded unit."""
 
     @property
-    def num_records(self) -> int:
-        """The number of records."""
-        ...
+    def num_records(self) -> int: ...
 
     @property
-    def num_bytes(self) -> int:
-        """The size in memory."""
-        ...
+    def num_bytes(self) -> int: ...
 
 
 UnitT = TypeVar("UnitT", bound=Unit)
@@ -72,11 +68,7 @@ def _all_caches() -> "weakref.WeakSet[UnitCache[Any]]":
 
 @final
 class UnitCache(Generic[UnitT]):
-    """A cache of units by key, which drops the least recently used ones.
-
-    Attributes:
-        dropped: the use of the units that were dropped.
-    """
+    """A cache of units by key, which drops the least recently used ones."""
 
     def __init__(self, max_bytes: int) -> None:
         self.dropped = Dropped(0, 0, 0, 0)
@@ -96,12 +88,9 @@ class UnitCache(Generic[UnitT]):
         return unit
 
     def get_all(self, wanted: Mapping[KeyT, int], load: Callable[[KeyT], UnitT], max_threads: int) -> list[UnitT]:
-        """Returns units, decoded by `load` if they are not in the cache.
+        """Returns units, decoded by `load` in up to `max_threads` threads if they are not in the cache.
 
-        Args:
-            wanted: the number of records that will be read of each unit, by key.
-            load: decodes a unit.
-            max_threads: the number of units to decode concurrently.
+        `wanted` has the number of records that will be read of each unit, by key.
         """
         entries: dict[KeyT, _Entry[UnitT]] = {}
         missing: list[KeyT] = []
@@ -138,7 +127,6 @@ class UnitCache(Generic[UnitT]):
         return entry is None or entry.unit is None or entry.served >= entry.unit.num_records
 
     def clear(self) -> None:
-        """Drops all units."""
         with self._lock:
             self._entries.clear()
             self._num_bytes = 0

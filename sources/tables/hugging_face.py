@@ -97,15 +97,9 @@ class HuggingFaceDataSource(ReadsBatches):
         return f"HuggingFace records={self._num_records} columns={len(columns)}:{schema:08x} crc32={crc:08x}"
 
     def _rows(self, keys: Any) -> Rows:
-        """Returns the rows of record keys in the table.
-
-        Raises:
-            ValueError: a chunk of the table is damaged.
-        """
         return self._opened().data.rows(self._row_numbers(keys))
 
     def _row_numbers(self, keys: Any) -> Any:
-        """Returns the numbers of the rows in the table."""
         tables = self._opened()
         if tables.indices is None:
             return keys
@@ -150,13 +144,7 @@ class HuggingFaceDataSource(ReadsBatches):
 
 
 class _Tables(NamedTuple):
-    """The tables of a dataset.
-
-    Attributes:
-        data: the rows of all columns, before decoding.
-        indices: the numbers of the rows of the dataset, in its order; None for all rows.
-        columns: the columns of the records.
-    """
+    """The tables of a dataset: the rows before decoding, and the numbers of the dataset's rows, None for all."""
 
     data: ArrowTable
     indices: ArrowTable | None

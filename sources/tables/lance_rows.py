@@ -133,11 +133,7 @@ class LanceDataSource(ReadsBatches):
         return np.sort(table.column(0).to_numpy().astype(np.int64))
 
     def _take(self, keys: NDArray[np.int64]) -> list[Any]:
-        """Returns rows as record batches with plain types.
-
-        Raises:
-            LibraryReadError: a row cannot be read.
-        """
+        """Returns rows as record batches with plain types."""
         rows = keys if self._rows is None else self._rows[keys]
         try:
             with _panics_as_errors():
@@ -166,7 +162,6 @@ def _panics_as_errors() -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Returns the text of Lance's error, without the positions in its source code that end it."""
     return str(error).partition(", /")[0].rstrip(".")
 
 

@@ -184,7 +184,6 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         return any(map(is_url, self._paths))
 
     def _check_types(self, path: str) -> None:
-        """Raises unless the columns have the types of the first file."""
         columns = columns_of(self._schemas[path], self._names)
         for name, column in self._columns.items():
             if columns[name].type_name != column.type_name:

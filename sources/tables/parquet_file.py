@@ -22,21 +22,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 class ParquetFile:
-    """An open Parquet file.
-
-    Args:
-        path: the path or URL.
-        identity: the version of the object if it is a URL.
-        open_file: opens the file if it is in a file system of another library.
-
-    Attributes:
-        path: the path or URL.
-        schema: its Arrow schema.
-        group_sizes: the number of rows of each row group.
-
-    Raises:
-        OSError: it cannot be opened, or is damaged (DataSourceError).
-    """
+    """An open Parquet file; `open_file` opens it if it is in a file system of another library."""
 
     def __init__(self, path: str, identity: FileIdentity, open_file: Callable[[], Any] | None = None) -> None:
         import pyarrow.parquet as pq  # noqa: PLC0415
@@ -68,7 +54,6 @@ class ParquetFile:
 
     @property
     def num_records(self) -> int:
-        """The number of rows."""
         return int(sum(self.group_sizes))
 
     def close(self) -> None:
@@ -77,18 +62,7 @@ class ParquetFile:
             self._file.close()
 
     def read_group(self, group: int, names: Sequence[str], types: Sequence[Any], path: str) -> list[Any]:
-        """Returns the rows of a row group as normalised record batches.
-
-        Args:
-            group: the number of the row group in the file.
-            names: the names of the columns.
-            types: the result of `plain_types`.
-            path: the path or URL to read from: that of the file, or of its copy.
-
-        Raises:
-            SpanReadError: the object store failed.
-            ValueError: the row group cannot be decoded; with the message of pyarrow.
-        """
+        """Returns the rows of a row group as normalised record batches, read from the file or its copy at `path`."""
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         try:
@@ -143,15 +117,7 @@ class ParquetFile:
 
 
 def _reader(file: RemoteFile, spans: Sequence[tuple[int, int]]) -> Callable[[int, int], bytes]:
-    """Returns a function that reads an object. Given spans are read in advance, others when they are needed.
-
-    Args:
-        file: the object.
-        spans: the starts and lengths of the spans to read in advance.
-
-    Raises:
-        SpanReadError: they cannot be read.
-    """
+    """Returns a function that reads an object. Given spans are read in advance, others when they are needed."""
     known = list(zip((start for start, _ in spans), _read_spans(file, spans), strict=True))
 
     def read(start: int, length: int) -> bytes:
@@ -178,7 +144,6 @@ def _read_spans(file: RemoteFile, spans: Sequence[tuple[int, int]]) -> list[byte
 
 
 def _message_of(error: BaseException) -> str:
-    """Returns the message of an error of pyarrow, in one line."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
 
 

@@ -18,15 +18,9 @@ _MAX_JOINED = 2
 @final
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class RowGroup:
-    """A decoded row group.
+    """A decoded row group, with its number in the source and, nearly always, one record batch.
 
-    Attributes:
-        number: its number among all row groups of the source.
-        path: its file.
-        chunks: its record batches, nearly always one.
-        num_records: the number of rows.
-        num_bytes: the size in memory.
-        is_valid: True if all texts are UTF-8.
+    `is_valid` is True if all texts are UTF-8.
     """
 
     number: int
@@ -39,12 +33,7 @@ class RowGroup:
 
 @final
 class JoinedGroups:
-    """The rows of several row groups as one table, without a copy.
-
-    Attributes:
-        groups: the row groups, sorted by number.
-        is_valid: True if all texts are UTF-8.
-    """
+    """The rows of several row groups, sorted by number, as one table, without a copy."""
 
     def __init__(self, columns: Mapping[str, Column], groups: Iterable[RowGroup]) -> None:
         self.groups = sorted(groups, key=lambda group: group.number)
@@ -60,17 +49,12 @@ class JoinedGroups:
         return None if (self._numbers.take(indices, mode="clip") != numbers).any() else indices
 
     def rows(self, indices: NDArray[np.intp], within: NDArray[np.int64]) -> Rows:
-        """Returns rows, given the index in `groups` of the group of each row, and its position in the group."""
         return self._table.rows(self._starts[indices] + within)
 
 
 @final
 class RowGroups:
-    """A cache of decoded row groups.
-
-    Attributes:
-        units: the row groups by number.
-    """
+    """A cache of decoded row groups."""
 
     def __init__(self, columns: Mapping[str, Column], max_bytes: int, max_threads: int) -> None:
         self.units = UnitCache[RowGroup](max_bytes)
@@ -83,19 +67,13 @@ class RowGroups:
         return RowGroups, (self._columns, self._max_bytes, self._max_threads)
 
     def clear(self) -> None:
-        """Drops all row groups."""
         self.units.clear()
         self._recent = ()
 
     def joined(
         self, numbers: NDArray[np.int64], decode: Callable[[int], RowGroup]
     ) -> tuple[JoinedGroups, NDArray[np.intp]]:
-        """Returns joined row groups, and the index in them of the row group of each record.
-
-        Args:
-            numbers: the number of the row group of each record, at least one.
-            decode: decodes a row group.
-        """
+        """Returns joined row groups, and the index in them of the row group of each record, at least one."""
         for recent in self._recent:
             if (indices := recent.find(numbers)) is not None:
                 counts = np.bincount(indices).tolist()

@@ -74,15 +74,7 @@ def padded(
 
 @final
 class PaddedFeatures:
-    """Features whose lengths differ between elements, and which a batch pads to one length.
-
-    Attributes:
-        names: the names of the features.
-        padding_struct: the padding value, per feature; 0 for the other features.
-
-    Raises:
-        TypeError, ValueError: an argument has the wrong type, or names an unknown feature.
-    """
+    """Features whose lengths differ between elements, and which a batch pads to one length."""
 
     def __init__(self, features: str | Collection[str], padding_struct: Mapping[str, Any] | None) -> None:
         self.names = (features,) if isinstance(features, str) else tuple(features)
@@ -96,11 +88,7 @@ class PaddedFeatures:
         return shown + (f", padding_struct={self.padding_struct!r}" if self.padding_struct else "")
 
     def lengths(self, elements: Sequence[Any]) -> NDArray[np.int64]:
-        """Returns the length of each element's longest feature, shape (1, elements).
-
-        Raises:
-            ValueError: an element is not a dict, or lacks a feature.
-        """
+        """Returns the length of each element's longest feature, shape (1, elements)."""
         for element in elements:
             if not isinstance(element, Mapping):
                 raise ValueError(f"Elements must be dicts with {list(self.names)}, got {type(element).__name__}.")  # noqa: TRY004  (data, not an argument)
@@ -110,11 +98,6 @@ class PaddedFeatures:
         return longest
 
     def batch(self, elements: Sequence[Mapping[str, Any]], length: int, allocate: Allocate) -> Any:
-        """Returns the batch of elements, their features padded to a length.
-
-        Raises:
-            StackError: elements differ in structure, shape or dtype.
-        """
         lengths = dict.fromkeys(self.names, length)
         return stack(
             [

@@ -95,7 +95,6 @@ class Rebatch(GroupingOperation):
 
 
 def _rows_in(batch: Any) -> int:
-    """Returns the number of rows of a batch."""
     shapes = {path: np.shape(leaf) for path, leaf in tree.leaves(batch) if leaf is not None}
     if not shapes or not all(shapes.values()):
         path = next((path for path, shape in shapes.items() if not shape), "")

@@ -86,7 +86,6 @@ def _stack(column: list[Any], path: str, allocate: Allocate) -> Any:
 
 
 def _stacker(kind: type) -> _Stacker:
-    """Returns the function that stacks values of a type."""
     if (known := _KNOWN.get(kind)) is not None:
         return known
     for base, stacker in _STACKERS:
@@ -258,7 +257,6 @@ _KNOWN: dict[type, _Stacker] = {**dict(_STACKERS), np.ndarray: _stack_arrays, di
 
 
 def _packed(column: list[Any], code: str, dtype: np.dtype[Any], allocate: Allocate) -> Array:
-    """Returns Python numbers as an array, in half of np.array's time; `code` is struct's code of the dtype."""
     batch = allocate((len(column),), dtype)
     struct.pack_into(f"{len(column)}{code}", batch.data, 0, *column)
     return batch
@@ -270,7 +268,6 @@ def _memory(shape: tuple[int, ...], dtype: np.dtype[Any], allocate: Allocate) ->
 
 
 def _placed(values: Array, allocate: Allocate) -> Array:
-    """Copies a small array to the allocator's memory."""
     batch = _memory(values.shape, values.dtype, allocate)
     batch[...] = values
     return batch
@@ -281,7 +278,6 @@ def _at(path: str) -> str:
 
 
 def _refuse_type(column: list[Any], path: str, _: Allocate) -> NoReturn:
-    """Raises for a type that does not stack."""
     raise StackError(
         f"Cannot stack{_at(path)} {_described(column[0])} of element 0 of a batch: only None, numbers, str, bytes, "
         f"arrays, and dicts, lists, tuples and dataclasses of them stack. Convert it {_ADVICE}",

@@ -24,7 +24,6 @@ class _Budget(OpenGroup):
         self._is_full = False
 
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Takes elements up to the first that exceeds the budget."""
         if self._is_full:
             return 0
         longest = np.maximum(np.maximum.accumulate(sizes[0]), self._longest)

@@ -17,13 +17,7 @@ from millstream.transforms.packing.rows import Document, RowFormat
 
 
 class Bins(OpenGroup):
-    """Rows that are being filled. Each document goes into one of them, until one arrives that fits into none.
-
-    Args:
-        count: the number of rows.
-        lengths: the length of a row, for each feature.
-        limit: the maximum number of documents per row; None for no limit.
-    """
+    """Rows that are being filled. Each document goes into one of them, until one arrives that fits into none."""
 
     def __init__(self, count: int, lengths: Sequence[int], limit: int | None) -> None:
         self._count = count
@@ -36,7 +30,6 @@ class Bins(OpenGroup):
         self._is_full = False
 
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Assigns documents to rows, up to the first that fits into none."""
         if self._is_full:
             return 0
         sizes = sizes[: len(self._lengths)]
@@ -58,7 +51,6 @@ class Bins(OpenGroup):
         return self._is_full
 
     def decisions(self) -> NDArray[np.int64]:
-        """Returns the row of each document, shape (1, documents)."""
         return np.array([self._chosen], dtype=np.int64)
 
     @abc.abstractmethod
@@ -121,18 +113,13 @@ class BinPack(GroupingOperation):
 
     @property
     def length_struct(self) -> dict[str, int]:
-        """The length of a row, per feature."""
         return self.rows.length_struct
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.rows}, num_packing_bins={self.num_packing_bins})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the features of the documents to pack, and the space that they take.
-
-        Raises:
-            ValueError: a document lacks a feature, or is too long and overflow is "error".
-        """
+        """Returns the features of the documents to pack, and the space that they take."""
         columns = self.rows.columns(values, takes_numbers=True)
         sizes = lengths_of(columns)
         documents: list[Document] = list(zip(*columns, *self.rows.carried_values(values), strict=True))
@@ -157,7 +144,6 @@ class BinPack(GroupingOperation):
         return self.bins(self.num_packing_bins, self.rows.lengths, self.max_sequences_per_bin)
 
     def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
-        """Returns the documents of each row."""
         rows = Segments.by_output(measures[-1])
         if not self.shuffle_bins:
             return rows

@@ -100,7 +100,6 @@ class RowFormat:
         return list(self.length_struct.values())
 
     def named(self, what: str, names: Collection[str]) -> tuple[str, ...]:
-        """Returns names of features, sorted. Refuses unknown features."""
         if isinstance(names, str):
             raise TypeError(f"{what} must be a list of names, got {names!r}: write [{names!r}].")
         if unknown := [name for name in names if name not in self.length_struct]:
@@ -110,12 +109,7 @@ class RowFormat:
     def columns(self, values: Sequence[Any], *, takes_numbers: bool = False) -> list[list[Array]]:
         """Returns the features of documents: one list of arrays per feature.
 
-        Args:
-            values: the documents.
-            takes_numbers: True if a number counts as a feature of one token.
-
-        Raises:
-            ValueError: a document lacks a feature, or has one without a token axis.
+        If `takes_numbers`, a number counts as a feature of one token.
         """
         kinds = set(map(type, values))
         if kinds == {np.ndarray} and len(self.length_struct) == 1:
@@ -143,11 +137,7 @@ class RowFormat:
         return spaces
 
     def carried_values(self, values: Sequence[Any]) -> list[list[Any]]:
-        """Returns the carried values of documents: one list per name.
-
-        Raises:
-            ValueError: a document lacks one.
-        """
+        """Returns the carried values of documents: one list per name."""
         return [[self._feature(value, name) for value in values] for name in self.carried]
 
     def lay_out(
@@ -164,9 +154,6 @@ class RowFormat:
             segments: the composition of the rows; at most as much as fits into each.
             allocate: allocates the memory of the rows.
             first_tokens: replacements for the first token of each segment, by feature.
-
-        Raises:
-            StackError: the documents of a row differ in dtype or shape.
         """
         chosen = [documents[number] for number in segments.elements.tolist()]
         columns: dict[str, Array] = {}
@@ -228,12 +215,7 @@ class Rows(ColumnarRecords):
     """Packed rows: dicts whose arrays are rows of columns.
 
     The columns are the batch of all rows, and slices of them are the batch of consecutive rows. Batches share the
-    memory of the rows, so code that takes the batch must not use the rows.
-
-    Args:
-        columns: arrays with one entry per row.
-        lists: other values, one per row.
-        laid_out: the number of rows that share the memory, if there are more than these.
+    memory of the rows, of which `laid_out` share it, so code that takes the batch must not use the rows.
     """
 
     def __init__(

@@ -23,13 +23,7 @@ from millstream.transforms.grouping import OpenGroup
 
 @final
 class SplitGroup(OpenGroup):
-    """Elements up to the one in which the last of a number of outputs ends.
-
-    Args:
-        unit: the size of an output.
-        outputs: the minimum number of outputs that fill the group.
-        skip: the consumed amount of the elements.
-    """
+    """Elements up to the one in which the last of a number of outputs of `unit` tokens ends."""
 
     def __init__(self, unit: int, outputs: int, skip: int) -> None:
         self._unit = unit
@@ -40,7 +34,6 @@ class SplitGroup(OpenGroup):
         self._sizes: list[NDArray[np.int64]] = []
 
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Takes elements up to the one that fills the group."""
         if self.is_full:
             return 0
         totals = self._total + np.cumsum(sizes[0])
@@ -75,13 +68,7 @@ class SplitGroup(OpenGroup):
 
 @final
 class WholeRowGroup(OpenGroup):
-    """Elements up to one after which enough rows are complete, and no full-length document waits.
-
-    Args:
-        unit: the length of a row.
-        rows: the minimum number of rows that fill the group.
-        skip: the consumed amount of the elements.
-    """
+    """Elements up to one after which enough rows of `unit` tokens are complete, and no full-length document waits."""
 
     def __init__(self, unit: int, rows: int, skip: int) -> None:
         self._unit = unit
@@ -93,7 +80,6 @@ class WholeRowGroup(OpenGroup):
         self._sizes: list[NDArray[np.int64]] = []
 
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Takes elements up to the one that fills the group."""
         if self._is_full:
             return 0
         passes = sizes[0] == self._unit
@@ -148,14 +134,7 @@ class WholeRowGroup(OpenGroup):
 def whole_row_segments(
     sizes: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64], unit: int
 ) -> Segments:
-    """Returns the rows of a `WholeRowGroup`.
-
-    Args:
-        sizes: the length of each element, shape (elements,).
-        starts: the start of its slice in the group.
-        stops: the end of its slice, exclusive.
-        unit: the length of a row.
-    """
+    """Returns the rows, of `unit` tokens, of a `WholeRowGroup`, given the length and the slice of each element."""
     passes = (sizes == unit) & (stops > starts)
     whole, cuttable = np.flatnonzero(passes), np.flatnonzero(~passes & (stops > starts))
     if not len(whole):

@@ -23,7 +23,6 @@ GOALS = (
 
 
 def measure_first_batch_there(run: Run) -> Measurement:
-    """Returns the seconds from nothing to the first batch, where the cluster is there already."""
     start(run.contender)
     return measure_first_batch(run)
 

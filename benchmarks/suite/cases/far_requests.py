@@ -42,13 +42,11 @@ class FarBatches(FarSource):
     """The same, as many in a request as are asked for together."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[NDArray[np.int32]]:
-        """Returns the documents at some keys."""
         self.request(int(keys[0]))
         return [document(int(key)) for key in keys]
 
 
 def document(key: int) -> NDArray[np.int32]:
-    """Returns the tokens of a document."""
     return np.full(DOCUMENT_TOKENS, key % 30_000, np.int32)
 
 
@@ -92,7 +90,6 @@ class Videos(Sequence[int]):
 
 
 def frames(video: int) -> list[NDArray[np.uint8]]:
-    """Returns the frames of a video."""
     return [np.full(FRAME_BYTES, video % 200, np.uint8) for _ in range(FRAMES)]
 
 

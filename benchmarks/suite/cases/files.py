@@ -13,13 +13,11 @@ from suite.work import Map, RandomMap, Work
 
 
 def token_work(scale: Scale) -> Work:
-    """Returns the pipeline of the tokens."""
     files = data.token_files(scale.pick(tiny=1024, quick=65_536, full=262_144))
     return Work(files, (Map(tokens_of, tokens_in_graph, tokens_in_graph),), 256)
 
 
 def image_work(scale: Scale) -> Work:
-    """Returns the pipeline of the images."""
     files = data.image_files(scale.pick(tiny=128, quick=1024, full=4096))
     return Work(files, (Map(decode, decode_in_graph), RandomMap(crop_and_flip, crop_and_flip_in_graph)), 64)
 

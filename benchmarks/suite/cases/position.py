@@ -35,7 +35,6 @@ def _opened(run: Run) -> tuple[Stream, Position]:
 
 
 def _milliseconds(times: int, action: Callable[[], Any]) -> float:
-    """Returns the median time of an action."""
     found = []
     for _ in range(times):
         start = time.perf_counter()

@@ -17,7 +17,6 @@ def _integers(scale: Scale) -> Records:
 
 
 def plain_work(scale: Scale) -> Work:
-    """Returns the pipeline of the ints."""
     return Work(_integers(scale), (Map(identity, identity, identity),), BATCH_SIZE)
 
 

@@ -74,7 +74,6 @@ class _Memory:
 
 
 def memory_of_all() -> _Memory:
-    """Returns the memory of this process and its children."""
     here = psutil.Process(os.getpid())
     found = [process.memory_full_info() for process in (here, *here.children(recursive=True))]
     return _Memory(sum(memory.pss for memory in found), sum(memory.uss for memory in found))

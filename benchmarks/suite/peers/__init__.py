@@ -31,7 +31,6 @@ class Peer:
         return cast("Adapter", importlib.import_module(self.module).ADAPTER)
 
     def version(self) -> str:
-        """Returns the peer's version, or nothing."""
         for name in self.distributions:
             try:
                 return importlib.metadata.version(name)

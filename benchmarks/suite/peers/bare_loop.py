@@ -43,7 +43,6 @@ class BareLoop:
     """Opens a loop."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         reader = _opening_reader if contender.mode == "open and pread" else _reader
         read, count = reader(work.source)
         index, shards = work.shard

@@ -17,11 +17,9 @@ class Position(Protocol):
     def get_state(self) -> Any:
         """Returns the position in the loader's own form."""
 
-    def set_state(self, state: Any) -> None:
-        """Moves to a position."""
+    def set_state(self, state: Any) -> None: ...
 
-    def state_at(self, step: int) -> Any:
-        """Returns the state of the position after `step` batches, without making them."""
+    def state_at(self, step: int) -> Any: ...
 
 
 def _nothing() -> None:
@@ -92,7 +90,6 @@ def huggingface_dataset(files: Files) -> Any:
 
 
 def bagz_reader(files: Files) -> Any:
-    """Returns the `bagz` library's reader."""
     import bagz  # noqa: PLC0415  (only where it is a contender)
 
     return bagz.Reader(",".join(files.paths))

@@ -29,7 +29,6 @@ _servers: "list[subprocess.Popen[str]]" = []
 
 
 def start(contender: Contender) -> None:
-    """Has the cluster ready that a contender needs."""
     if contender.peer == "ray_data" or contender.mode == RAY_ACTORS:
         ray_cluster(contender.workers)
     elif contender.mode.startswith(SERVICE):
@@ -38,7 +37,6 @@ def start(contender: Contender) -> None:
 
 @functools.cache
 def ray_cluster(workers: int) -> None:
-    """Starts a Ray cluster of one node that has room for some workers."""
     import ray  # noqa: PLC0415  (only where it is measured)
 
     # One of its own, whichever else runs on this machine.

@@ -31,7 +31,6 @@ class GrainAdapter:
     """Opens a `DataLoader` or an `IterDataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         # Its worker processes look at flags, which a program that uses absl would have parsed.
         flags.FLAGS.mark_as_parsed()
         threads = contender.threads
@@ -45,7 +44,6 @@ class GrainAdapter:
         return Stream(iterator, getattr(iterator, "close", lambda: None), position, loader)
 
     def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
-        """Returns the record keys of `count` positions from each start on."""
         sampler = grain.samplers.IndexSampler(num_records, shuffle=True, seed=SEED)
         return [[sampler[start + i].record_key for i in range(count)] for start in starts]
 
@@ -148,12 +146,10 @@ class ChosenColumns:
         self._columns = columns
 
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Returns the record with these columns."""
         return {name: record[name] for name in self._columns}
 
 
 def as_feature(document: Any) -> dict[str, Any]:
-    """Returns a document as packing takes it."""
     return {"tokens": document}
 
 
@@ -219,7 +215,6 @@ class MapStep(grain.transforms.Map):
         self._function = step.function
 
     def map(self, element: Any) -> Any:
-        """Returns what the function returns."""
         return self._function(element)
 
 
@@ -230,7 +225,6 @@ class RandomStep(grain.transforms.RandomMap):
         self._function = step.function
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns what the function returns."""
         return self._function(element, rng)
 
 
@@ -241,7 +235,6 @@ class FilterStep(grain.transforms.Filter):
         self._function = step.function
 
     def filter(self, element: Any) -> bool:
-        """Returns what the function returns."""
         return self._function(element)
 
 
@@ -256,7 +249,6 @@ class _LoaderPosition:
         self._workers = workers
 
     def state_at(self, step: int) -> bytes:
-        """Returns the state of a step that all workers have reached."""
         state = json.loads(self.get_state())
         count = max(1, self._workers)
         seen = step // count * count * self._batch_size
@@ -274,7 +266,6 @@ class _DatasetPosition:
         self.set_state = iterator.set_state
 
     def state_at(self, step: int) -> Any:
-        """Returns the state of a step that all workers have reached."""
         return _moved(self.get_state(), step)
 
 

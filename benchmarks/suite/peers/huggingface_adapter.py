@@ -29,7 +29,6 @@ class HuggingfaceAdapter:
     """Opens a `Dataset` or, in the mode "streamed", an `IterableDataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         if isinstance(work.source, Files) and work.source.format == "arrow":
             return Stream(_by_keys(work, huggingface_dataset(work.source), contender.mode))
         if not isinstance(work.source, Files) or work.source.format not in BUILDERS:

@@ -32,7 +32,6 @@ class MillstreamAdapter:
     """Opens a `DataLoader`, or an `IterDataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         if contender.peer == "millstream_one_source" and isinstance(work.source, Mixture):
             work = dataclasses.replace(work, source=work.source.whole())
         if contender.peer == "millstream_unpacked":
@@ -56,7 +55,6 @@ class MillstreamAdapter:
         return _stream(loader)
 
     def sample_keys(self, num_records: int, starts: list[int], count: int) -> list[Any]:
-        """Returns the record keys of `count` positions from each start on."""
         sampler = millstream.IndexSampler(num_records, shuffle=True, seed=SEED)
         return [sampler.record_keys(start, start + count) for start in starts]
 
@@ -108,7 +106,6 @@ def _default(work: Work, contender: Contender) -> Any:
 
 
 def _chain(work: Work, contender: Contender) -> Any:
-    """Returns the same as a chain: sharded as a whole, as Grain's is."""
     if isinstance(work.source, Mixture) or (work.row_length is not None and not work.packing):
         raise UnsupportedError("the order of a chain is that of its MapDataset")
     shard, shards = work.shard

@@ -26,7 +26,6 @@ class MosaicmlAdapter:
     """Opens a `DataLoader` over a `StreamingDataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         parts = work.source.parts if isinstance(work.source, Mixture) else (work.source,)
         folders = [_shards_of(part) for part in parts if isinstance(part, Files)]
         if len(folders) < len(parts):

@@ -29,7 +29,6 @@ class PytorchAdapter:
     """Opens a `DataLoader`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         one_by_one = contender.mode == "record by record"
         if one_by_one and isinstance(work.source, Records) and not isinstance(work.source.values, list):
             raise UnsupportedError("the same as the other mode: this source reads singly")
@@ -55,7 +54,6 @@ def stream_of(loader: Any, work: Work) -> Stream:
 
 
 def processes_of(contender: Contender) -> dict[str, Any]:
-    """Returns a `DataLoader`'s arguments that say which workers it has."""
     return {
         "num_workers": contender.workers,
         "persistent_workers": contender.workers > 0,
@@ -135,7 +133,6 @@ class Batched:
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[int]) -> list[Any]:
-        """Returns the records of the keys, transformed."""
         if self._rng is None:
             self._rng = _generator()
         return apply_to_many(self._work.steps, self._read(keys), self._rng)

@@ -27,7 +27,6 @@ class RayDataAdapter:
     """Iterates over a `Dataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         if not work.batch_size or not isinstance(work.source, Records | Files):
             raise UnsupportedError("it makes batches, of records that have keys")
         ray_cluster(contender.workers)
@@ -63,7 +62,6 @@ class Steps:
         self._rng = np.random.default_rng(SEED)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns a batch of records, given their keys."""
         keys = batch["data"].tolist()
         read = getattr(self._source, "__getitems__", None)
         records = read(keys) if read else [self._source[key] for key in keys]

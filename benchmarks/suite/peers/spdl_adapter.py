@@ -19,7 +19,6 @@ class SpdlAdapter:
     """Opens a `Pipeline`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         if not isinstance(work.source, Files) or work.source.format != "array_record" or not contender.threads:
             raise UnsupportedError("it is compared on the images only")
         source = ArrayRecordDataSource(list(work.source.paths))

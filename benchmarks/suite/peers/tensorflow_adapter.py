@@ -25,7 +25,6 @@ class TensorflowAdapter:
     """Opens a `Dataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         tf.random.set_seed(SEED)
         batches_first = contender.mode.endswith("batches first")
         if batches_first and work.batch_size is None:
@@ -71,7 +70,6 @@ def _masked(function: Any) -> Any:
 
 
 def _records(work: Work, batch_size: int | None) -> Any:
-    """Returns the records, shuffled; in batches if a size is given."""
     if isinstance(work.source, Mixture):
         parts = [_records(dataclasses.replace(work, source=part), None) for part in work.source.parts]
         dataset = tf.data.Dataset.sample_from_datasets(parts, seed=SEED)

@@ -14,7 +14,6 @@ class TrlPacker:
     """Makes rows."""
 
     def table(self, documents: Sequence[NDArray[Any]]) -> Any:
-        """Returns the documents as it takes them."""
         return datasets.Dataset.from_dict({"input_ids": [document.astype(np.int32) for document in documents]})
 
     def rows(self, table: Any, row_length: int) -> int:

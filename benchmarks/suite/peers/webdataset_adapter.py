@@ -20,7 +20,6 @@ class WebdatasetAdapter:
     """Opens a `WebDataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         if not isinstance(work.source, Files) or work.source.format != "webdataset":
             raise UnsupportedError("it reads tar archives only")
         torch.manual_seed(SEED)
@@ -50,6 +49,5 @@ class Steps:
         self._rng = np.random.default_rng(SEED)
 
     def __call__(self, sample: dict[str, Any]) -> Any:
-        """Returns the sample after the steps."""
         (result,) = apply_to_many(self._steps, [sample], self._rng)
         return result

@@ -17,7 +17,6 @@ class WidsAdapter:
     """Opens a `DataLoader` over a `ShardListDataset`."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream."""
         if not isinstance(work.source, Files) or work.source.format != "webdataset":
             raise UnsupportedError("it reads tar archives only")
         dataset = Samples(work, work.source)
