@@ -72,13 +72,9 @@ def test_an_order_without_options(name: str) -> None:
     ],
 )
 def test_a_shuffle_without_a_seed_is_an_error(name: str, options: dict[str, Any]) -> None:
-    """The error comes at construction, and says that a seed is missing."""
+    """The error comes at construction, and says that a seed is missing, also where an order is always shuffled."""
     with pytest.raises(ValueError, match=r"A shuffle needs a seed, got seed=None: pass any integer"):
         SAMPLERS[name](**options)
-
-
-def test_an_order_that_is_always_shuffled_requires_a_seed() -> None:
-    """Leaving it out is an error that names it."""
     with pytest.raises(TypeError, match=r"HierarchicalSampler: missing a required .*argument: 'seed'"):
         HierarchicalSampler([2, 2], window_units=1)  # type: ignore[call-arg]
 

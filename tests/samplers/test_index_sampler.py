@@ -16,7 +16,7 @@ from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.samplers.base import AdaptedSampler, checked_keys_at, largest_key, vectorised
-from millstream.sharding import NoSharding, ShardOptions
+from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,30 +70,10 @@ class ByRun:
         return [3 * position for position in range(start, stop)]
 
 
-class Answering:
-    """A custom sampler that gives one fixed answer to everything."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def __getitem__(self, position: int) -> Any:
-        return self.answer
-
-
-class AnsweringRuns:
-    """A custom sampler that gives one fixed answer to every run."""
-
-    def __init__(self, answer: Any) -> None:
-        self.answer = answer
-
-    def record_keys(self, _start: int, _stop: int) -> Any:
-        return self.answer
-
-
 @settings(deadline=None, max_examples=100)
 @given(data=st.data(), sampler=SAMPLERS)
 def test_all_ways_of_asking_agree(data: st.DataObject, sampler: IndexSampler) -> None:
-    """A run, any positions in any order, and one position at a time give the same keys."""
+    """A run, any positions in any order, and one position at a time give the same keys, and its own generator."""
     last = last_position(sampler)
     start = data.draw(st.integers(0, last))
     stop = min(last + 1, start + data.draw(st.integers(0, 130)))
@@ -102,43 +82,21 @@ def test_all_ways_of_asking_agree(data: st.DataObject, sampler: IndexSampler) ->
     assert run.dtype == np.int64
     assert run.shape == (stop - start,)
     assert sampler.record_keys_at(order + start).tolist() == run[order].tolist()
-    for place in range(0, stop - start, 50):
-        assert sampler[start + place].record_key == run[place]
+    for position in range(start, stop, 50):
+        metadata = sampler[position]
+        assert (metadata.index, metadata.record_key) == (position, run[position - start])
+        expected = generator(sampler.seed or 0, position // sampler.num_records, position)
+        assert metadata.rng is not None
+        assert metadata.rng.random(3).tolist() == expected.random(3).tolist()
 
 
-@settings(deadline=None, max_examples=50)
-@given(n=st.integers(1, 40), num_epochs=st.integers(1, 6), seed=st.integers(0, 2**64 - 1))
-def test_every_epoch_holds_every_record_once(n: int, num_epochs: int, seed: int) -> None:
-    """Shuffled or not, each run of num_records positions from a multiple of it has every key once."""
-    plain = IndexSampler(n, num_epochs=num_epochs)
-    shuffled = IndexSampler(n, shuffle=True, num_epochs=num_epochs, seed=seed)
-    assert len(plain) == len(shuffled) == n * num_epochs
-    assert plain.record_keys(0, len(plain)).tolist() == list(range(n)) * num_epochs
-    epochs = np.sort(shuffled.record_keys(0, len(shuffled)).reshape(num_epochs, n), axis=1)
-    assert epochs.tolist() == [list(range(n))] * num_epochs
-
-
-def test_each_epoch_has_a_shuffle_of_its_own() -> None:
-    """No epoch repeats another, and no epoch of a seed is one of the next seed."""
+def test_each_epoch_is_a_shuffle_of_its_own() -> None:
+    """Each run of num_records positions has every key once; no epoch is another one, or one of the next seed."""
+    plain = IndexSampler(100, num_epochs=5)
+    assert plain.record_keys(0, len(plain)).tolist() == list(range(100)) * 5
     several = [IndexSampler(100, shuffle=True, seed=seed).record_keys(0, 500).reshape(5, 100) for seed in range(5)]
+    assert all(np.array_equal(np.sort(epochs, axis=1), [np.arange(100)] * 5) for epochs in several)
     assert len({tuple(epoch) for epochs in several for epoch in epochs.tolist()}) == 25
-
-
-@settings(deadline=None, max_examples=30)
-@given(data=st.data(), sampler=SAMPLERS)
-def test_metadata_carries_the_stream_of_its_position(data: st.DataObject, sampler: IndexSampler) -> None:
-    """`sampler[position]` has the position as index and the generator of (seed, epoch, position)."""
-    position = data.draw(st.integers(0, last_position(sampler)))
-    metadata = sampler[position]
-    assert metadata.index == position
-    assert metadata.rng is not None
-    expected = generator(sampler.seed or 0, position // sampler.num_records, position)
-    assert metadata.rng.random(3).tolist() == expected.random(3).tolist()
-
-
-def test_without_a_seed_there_is_no_generator() -> None:
-    """A sampler without a seed gives keys, and no randomness."""
-    assert IndexSampler(5)[7] == RecordMetadata(index=7, record_key=2, rng=None)
 
 
 def test_the_sequential_sampler_is_one_epoch_in_order() -> None:
@@ -149,13 +107,6 @@ def test_the_sequential_sampler_is_one_epoch_in_order() -> None:
     assert sampler.shard_options == ShardOptions(1, 2)
     with pytest.raises(IndexError, match="position 4"):
         sampler[4]
-
-
-def test_sharding_does_not_change_the_order() -> None:
-    """Positions are global: the shard is carried for the loader and changes no key."""
-    whole = IndexSampler(50, NoSharding(), shuffle=True, seed=1)
-    shard = IndexSampler(50, ShardOptions(2, 3), shuffle=True, seed=1)
-    assert whole.record_keys(0, 120).tolist() == shard.record_keys(0, 120).tolist()
 
 
 def test_lengths() -> None:
@@ -169,31 +120,23 @@ def test_lengths() -> None:
         len(IndexSampler(sys.maxsize, num_epochs=2))
 
 
-@pytest.mark.parametrize(("start", "stop"), [(-1, 3), (0, 11), (11, 11), (4, 3)])
-def test_runs_outside_the_order_are_refused(start: int, stop: int) -> None:
-    """A run must lie within the 10 positions there are; the error names both."""
-    with pytest.raises(IndexError, match=r"0 to 10 \(exclusive\)"):
-        IndexSampler(5, num_epochs=2).record_keys(start, stop)
-
-
-@pytest.mark.parametrize("position", [-1, 10, 2**63, 2**80])
-def test_positions_outside_the_order_are_refused(position: int) -> None:
-    """There are no negative positions and none beyond the end; the error names the position."""
-    sampler = IndexSampler(5, num_epochs=2)
-    with pytest.raises(IndexError, match=f"position {position};"):
-        sampler[position]
-    if position < 2**63:
-        with pytest.raises(IndexError, match=r"0 to 10 \(exclusive\)"):
-            sampler.record_keys_at(keys(3, position))
-
-
-def test_an_endless_order_ends_where_int64_does() -> None:
-    """Position 2**63 - 1 is the last that an endless sampler has."""
-    sampler = IndexSampler(10)
-    assert sampler.record_keys(2**63 - 2, 2**63).tolist() == [6, 7]
-    assert sampler.record_keys(2**63, 2**63).tolist() == []
-    with pytest.raises(IndexError, match="endless"):
-        sampler[2**63]
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        *((lambda n=n: IndexSampler(5, num_epochs=2)[n], f"position {n};") for n in (-1, 10, 2**63, 2**80)),
+        *((lambda n=n: IndexSampler(5, num_epochs=2).record_keys_at(keys(3, n)), "0 to 10") for n in (-1, 10)),
+        *(
+            (lambda n=n: IndexSampler(5, num_epochs=2).record_keys(*n), r"0 to 10 \(")
+            for n in ((0, 11), (11, 11), (4, 3))
+        ),
+        (lambda: IndexSampler(5)[2**63], "endless"),
+    ],
+)
+def test_positions_outside_the_order_are_refused(ask: Any, message: str) -> None:
+    """There are no negative positions and none beyond the end, the last int64 at most; the error names both."""
+    with pytest.raises(IndexError, match=message):
+        ask()
+    assert IndexSampler(10).record_keys(2**63 - 2, 2**63).tolist() == [6, 7]
 
 
 def test_numpy_integers_are_integers() -> None:
@@ -302,12 +245,6 @@ def test_keys_in_a_file_stay_there(tmp_path: Path) -> None:
     assert given.tolist() == [0, 5, 10]
 
 
-def test_ready_samplers_are_not_wrapped() -> None:
-    """A sampler that has `record_keys_at` is used as it is."""
-    sampler = IndexSampler(5)
-    assert vectorised(sampler) is sampler
-
-
 @pytest.mark.parametrize(
     ("custom", "length"), [(ByPosition(), None), (Finite(), 5), (ByRun(), None), (ByRun(length=5), 5)]
 )
@@ -332,12 +269,6 @@ def test_adapted_samplers_answer_in_every_way(custom: Any, length: int | None) -
     for ask in beyond if length else ():
         with pytest.raises(IndexError, match=r"0 to 5 \(exclusive\)"):
             ask()
-
-
-def test_a_len_that_raises_type_error_means_endless() -> None:
-    """An endless sampler may have a `__len__` that refuses, as IndexSampler's does."""
-    adapted = AdaptedSampler(IndexSampler(5))
-    assert AdaptedSampler(adapted).length is None
 
 
 def test_runs_are_asked_for_whole() -> None:
@@ -368,62 +299,62 @@ def test_an_error_of_a_custom_sampler_keeps_its_type() -> None:
     assert caught.value.__notes__ == ["The sampler ByPosition raised this at position 13."]
 
 
-@pytest.mark.parametrize(
-    ("custom", "error", "text"),
-    [
-        (Answering(RecordMetadata(0, None)), TypeError, "integer record_key; at position 2"),  # type: ignore[arg-type]
-        (Answering(RecordMetadata(0, 1.5)), TypeError, "record_key=1.5"),  # type: ignore[arg-type]
-        (Answering(7), TypeError, "must return RecordMetadata .* at position 2 it returned 7"),
-        (Answering(RecordMetadata(0, -1)), ValueError, "between 0 and 2\\*\\*63 - 1; at position 2 it is -1"),
-        (Answering(RecordMetadata(0, 2**63)), ValueError, "at position 2"),
-        (AnsweringRuns([1, 2, 3]), TypeError, r"record_keys\(2, 4\) must return integers of shape \(2,\)"),
-        (AnsweringRuns([1.0, 2.0]), TypeError, "got dtype float64"),
-        (AnsweringRuns([1, -2]), ValueError, "got -2 at position 3"),
-    ],
-)
-def test_wrong_answers_of_custom_samplers_are_named(custom: object, error: type[Exception], text: str) -> None:
-    """A key that is not an integer, or out of range, is an error that names the position and what was returned."""
-    with pytest.raises(error, match=text):
-        vectorised(custom).record_keys(2, 4)
+class Answering:
+    """A custom sampler that gives one fixed answer to a question: for a position, a run, or any positions."""
 
+    seed = num_records = length = None
 
-class AnsweringBlocks(IndexSampler):
-    """A custom sampler that gives one fixed answer to every block."""
+    def __init__(self, method: str, answer: Any) -> None:
+        self.answer = answer
+        if method == "record_keys_at":
+            self.record_keys_at = self.record_keys = self._answer
+        elif method == "record_keys":
+            self.record_keys = self._answer
 
-    answer: Any = None
+    def _answer(self, *_: Any) -> Any:
+        return self.answer
 
-    def record_keys_at(self, _positions: NDArray[np.int64]) -> Any:
+    def __getitem__(self, position: int) -> Any:
         return self.answer
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "text"),
+    ("method", "answer", "error", "text"),
     [
-        ([1, 2, 3], TypeError, r"integers of shape \(2,\).*got dtype int64, shape \(3,\) for the positions 6 to 9\."),
-        ([[1, 2]], TypeError, r"shape \(1, 2\) for the positions 6 to 9"),
-        ([1.0, 2.0], TypeError, "got dtype float64"),
-        ([True, False], TypeError, "got dtype bool"),
-        (None, TypeError, "got dtype object"),
-        ([1, -2], ValueError, r"between 0 and 2\*\*63 - 1, got -2 at position 6\."),
-        (np.array([2**63, 5], np.uint64), ValueError, "got 9223372036854775808 at position 9"),
+        ("record", RecordMetadata(0, None), TypeError, "integer record_key; at position 9"),  # type: ignore[arg-type]
+        ("record", RecordMetadata(0, 1.5), TypeError, "record_key=1.5"),  # type: ignore[arg-type]
+        ("record", 7, TypeError, "must return RecordMetadata .* at position 9 it returned 7"),
+        ("record", RecordMetadata(0, -1), ValueError, r"between 0 and 2\*\*63 - 1; at position 9 it is -1"),
+        ("record", RecordMetadata(0, 2**63), ValueError, "at position 9"),
+        ("record_keys", [1, 2], TypeError, r"Answering.record_keys\(9, 10\) must return integers of shape \(1,\)"),
+        ("record_keys", [1.0], TypeError, "got dtype float64"),
+        ("record_keys", [-2], ValueError, "got -2 at position 9"),
+        ("record_keys_at", [1, 2, 3], TypeError, r"\(positions\) must .* shape \(2,\).* for the positions 6 to 9\."),
+        ("record_keys_at", [[1, 2]], TypeError, r"shape \(1, 2\) for the positions 6 to 9"),
+        ("record_keys_at", [1.0, 2.0], TypeError, "got dtype float64"),
+        ("record_keys_at", [True, False], TypeError, "got dtype bool"),
+        ("record_keys_at", None, TypeError, "got dtype object"),
+        ("record_keys_at", [1, -2], ValueError, r"between 0 and 2\*\*63 - 1, got -2 at position 6\."),
+        ("record_keys_at", np.array([2**63, 5], np.uint64), ValueError, "got 9223372036854775808 at position 9"),
     ],
 )
-def test_wrong_answers_of_custom_blocks_are_named(answer: Any, error: type[Exception], text: str) -> None:
-    """A wrong result of a custom `record_keys_at` is an error with sampler and positions."""
-    sampler = AnsweringBlocks(100)
-    AnsweringBlocks.answer = answer
-    with pytest.raises(error, match=rf"^AnsweringBlocks\.record_keys_at\(positions\) must return .*{text}"):
-        checked_keys_at(sampler, keys(9, 6))
+def test_wrong_answers_of_custom_samplers_are_named(
+    method: str, answer: Any, error: type[Exception], text: str
+) -> None:
+    """A key that is not an integer, or out of range, is an error that names the position and what was returned."""
+    with pytest.raises(error, match=text):
+        checked_keys_at(vectorised(Answering(method, answer)), keys(9, 6))
 
 
 def test_checked_keys_are_not_the_samplers_own() -> None:
     """Integers of any width are welcome, and come as a new int64 array: what the sampler keeps may change later."""
-    AnsweringBlocks.answer = np.array([7, 8], np.int64)
-    given = checked_keys_at(AnsweringBlocks(100), keys(0, 1))
-    AnsweringBlocks.answer[:] = 0
+    answer = np.array([7, 8], np.int64)
+    given = checked_keys_at(vectorised(Answering("record_keys_at", answer)), keys(0, 1))
+    answer[:] = 0
     assert given.tolist() == [7, 8]
-    AnsweringBlocks.answer = np.array([7, 8], np.uint8)
-    assert checked_keys_at(AnsweringBlocks(100), keys(0, 1)).dtype == np.int64
+    assert checked_keys_at(vectorised(Answering("record_keys_at", keys(7, 8).astype(np.uint8))), keys(0, 1)).dtype == (
+        np.int64
+    )
 
 
 class Backwards(IndexSampler):
@@ -478,15 +409,13 @@ def test_the_largest_key_is_asked_of_any_sampler() -> None:
 
 
 def test_objects_that_are_no_samplers_are_refused() -> None:
-    """`vectorised` says what a sampler needs, and what of it is missing."""
+    """`vectorised` says what a sampler needs, and what of it is missing; a whole one is used as it is."""
+    half = Answering("record_keys_at", None)
+    del half.record_keys
+    sampler = IndexSampler(5)
 
-    class Half:
-        num_records = length = seed = None
-
-        def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-            return positions
-
+    assert vectorised(sampler) is sampler
     with pytest.raises(TypeError, match=r"__getitem__\(position\) -> RecordMetadata"):
         vectorised(5)
-    with pytest.raises(TypeError, match="Half lacks record_keys"):
-        vectorised(Half())
+    with pytest.raises(TypeError, match="Answering lacks record_keys"):
+        vectorised(half)

@@ -5,10 +5,8 @@ import itertools
 import json
 import pickle
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from math import ceil, floor, gcd
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -18,11 +16,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from millstream import Batch, DataLoader, IndexSampler, MixtureSampler, ReadOptions, RecordMetadata, ShardOptions
-from millstream.samplers.mixtures.proportions import TABLE_LIMIT, Proportions, Table, Tree, proportions
+from millstream.samplers.mixtures.proportions import TABLE_LIMIT, Table, Tree, proportions
 from millstream.samplers.mixtures.weights import checked_weights, reduced
+from support.draw.orders import STOPS
 
 Change = tuple[int, tuple[int, ...]]
-STOPS = ["first_exhausted", "all_exhausted", "drop_exhausted"]
 
 
 def plain_mixture(changes: Sequence[Change], lengths: Sequence[int | None], stop: str) -> Iterator[tuple[int, int]]:
@@ -95,37 +93,6 @@ def test_record_keys_are_those_of_each_component_on_its_own(
     for number, sampler in mixture.parts.items():
         own = keys[components == number] - starts[number]
         assert own.tolist() == sampler.endless().record_keys(0, len(own)).tolist()
-
-
-@settings(max_examples=40)
-@given(drawn=mixtures(), start=st.integers(0, 100), count=st.integers(0, 50), seed=st.integers(0, 99))
-def test_any_positions_alone_give_the_same(
-    drawn: tuple[MixtureSampler, list[Change], list[int | None], str], start: int, count: int, seed: int
-) -> None:
-    """A range, any positions in any order, a single one and a pickled copy give the same keys."""
-    mixture = drawn[0]
-    length = 150 if mixture.length is None else min(mixture.length, 150)
-    start = min(start, length)
-    stop = min(start + count, length)
-    everything = mixture.record_keys(0, length)
-    copy = pickle.loads(pickle.dumps(mixture))
-    some = np.random.default_rng(seed).integers(0, length, 20) if length else np.arange(0)
-    assert copy.record_keys(start, stop).tolist() == everything[start:stop].tolist()
-    assert copy.record_keys_at(some).tolist() == everything[some].tolist()
-    assert [copy[position].record_key for position in some.tolist()] == everything[some].tolist()
-    assert copy.fingerprint() == mixture.fingerprint()
-
-
-@pytest.mark.parametrize("stop", STOPS)
-def test_positions_beyond_the_end_are_index_errors(stop: str) -> None:
-    """Positions beyond the end are IndexErrors, as for every sampler."""
-    mixture = MixtureSampler([IndexSampler(3, num_epochs=1), IndexSampler(5, num_epochs=1)], [1, 1], stop=stop)
-    assert len(mixture) == {"first_exhausted": 6, "all_exhausted": 10, "drop_exhausted": 8}[stop]
-    assert mixture.record_keys(len(mixture), len(mixture)).tolist() == []
-    with pytest.raises(IndexError, match=f"0 to {len(mixture)}"):
-        mixture[len(mixture)]
-    with pytest.raises(IndexError):
-        mixture.record_keys_at(np.array([0, -1]))
 
 
 def test_an_endless_mixture_reaches_the_last_position() -> None:
@@ -248,23 +215,36 @@ def test_sources_may_be_longer_than_their_samplers() -> None:
         MixtureSampler([some], [1], source_lengths=[9, 9])
 
 
-def test_stop_and_names_of_arguments_are_checked() -> None:
-    """An unknown rule and an unknown argument are errors."""
-    with pytest.raises(ValueError, match="'first_exhausted', 'all_exhausted' or 'drop_exhausted', got 'never'"):
-        MixtureSampler([IndexSampler(3)], [1], stop="never")
-    with pytest.raises(TypeError, match="did you mean 'weights'"):
-        MixtureSampler([IndexSampler(3)], weight=[1])  # type: ignore[call-arg]
-
-
-def test_reweighting_beyond_the_end_is_refused() -> None:
-    """Beyond the end, reweighting is an error; at the end itself, a mixture can continue with what is left."""
-    samplers = [IndexSampler(4, num_epochs=1), IndexSampler(4, num_epochs=1)]
-    mixture = MixtureSampler(samplers, [3, 1])
+def test_a_mixture_goes_on_after_its_end() -> None:
+    """At the end itself, new weights continue with what is left; beyond it, they are an error."""
+    mixture = ended_mixture()
     assert len(mixture) == 5
-    with pytest.raises(ValueError, match=r"between 0 and 5, because the mixture ends there, got 6.*num_epochs"):
-        mixture.reweighted(6, [1, 1])
     longer = mixture.reweighted(5, [0, 1])
     assert sorted(longer.record_keys(0, len(longer)).tolist()) == list(range(8))
+
+
+def ended_mixture(**options: Any) -> MixtureSampler:
+    """Returns a mixture that ends at position 5, unless options say otherwise."""
+    return MixtureSampler([IndexSampler(4, num_epochs=1), IndexSampler(4, num_epochs=1)], [3, 1], **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ended_mixture().reweighted(6, [1, 1]), ValueError, r"between 0 and 5, .* got 6.*num_epochs"),
+        (lambda: ended_mixture(stop="never"), ValueError, "'all_exhausted' or 'drop_exhausted', got 'never'"),
+        (lambda: ended_mixture(weight=[1]), TypeError, "did you mean 'weights'"),
+        (lambda: ended_mixture(changes="no"), TypeError, "changes must be pairs"),
+        (lambda: ended_mixture(changes=[5]), TypeError, r"pairs of .*, positions ascending, got \(5,\)"),
+        (lambda: ended_mixture(changes=[(5, [1, 2]), (5, [2, 1])]), ValueError, "got position 5 after 5"),
+        (lambda: ended_mixture(changes=[(5, [1])]), ValueError, "one number for each of the 2 components"),
+        (lambda: ended_mixture(changes=[(900, [1, 2])]), ValueError, "position must be between 0 and"),
+    ],
+)
+def test_options_that_are_not_those_of_a_mixture_are_refused(make: Any, error: type[Exception], message: str) -> None:
+    """Unknown rules and arguments, changes that are not ascending pairs, and positions after the end are errors."""
+    with pytest.raises(error, match=message):
+        make()
 
 
 @pytest.mark.parametrize("stop", STOPS)
@@ -356,22 +336,6 @@ def test_changes_rebuild_a_mixture_after_a_way_through_json(
     assert json.loads(json.dumps(again.changes)) == [list(change) for change in kept]
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ("no", TypeError, "changes must be pairs"),
-        ([5], TypeError, r"changes must be pairs of a position and weights, positions ascending, got \(5,\)"),
-        ([(5, [1, 2]), (5, [2, 1])], ValueError, "got position 5 after 5"),
-        ([(5, [1])], ValueError, "one number for each of the 2 components"),
-        ([(900, [1, 2])], ValueError, "position must be between 0 and"),
-    ],
-)
-def test_wrong_changes_are_refused(changes: Any, error: type[Exception], message: str) -> None:
-    """Anything but pairs, positions that do not ascend or come after the end, and wrong weights are errors."""
-    with pytest.raises(error, match=message):
-        MixtureSampler([IndexSampler(9, num_epochs=1), IndexSampler(9)], [1, 1], changes=changes)
-
-
 def test_a_component_without_a_turn_does_not_count_before_its_first_one() -> None:
     """A component added at the end, of weight 0, changes no word; with a turn later on, words from there on only."""
     before = MixtureSampler({"web": IndexSampler(9), "code": IndexSampler(5)}, [3, 1])
@@ -392,68 +356,37 @@ def test_a_component_without_a_turn_does_not_count_before_its_first_one() -> Non
 WEIGHTS = st.lists(st.integers(1, 40), min_size=1, max_size=9).map(
     lambda numbers: tuple(number // gcd(*numbers) for number in numbers)
 )
-KINDS = pytest.mark.parametrize("kind", [Table, Tree])
 
 
-def listed(order: Proportions, length: int) -> list[tuple[int, int]]:
-    components, indices = order.locate(np.arange(length))
-    return list(zip(components.tolist(), indices.tolist(), strict=True))
-
-
-@KINDS
+@pytest.mark.parametrize(("kind", "limit"), [(Table, 1), (Tree, 1.7)])
 @given(weights=WEIGHTS)
-def test_each_component_is_counted_without_a_gap(kind: type[Table | Tree], weights: tuple[int, ...]) -> None:
-    """A component's elements come in their order, each once; in each period as many as its weight says."""
+def test_each_component_comes_in_its_share(kind: type[Table | Tree], limit: float, weights: tuple[int, ...]) -> None:
+    """Its elements come in order, each once, in each period as many as its weight says, nearly so in each prefix."""
     period = sum(weights)
-    seen: Counter[int] = Counter()
-    for component, index in listed(kind(weights), 3 * period):
+    components, indices = kind(weights).locate(np.arange(3 * period))
+    seen = [0] * len(weights)
+    for position, (component, index) in enumerate(zip(components.tolist(), indices.tolist(), strict=True), 1):
         assert index == seen[component]
         seen[component] += 1
-    assert [seen[component] for component in range(len(weights))] == [3 * weight for weight in weights]
+        assert all(abs(n * period - position * w) < limit * period for n, w in zip(seen, weights, strict=True))
+    assert seen == [3 * weight for weight in weights]
 
 
-@given(weights=WEIGHTS)
-def test_every_prefix_of_a_table_is_less_than_one_element_off(weights: tuple[int, ...]) -> None:
-    """Among the first k positions, a component has k times its share, rounded up or down."""
-    seen: Counter[int] = Counter()
-    for position, (component, _) in enumerate(listed(Table(weights), 2 * sum(weights))):
-        seen[component] += 1
-        shares = [Fraction((position + 1) * weight, sum(weights)) for weight in weights]
-        assert all(floor(share) <= seen[c] <= ceil(share) for c, share in enumerate(shares))
-
-
-@given(weights=WEIGHTS)
-def test_every_prefix_of_a_tree_is_less_than_1_7_elements_off(weights: tuple[int, ...]) -> None:
-    """Every prefix of a tree is less than 1.7 elements off the exact shares."""
-    seen: Counter[int] = Counter()
-    for position, (component, _) in enumerate(listed(Tree(weights), sum(weights))):
-        seen[component] += 1
-        assert all(abs(seen[c] * sum(weights) - (position + 1) * w) < 1.7 * sum(weights) for c, w in enumerate(weights))
-
-
-@KINDS
-@given(weights=WEIGHTS, start=st.integers(0, 2**63 - 9))
-def test_any_position_alone_and_the_way_back(kind: type[Table | Tree], weights: tuple[int, ...], start: int) -> None:
-    """Locating a position up to 2**63 and going back gives the position; counts exclude its own element."""
+@pytest.mark.parametrize("kind", [Table, Tree])
+@given(weights=WEIGHTS, start=st.integers(0, 2**63 - 9), component=st.integers(0, 8), far=st.integers(0, 2**70))
+def test_any_position_alone_and_the_way_back(
+    kind: type[Table | Tree], weights: tuple[int, ...], start: int, component: int, far: int
+) -> None:
+    """Locating a position and going back gives the position; counts exclude its own element, also beyond 64 bits."""
     order = kind(weights)
     components, indices = order.locate(start + np.arange(8))
-    for position, component, index in zip(range(start, start + 8), components.tolist(), indices.tolist(), strict=True):
-        assert order.position_of(component, index) == position
-        assert order.counts(position)[component] == index
+    found = list(zip(components.tolist(), indices.tolist(), strict=True))
+    assert [order.position_of(*each) for each in found] == list(range(start, start + 8))
+    for leaf, index in [*found, (component % len(weights), far)]:
+        position = order.position_of(leaf, index)
+        assert order.counts(position)[leaf] == index
+        assert order.counts(position + 1)[leaf] == index + 1
         assert sum(order.counts(position)) == position
-
-
-@KINDS
-@given(weights=WEIGHTS, component=st.integers(0, 8), index=st.integers(0, 2**70))
-def test_counts_reach_beyond_64_bits(
-    kind: type[Table | Tree], weights: tuple[int, ...], component: int, index: int
-) -> None:
-    """Positions and counts are exact beyond 64 bits."""
-    component %= len(weights)
-    order = kind(weights)
-    position = order.position_of(component, index)
-    assert order.counts(position)[component] == index
-    assert order.counts(position + 1)[component] == index + 1
 
 
 @given(weights=st.lists(st.integers(1, 2**27), min_size=1, max_size=15))

@@ -1,7 +1,8 @@
-"""The way back from records to positions and steps: what a scan of the order finds."""
+"""What holds for every order: any positions alone, and the way back from records to positions and steps."""
 
 import itertools
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,89 +11,55 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream import BalancedSampler, HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, ShardOptions
+from millstream import BalancedSampler, IndexSampler, MixtureSampler, ShardOptions
 from millstream.loader.pipeline import locator
+from support.draw.orders import mixtures, records_at
+
+ORDERS = mixtures() | mixtures(rows=True)
 
 
-@st.composite
-def orders(draw: st.DrawFn, *, rows: bool = False) -> tuple[Any, int]:
-    """Draws a sampler of one source, and the number of records of that."""
-    seed, shuffle = draw(st.integers(0, 9)), draw(st.booleans())
-    num_epochs = draw(st.none() | st.integers(1, 3))
-    if rows:
-        lengths = draw(
-            st.lists(st.integers(0, 25), min_size=1, max_size=30).filter(lambda some: any(0 < n < 9 for n in some))
-        )
-        strategy, overflow = draw(
-            st.sampled_from(
-                [("concat_then_split", "error"), *(("best_fit", how) for how in ("split", "truncate", "drop"))]
-            )
-        )
-        ends = sorted(draw(st.lists(st.integers(0, len(lengths)), max_size=4)))
-        units = {"unit_sizes": np.diff([0, *ends, len(lengths)]), "window_units": draw(st.none() | st.integers(1, 3))}
-        options = {"strategy": strategy, "overflow": overflow, "num_epochs": num_epochs, **units}
-        return PackingSampler(lengths, 10, shuffle=shuffle, seed=seed, **options), len(lengths)  # type: ignore[arg-type]
-    size = draw(st.integers(1, 40))
-    kind = draw(st.sampled_from(["all", "some", "units"]))
-    if kind == "some":
-        keys = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=30))
-        return IndexSampler(len(keys), shuffle=shuffle, seed=seed, num_epochs=num_epochs, keys=keys), size
-    if kind == "units":
-        sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any))
-        window = draw(st.integers(1, 4))
-        return HierarchicalSampler(sizes, window_units=window, seed=seed, num_epochs=num_epochs), sum(sizes)
-    return IndexSampler(size, shuffle=shuffle, seed=seed, num_epochs=num_epochs), size
-
-
-@st.composite
-def mixtures(draw: st.DrawFn, *, rows: bool = False, depth: int = 1) -> tuple[Any, int]:
-    """Draws a mixture whose weights change, or one sampler."""
-    if not draw(st.integers(0, 3)) or not depth:
-        return draw(orders(rows=rows))
-    parts = draw(st.lists(mixtures(rows=rows, depth=depth - 1), min_size=1, max_size=4))
-    weights = st.lists(st.integers(0, 6) | st.sampled_from([70_000]), min_size=len(parts), max_size=len(parts)).filter(
-        any
-    )
-    mixture = MixtureSampler(
-        [sampler for sampler, _ in parts],
-        draw(weights),
-        stop=draw(st.sampled_from(["first_exhausted", "all_exhausted", "drop_exhausted"])),
-        source_lengths=[length for _, length in parts],
-    )
-    for position in sorted(draw(st.sets(st.integers(1, 60), max_size=4))):
-        if mixture.length is None or position <= mixture.length:
-            mixture = mixture.reweighted(position, draw(weights))
-    return mixture, sum(length for _, length in parts)
-
-
-def scanned(sampler: Any, stop: int, num_keys: int) -> list[list[int]]:
-    """Returns the positions of each key, found by asking for every position: the oracle."""
-    found: list[set[int]] = [set() for _ in range(num_keys)]
-    for position in range(stop):
-        at = np.array([position])
-        is_row = getattr(sampler, "row_length", None) is not None
-        keys = sampler.segments_at(at).elements if is_row else sampler.record_keys_at(at)
-        for key in keys.tolist():
-            found[key].add(position)
-    return [sorted(positions) for positions in found]
+@settings(max_examples=40)
+@given(drawn=ORDERS, data=st.data())
+def test_any_positions_alone_give_the_same(drawn: tuple[Any, int], data: st.DataObject) -> None:
+    """A range, any positions in any order, one position and a pickled copy agree; beyond the end is an IndexError."""
+    sampler, num_records = drawn
+    length = 150 if sampler.length is None else min(sampler.length, 150)
+    everything = records_at(sampler, np.arange(length))
+    keys = sampler.record_keys(0, length)
+    start = data.draw(st.integers(0, length))
+    positions = data.draw(st.lists(st.integers(0, length - 1), max_size=4)) if length else []
+    some = np.array(positions, dtype=np.int64)
+    for each in (sampler, pickle.loads(pickle.dumps(sampler))):
+        assert each.fingerprint() == sampler.fingerprint()
+        assert records_at(each, some) == [everything[position] for position in positions]
+        assert each.record_keys(start, length).tolist() == keys[start:].tolist()
+        assert each.record_keys_at(some).tolist() == keys[some].tolist()
+        assert [each[position].record_key for position in positions] == keys[some].tolist()
+    assert [row[0][0] for row in everything] == keys.tolist()
+    assert max(keys, default=0) <= sampler.largest_key < num_records
+    beyond = 2**63 if sampler.length is None else sampler.length
+    for position in (-1, beyond):
+        with pytest.raises(IndexError, match=rf"0 to {beyond} \(exclusive\)"):
+            sampler[position]
+    with pytest.raises(IndexError):
+        sampler.record_keys_at(np.array([0, -1]))
 
 
 @settings(max_examples=50)
-@given(drawn=mixtures() | mixtures(rows=True), stop=st.integers(0, 70))
+@given(drawn=ORDERS, stop=st.integers(0, 70))
 def test_positions_are_those_that_a_scan_finds(drawn: tuple[Any, int], stop: int) -> None:
     """`positions_of` is, for all orders, mixtures and rows, the ascending list that a scan finds."""
     sampler, num_records = drawn
     asked = [*range(num_records), num_records + 3, -1, 0]
     table = sampler.positions_of(asked, stop)
     assert table.dtype == np.int64
-    listed = [[position for position in row if position >= 0] for row in table.tolist()]
-    until = stop if sampler.length is None else min(stop, sampler.length)
-    expected = scanned(sampler, until, num_records)
-    assert listed == [*expected, [], [], expected[0]]
-    assert table.shape[1] == max(map(len, listed))
-    assert all(
-        row[len(some) :] == [-1] * (len(row) - len(some)) for row, some in zip(table.tolist(), listed, strict=True)
-    )
+    expected: list[list[int]] = [[] for _ in range(num_records)]
+    for position in range(stop if sampler.length is None else min(stop, sampler.length)):
+        for key in {segment[0] for segment in records_at(sampler, [position])[0]}:
+            expected[key].append(position)
+    expected += [[], [], expected[0]]
+    width = max(map(len, expected))
+    assert table.tolist() == [row + [-1] * (width - len(row)) for row in expected]
 
 
 @settings(max_examples=15)

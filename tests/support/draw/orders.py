@@ -1,0 +1,71 @@
+"""Orders of every kind: all or some records of one source, units, rows of documents, and mixtures of these."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from millstream import HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler
+
+STOPS = ["first_exhausted", "all_exhausted", "drop_exhausted"]
+
+
+@st.composite
+def orders(draw: st.DrawFn, *, rows: bool = False) -> tuple[Any, int]:
+    """Draws a sampler of one source, and the number of records of that."""
+    seed, shuffle = draw(st.integers(0, 9)), draw(st.booleans())
+    num_epochs = draw(st.none() | st.integers(1, 3))
+    if rows:
+        lengths = draw(
+            st.lists(st.integers(0, 25), min_size=1, max_size=30).filter(lambda some: any(0 < n < 9 for n in some))
+        )
+        strategy, overflow = draw(
+            st.sampled_from(
+                [("concat_then_split", "error"), *(("best_fit", how) for how in ("split", "truncate", "drop"))]
+            )
+        )
+        ends = sorted(draw(st.lists(st.integers(0, len(lengths)), max_size=4)))
+        units = {"unit_sizes": np.diff([0, *ends, len(lengths)]), "window_units": draw(st.none() | st.integers(1, 3))}
+        options = {"strategy": strategy, "overflow": overflow, "num_epochs": num_epochs, **units}
+        return PackingSampler(lengths, 10, shuffle=shuffle, seed=seed, **options), len(lengths)  # type: ignore[arg-type]
+    size = draw(st.integers(1, 40))
+    kind = draw(st.sampled_from(["all", "some", "units"]))
+    if kind == "some":
+        keys = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=30))
+        return IndexSampler(len(keys), shuffle=shuffle, seed=seed, num_epochs=num_epochs, keys=keys), size
+    if kind == "units":
+        sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any))
+        window = draw(st.integers(1, 4))
+        return HierarchicalSampler(sizes, window_units=window, seed=seed, num_epochs=num_epochs), sum(sizes)
+    return IndexSampler(size, shuffle=shuffle, seed=seed, num_epochs=num_epochs), size
+
+
+@st.composite
+def mixtures(draw: st.DrawFn, *, rows: bool = False, depth: int = 1) -> tuple[Any, int]:
+    """Draws a mixture whose weights change, or one sampler."""
+    if not draw(st.integers(0, 3)) or not depth:
+        return draw(orders(rows=rows))
+    parts = draw(st.lists(mixtures(rows=rows, depth=depth - 1), min_size=1, max_size=4))
+    weights = st.lists(st.integers(0, 6) | st.sampled_from([70_000]), min_size=len(parts), max_size=len(parts)).filter(
+        any
+    )
+    mixture = MixtureSampler(
+        [sampler for sampler, _ in parts],
+        draw(weights),
+        stop=draw(st.sampled_from(STOPS)),
+        source_lengths=[length for _, length in parts],
+    )
+    for position in sorted(draw(st.sets(st.integers(1, 60), max_size=4))):
+        if mixture.length is None or position <= mixture.length:
+            mixture = mixture.reweighted(position, draw(weights))
+    return mixture, sum(length for _, length in parts)
+
+
+def records_at(sampler: Any, positions: Any) -> list[list[tuple[int, ...]]]:
+    """Returns the segments of the rows at positions; of an order without rows, the record keys."""
+    positions = np.asarray(positions, dtype=np.int64)
+    if getattr(sampler, "row_length", None) is None:
+        return [[(key,)] for key in sampler.record_keys_at(positions).tolist()]
+    starts, *columns = sampler.segments_at(positions)
+    triples = list(zip(*(np.asarray(column).tolist() for column in columns), strict=True))
+    return [triples[start:stop] for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
