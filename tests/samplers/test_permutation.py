@@ -180,9 +180,10 @@ def test_a_window_of_a_large_shuffle_is_random(n: int) -> None:
     assert abs(stats.pearsonr(np.arange(window.size), here.astype(float)).statistic) < 4 / 256
 
 
-def test_is_a_bijection_for_every_n_to_2048() -> None:
-    """The offsets land on 0 … n - 1, each once, for every n from 1 to 2048."""
-    wrong = [n for n in range(1, 2049) if not np.array_equal(np.sort(permute(offsets(0, n), n, n, 1)), np.arange(n))]
+def test_is_a_bijection() -> None:
+    """The offsets land on 0 … n - 1, each once, for every n to 2048, and for primes, squares and powers of two."""
+    sizes = [*range(1, 2049), 2**16 + 1, 2**17 - 1, 2**18, 317**2, 99_991, 300_000]
+    wrong = [n for n in sizes if not np.array_equal(np.sort(permute(offsets(0, n), n, n, 1)), np.arange(n))]
     assert wrong == []
 
 
