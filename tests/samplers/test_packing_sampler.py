@@ -135,7 +135,8 @@ def test_documents_that_are_too_long_are_refused_cut_or_dropped() -> None:
 def test_rows_of_realistic_lengths_are_full(overflow: str) -> None:
     """Rows of documents with log-normal lengths, as of web text, are 99.9 % full; 99 % in windows of 8,000."""
     lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 1.1, 80_000).astype(np.int64), 8, None)
-    for units, share in (({}, 0.999), ({"unit_sizes": [1000] * 80, "window_units": 8}, 0.99)):
+    windows: dict[str, Any] = {"unit_sizes": [1000] * 80, "window_units": 8}
+    for units, share in (({}, 0.999), (windows, 0.99)):
         sampler = PackingSampler(lengths, 2048, overflow=overflow, num_epochs=1, **units)
         assert sampler.tokens_between(0, len(sampler)) >= share * 2048 * len(sampler)
 
