@@ -126,22 +126,23 @@ def test_they_are_pickled_and_shown() -> None:
     assert not Map(doubled).is_batched
 
 
-class Both(Lengths):
-    def map(self, element: str) -> int:
-        return len(element)
-
-
 def yielding(numbers: list[int]) -> Any:
     yield from numbers
 
 
-def test_what_is_no_batched_map_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: as_transformation(type("Both", (Lengths,), {"map": len})()),
+            "map or map_batch, but Both overrides both",
+        ),
+        (lambda: Map(yielding, batched=True), "which yields"),
+        (lambda: Map(doubled, batched=1), "batched must be True or False, got 1"),  # type: ignore[call-overload]
+        (lambda: millstream.MapDataset.range(3).map(Lengths(), batched=True), "needs a function, got Lengths"),  # type: ignore[call-overload]
+    ],
+)
+def test_what_is_no_batched_map_is_refused(make: Any, message: str) -> None:
     """An invalid batched map is an error at construction that names the alternative."""
-    with pytest.raises(TypeError, match="must override map or map_batch, but Both overrides both"):
-        as_transformation(Both())
-    with pytest.raises(TypeError, match="which yields"):
-        Map(yielding, batched=True)
-    with pytest.raises(TypeError, match="batched must be True or False, got 1"):
-        Map(doubled, batched=1)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="batched=True needs a function, got Lengths"):
-        millstream.MapDataset.range(3).map(Lengths(), batched=True)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=message):
+        make()

@@ -1,6 +1,5 @@
 """Padding: batches are filled up as if zeros had been stacked after the real rows, and features to a length."""
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ LEAVES: list[tuple[list[Any], Any]] = [
         for shape in ((), (0,), (2, 3))
         for dtype in (np.uint8, ">i4", np.float32, np.bool_, "<U5", "S3", "M8[s]", BFLOAT16, STRUCTURED)
     ),
+    ([np.array([{1}, {2}], dtype=object)] * 3, np.array([None, None], dtype=object)),
     ([{"a": 1, "b": [2, (3,)]}] * 3, {"a": 0, "b": [0, (0,)]}),
     ([Pair(1, "x"), Pair(2, "y"), Pair(3, "z")], Pair(0, "")),
     ([Example(np.ones(2), b"1")] * 3, Example(np.zeros(2), b"")),
@@ -63,6 +63,7 @@ def test_a_full_batch_is_not_copied() -> None:
     padded = pad(batch, 3, 3)
 
     assert padded.batch is batch
+    assert padded._fields == ("batch", "mask")
     assert comparable(padded.mask) == comparable(np.ones(3, np.bool_))
 
 
@@ -82,23 +83,6 @@ def test_arrays_are_made_where_they_are_wanted() -> None:
     assert padded.mask.tolist() == [True, True, False, False]
 
 
-def test_objects_of_other_kinds_are_none() -> None:
-    """An array of the user's own objects has no zero: its padding is None."""
-    rows = np.array([[{1}, {2}]], dtype=object)
-
-    assert pad(rows, 1, 2).batch.tolist() == [[{1}, {2}], [None, None]]
-
-
-def test_a_padded_batch_is_a_tuple_of_two() -> None:
-    """It can be unpacked, replaced in parts and taken for a pytree, as any named tuple."""
-    padded = PaddedBatch(np.arange(2), np.array([True, False]))
-    batch, mask = padded
-
-    assert (batch is padded.batch, mask is padded.mask) == (True, True)
-    assert padded._fields == ("batch", "mask")
-    assert not dataclasses.is_dataclass(padded)
-
-
 @given(length=st.integers(0, 9), padding=st.integers(0, 5), dtype=st.sampled_from(["i4", "f8", "u1"]))
 def test_features_are_filled_up_at_the_end(length: int, padding: int, dtype: str) -> None:
     """Named features are padded to their lengths and keep dtype and other axes; the element itself does not change."""
@@ -114,28 +98,19 @@ def test_features_are_filled_up_at_the_end(length: int, padding: int, dtype: str
 
 
 @pytest.mark.parametrize(
-    ("element", "message"),
+    ("arguments", "element", "error", "message"),
     [
-        ({"a": np.ones(4)}, "Cannot pad 'a' to 3: an element has 4"),
-        ({"b": np.ones(3)}, "The feature 'a' is missing"),
-        ({"a": 3}, r"an array with a token axis, got an array of shape \(\)"),
+        (({"a": 3},), {"a": np.ones(4)}, ValueError, "Cannot pad 'a' to 3: an element has 4"),
+        (({"a": 3},), {"b": np.ones(3)}, ValueError, "The feature 'a' is missing"),
+        (({"a": 3},), {"a": 3}, ValueError, r"an array with a token axis, got an array of shape \(\)"),
+        ((["a"],), {}, TypeError, "map features to row lengths"),
+        (({"a": 0},), {}, ValueError, "at least 1"),
+        (({"a": 3}, {"b": 1}), {}, ValueError, "padding_struct names 'b'"),
     ],
 )
-def test_what_cannot_be_padded_is_an_error(element: dict[str, Any], message: str) -> None:
-    """It says which feature."""
-    with pytest.raises(ValueError, match=message):
-        PadTo({"a": 3}).map(element)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ((["a"],), TypeError, "map features to row lengths"),
-        (({"a": 0},), ValueError, "at least 1"),
-        (({"a": 3}, {"b": 1}), ValueError, "padding_struct names 'b'"),
-    ],
-)
-def test_bad_arguments_are_errors(arguments: Any, error: type[Exception], message: str) -> None:
-    """Bad arguments are errors at construction."""
+def test_what_cannot_be_padded_is_an_error(
+    arguments: Any, element: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    """Bad arguments are errors at construction; of an element, it says which feature."""
     with pytest.raises(error, match=message):
-        PadTo(*arguments)
+        PadTo(*arguments).map(element)
