@@ -19,13 +19,7 @@ STYLE = (
 
 
 def bar_chart(title: str, peers: Sequence[str], rows: Sequence[tuple[str, Sequence[float | None]]]) -> str:
-    """Returns the chart as the text of an SVG file. Bars begin at 1, where both are equally fast.
-
-    Args:
-        title: the title above the legend.
-        peers: the peers, at most four.
-        rows: each case, and its ratio for each peer; None for no bar.
-    """
+    """Returns the chart as the text of an SVG file. Bars begin at 1, where both are equally fast."""
     found = [ratio for _, ratios in rows for ratio in ratios if ratio is not None]
     # A logarithmic axis, with room for the numbers beside the longest bars.
     low, high = math.log(min([0.5, *found]) / 1.7), math.log(max([2.0, *found]) * 1.7)

@@ -11,15 +11,7 @@ from suite.work import Work
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """One peer in one mode.
-
-    Attributes:
-        peer: its key in `suite.peers.PEERS`.
-        workers: worker processes.
-        threads: threads that read, where the peer has any; None for its default.
-        mode: what else distinguishes this mode, in the peer's words.
-        copies: how many of them run at once, each with its own shard.
-    """
+    """One peer in one mode."""
 
     peer: str
     workers: int = 0
@@ -42,12 +34,7 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What one process found out.
-
-    Attributes:
-        value: in the case's unit.
-        details: other numbers worth keeping, with their units in their names.
-    """
+    """What one process found out."""
 
     value: float
     details: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -59,15 +46,7 @@ class UnsupportedError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One measurement to make, in this process.
-
-    Attributes:
-        case: what is measured.
-        contender: who.
-        scale: how much.
-        copy: which of the contender's copies this process is.
-        gate: called when all is warm; returns when all copies are.
-    """
+    """One measurement to make, in this process."""
 
     case: "Case"
     contender: Contender
@@ -81,14 +60,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Pick:
-    """Chooses contenders by what is given; the best one counts.
-
-    Attributes:
-        peer: whose.
-        workers, mode, threads, copies: which of its modes; None for any.
-        not_mode: a mode that does not count.
-        case: of another case than the goal's own.
-    """
+    """Chooses contenders by what is given; the best one counts."""
 
     peer: str
     workers: int | None = None
@@ -107,14 +79,7 @@ class Pick:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """How good millstream wants to be: ours is to be `at_least` times as good as theirs.
-
-    Attributes:
-        text: the goal in words.
-        at_least: the ratio; above 1 where we must win.
-        theirs: of whom, or a number in the case's unit.
-        ours: which of our modes.
-    """
+    """How good millstream wants to be: ours is to be `at_least` times as good as theirs."""
 
     text: str
     at_least: float

@@ -17,12 +17,7 @@ _MODULUS = 1 << 64
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a stream delivered.
-
-    Attributes:
-        count: how many records.
-        digest: the sum of the records' hashes, each over every leaf's path, dtype, shape and bytes.
-    """
+    """What a stream delivered."""
 
     count: int
     digest: int

@@ -84,13 +84,7 @@ def sentences(count: int) -> list[str]:
 
 
 def token_files(count: int, form: str = "array_record", options: str = "") -> Files:
-    """Returns files of random records of 1 KB each.
-
-    Args:
-        count: how many records all of them hold.
-        form: their format: one of those whose records are bytes.
-        options: of ArrayRecord's writer, beside the group size.
-    """
+    """Returns files of random records of 1 KB each."""
     name = "-".join(("tokens", *([options] if options else []), str(count)))
     return _files(name, count // NUM_FILES, _random_bytes(count // NUM_FILES), form=form, options=options)
 
@@ -154,13 +148,7 @@ def sample_files(count: int) -> Files:
 
 
 def table_files(count: int, form: str, *, is_wide: bool = False) -> Files:
-    """Returns Parquet files, or Arrow files as HF datasets keeps them: a number, and 512 tokens.
-
-    Args:
-        count: how many rows all of them hold.
-        form: "parquet" or "arrow".
-        is_wide: whether there are two more columns, of 1 KB a row together, which are not read.
-    """
+    """Returns Parquet files, or Arrow files as HF datasets keeps them: a number, and 512 tokens."""
     size = count // NUM_FILES
     name = f"tables-{'wide-' if is_wide else ''}{count}"
     paths = [FOLDER / f"{name}-{part}-of-{NUM_FILES}.{form}" for part in range(NUM_FILES)]
@@ -171,13 +159,7 @@ def table_files(count: int, form: str, *, is_wide: bool = False) -> Files:
 
 
 def array_files(count: int, form: str, shape: tuple[int, ...]) -> Files:
-    """Returns a file or folder of random rows: of bytes if they have several axes, else of uint16 tokens.
-
-    Args:
-        count: how many rows.
-        form: one of `suite.array_files.ARRAY_FORMATS`.
-        shape: that of a row.
-    """
+    """Returns a file or folder of random rows: of bytes if they have several axes, else of uint16 tokens."""
 
     def write(partial: Path) -> None:
         dtype = np.uint8 if len(shape) > 1 else np.uint16

@@ -68,13 +68,7 @@ class Finding:
 
 
 class Measured(NamedTuple):
-    """The measurements, by case.
-
-    Attributes:
-        results: of each contender.
-        breakdowns: where millstream's time goes in some of its modes, in µs per record.
-        machines: the machine, as `describe_machine` returns it.
-    """
+    """The measurements, by case."""
 
     results: dict[str, list[Result]]
     breakdowns: dict[str, dict[str, dict[str, float]]]

@@ -13,12 +13,7 @@ from suite.throughput import break_down, measure_rate
 
 
 def carry_out(order: Order, gate: Callable[[], None]) -> Outcome:
-    """Returns the outcome of an order; a peer that is missing, unable or broken is an outcome, too.
-
-    Args:
-        order: what to do.
-        gate: called when all is warm; returns when all copies are.
-    """
+    """Returns the outcome of an order; a peer that is missing, unable or broken is an outcome, too."""
     try:
         PEERS[order.contender.peer].adapter()
     except ImportError as error:

@@ -14,13 +14,7 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 def markdown(scale: Scale, findings: Sequence[Finding], plot: str | None = "latest.svg") -> str:
-    """Returns the whole report.
-
-    Args:
-        scale: how much was measured.
-        findings: what was found.
-        plot: the file of the plot, beside the report; None for none.
-    """
+    """Returns the whole report."""
     sections = [
         "# Benchmarks",
         _introduction(scale, findings),

@@ -98,15 +98,7 @@ class Result:
 
 
 class Runner:
-    """Measures cases.
-
-    Args:
-        scale: how much.
-        repeats: how often each contender runs.
-        peers: the keys of those who take part; the bounds always do.
-        compare: whether to compare contents, too.
-        progress: called after each process, with what it was for.
-    """
+    """Measures cases."""
 
     def __init__(
         self, scale: Scale, repeats: int, peers: Sequence[str], *, compare: bool, progress: Callable[[str], None]

@@ -81,11 +81,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """Components that are equally long and come in equal shares: all of them end together.
-
-    Attributes:
-        parts: the components, all of one kind.
-    """
+    """Components that are equally long and come in equal shares: all of them end together."""
 
     parts: tuple[Records, ...] | tuple[Files, ...]
 

@@ -55,14 +55,7 @@ class AsXml(html.parser.HTMLParser):
 
 
 def as_svg(picture: str, height: int, words: str, width: int = WIDTH) -> str:
-    """Returns an SVG file that shows HTML.
-
-    Args:
-        picture: the HTML.
-        height: of the picture. Look at it in a browser: fonts differ, so leave some room.
-        words: what it shows, for those who cannot see it.
-        width: of the picture.
-    """
+    """Returns an SVG file that shows HTML."""
     parser = AsXml()
     parser.feed(picture)
     return (

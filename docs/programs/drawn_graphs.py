@@ -18,11 +18,7 @@ LINE, ROW = 17, 92
 
 
 def drawn(block: re.Match[str]) -> str:
-    """Returns the picture of a graph as HTML in one line.
-
-    Raises:
-        ValueError: a line of the block is not an arrow between two boxes.
-    """
+    """Returns the picture of a graph as HTML in one line."""
     labels: dict[str, list[str]] = {}
     arrows = []
     for line in block[1].splitlines():

@@ -63,15 +63,7 @@ COLOURS = "abc"
 
 
 class Piece(NamedTuple):
-    """What somebody did in the run.
-
-    Attributes:
-        who: the number of a process.
-        batch: what it was at.
-        start: when it began, in seconds.
-        stop: when it ended.
-        is_lost: whether it ended by being killed.
-    """
+    """What somebody did in the run."""
 
     who: int
     batch: int
@@ -83,11 +75,7 @@ class Piece(NamedTuple):
 @final
 @dataclasses.dataclass(frozen=True)
 class Prepare(millstream.MapTransform):
-    """Takes its time over a batch, and notes that in a file. One worker is killed meanwhile.
-
-    Attributes:
-        notes: the file.
-    """
+    """Takes its time over a batch, and notes that in a file. One worker is killed meanwhile."""
 
     notes: str
 
@@ -133,12 +121,7 @@ def recorded() -> tuple[list[Piece], list[Piece]]:
 
 
 def drawn(pieces: Sequence[Piece], steps: Sequence[Piece]) -> str:
-    """Returns the picture as SVG.
-
-    Args:
-        pieces: what the workers did in a run.
-        steps: those of the trainer.
-    """
+    """Returns the picture as SVG."""
     count = 1 + max(piece.who for piece in pieces)
     top = 300
     height = top + (count + 1) * ROW + 14

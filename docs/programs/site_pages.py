@@ -152,11 +152,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
-    """Turns links between documents into links between pages, and removes notes for the tests from code blocks.
-
-    Raises:
-        PluginError: a document links to a file that has no page.
-    """
+    """Turns links between documents into links between pages, and removes notes for the tests from code blocks."""
     source = document_of(page.file.src_uri)
     if source is None:
         return markdown

@@ -113,6 +113,7 @@ class BinPack(GroupingOperation):
 
     @property
     def length_struct(self) -> dict[str, int]:
+        """The length of a row, per feature."""
         return self.rows.length_struct
 
     def __repr__(self) -> str:

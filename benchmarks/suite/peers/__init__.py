@@ -10,24 +10,14 @@ from suite.peers.base import Adapter
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A loader, or the bare loop.
-
-    Attributes:
-        title: its name.
-        module: where its adapter is.
-        distributions: the packages that it consists of, for the versions; the first that is installed counts.
-    """
+    """A loader, or the bare loop."""
 
     title: str
     module: str
     distributions: tuple[str, ...] = ()
 
     def adapter(self) -> Adapter:
-        """Returns the peer's adapter.
-
-        Raises:
-            ImportError: the peer is not installed.
-        """
+        """Returns the peer's adapter."""
         return cast("Adapter", importlib.import_module(self.module).ADAPTER)
 
     def version(self) -> str:

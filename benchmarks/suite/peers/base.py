@@ -47,11 +47,7 @@ class Adapter(Protocol):
     """A peer. What else a case asks of some of them is in their own classes."""
 
     def open(self, work: Work, contender: Contender) -> Stream:
-        """Returns a new stream; everything that a user would do to get one happens in here.
-
-        Raises:
-            UnsupportedError: the peer cannot do this.
-        """
+        """Returns a new stream; everything that a user would do to get one happens in here."""
 
 
 def our_source(files: Files) -> Any:
@@ -96,11 +92,7 @@ def bagz_reader(files: Files) -> Any:
 
 
 def columns_of(work: Work) -> Any:
-    """Returns the records in memory as arrays of many rows, in the structure of a record.
-
-    Raises:
-        UnsupportedError: they cannot be held so.
-    """
+    """Returns the records in memory as arrays of many rows, in the structure of a record."""
     if isinstance(work.source, Columns):
         return work.source.arrays
     if isinstance(work.source, Records) and isinstance(work.source.values, list):

@@ -109,12 +109,7 @@ class _Part(NamedTuple):
 
 @final
 class Batched:
-    """A map-style dataset that reads and transforms many records in one call.
-
-    Args:
-        work: what to read.
-        our_source: whether files are read by millstream's source instead of their format's own.
-    """
+    """A map-style dataset that reads and transforms many records in one call."""
 
     def __init__(self, work: Work, *, our_source: bool = False) -> None:
         self._work = work
