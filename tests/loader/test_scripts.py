@@ -8,12 +8,21 @@ import pytest
 
 from support.processes.worker_pools import python
 
+NOTEBOOK = """
+import sys
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel()
+client.execute_interactive(sys.stdin.read(), timeout=60)
+client.stop_channels()
+manager.shutdown_kernel(now=True)
+"""
 SCRIPT = Path(__file__).parents[1] / "support" / "processes" / "script_of_all_kinds.py"
 
 WAYS: dict[str, list[str]] = {
     "a script": [str(SCRIPT)],
     "standard input": ["-"],
-    "a notebook": ["-c", "import __main__, sys; exec(sys.stdin.read(), vars(__main__))"],
+    "a notebook": ["-c", NOTEBOOK],
+    "an interactive session": ["-i", "-q", "-c", "import __main__, sys; exec(sys.stdin.read(), vars(__main__))"],
     "exec": ["-c", "import sys; exec(sys.stdin.read(), {'__name__': 'cell'})"],
     "exec without a name": ["-c", "import sys; exec(sys.stdin.read(), {})"],
     "runpy": ["-c", f"import runpy; runpy.run_path({str(SCRIPT)!r})"],
@@ -42,10 +51,16 @@ def differences(inline: dict[str, Any], with_a_worker: dict[str, Any]) -> dict[s
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_a_script_defines_works_with_workers_as_it_does_inline(way: str) -> None:
-    """Functions, caches, classes and their instances of every kind, used by operations and as elements, both ways."""
-    done = python(*WAYS[way], input=SCRIPT.read_text())
-    assert (done.returncode, done.stderr) == (0, "")
+def test_what_a_script_defines_works_with_workers_as_it_does_inline(way: str, tmp_path: Path) -> None:
+    """Functions, caches, classes and their instances of every kind, used by operations and as elements, both ways.
+
+    A script needs no main guard, and files of the current folder do not interfere with its workers.
+    """
+    if way == "a script":
+        (tmp_path / "json.py").write_text("raise ImportError('a file of the current folder')")
+    done = python(*WAYS[way], input=SCRIPT.read_text(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert way == "a notebook" or done.stderr.strip(" >\n") == ""
     outcome = json.loads(done.stdout)
 
     for inline, with_a_worker in zip(*(outcome[mode]["operations"] for mode in outcome), strict=True):

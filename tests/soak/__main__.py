@@ -141,7 +141,6 @@ class Soak:
             self.most |= collections.Counter(told["most"])
 
     def line(self) -> str:
-        """Returns what was seen so far."""
         seen = ", ".join(f"{name} {count:,}" for name, count in sorted(self.seen.items()))
         most = ", ".join(f"{count:,} {name}" for name, count in self.most.items())
         return f"{seen}; a trainer had at most {most or 'nothing'}"
@@ -216,7 +215,6 @@ def failed(soak: Soak, seed: int) -> bool:
 
 
 def say(text: str) -> None:
-    """Prints at once."""
     print(text, flush=True)  # noqa: T201  (this is a program)
 
 

@@ -77,7 +77,6 @@ class ChainForm:
 def applied(
     dataset: millstream.IterDataset[Any], operations: tuple[Transformation, ...]
 ) -> millstream.IterDataset[Any]:
-    """Returns the elements after some operations."""
     for operation in operations:
         dataset = dataset.apply(operation)
     return dataset
@@ -120,19 +119,15 @@ class ChainIterator:
 
     @property
     def step(self) -> int:
-        """How many elements have come."""
         return int(self._iterator.step)
 
     def get_state(self) -> bytes:
-        """Returns the position as JSON."""
         return json.dumps(self._iterator.get_state()).encode()
 
     def set_state(self, state: bytes) -> None:
-        """Goes there."""
         self._iterator.set_state(json.loads(state))
 
     def start_prefetch(self) -> None:
-        """Begins to work ahead."""
         self._iterator.start_prefetch()
 
     @property

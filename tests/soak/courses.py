@@ -43,7 +43,6 @@ class Decode(Map):
     """Takes a record of a file for a number."""
 
     def map(self, element: Any) -> Any:
-        """Returns the number."""
         if isinstance(element, dict):
             return int(element["number"])
         return struct.unpack("<q", element)[0] if isinstance(element, bytes) else element
@@ -53,7 +52,6 @@ class Jitter(RandomMap):
     """Adds a random number."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns the element plus a draw."""
         return element + int(rng.integers(1 << 20))
 
 
@@ -61,7 +59,6 @@ class AddIndex(MapWithIndex):
     """Adds the index."""
 
     def map_with_index(self, index: int, element: Any) -> Any:
-        """Returns the element plus its index."""
         return element + index
 
 
@@ -72,7 +69,6 @@ class Widen(Map):
     width: int
 
     def map(self, element: Any) -> Any:
-        """Returns the array."""
         return np.full(self.width, element, np.int64)
 
 
@@ -83,7 +79,6 @@ class DropMultiples(Filter):
     of: int
 
     def filter(self, element: Any) -> bool:
-        """Says whether the element is not a multiple."""
         return int(element) % self.of != 0
 
 
@@ -93,7 +88,6 @@ class Repeat(FlatMap):
     max_fan_out = 2
 
     def flat_map(self, element: Any) -> Sequence[Any]:
-        """Returns the element as often as it says."""
         return [element + child for child in range(int(element) % 3)]
 
 
@@ -214,7 +208,6 @@ class Course:
 
     @property
     def records(self) -> list[bytes]:
-        """The content of the files."""
         return [struct.pack("<q", number) for number in range(self.size)]
 
     @property
@@ -225,7 +218,6 @@ class Course:
         )
 
     def source(self, folder: Path, url: str) -> Any:
-        """Returns the records, where they lie in a folder or at a URL."""
         if self.place == "memory":
             return range(self.size)
         if self.place == "store":
@@ -233,12 +225,10 @@ class Course:
         return getattr(millstream, FILES[self.place])(folder / f"numbers.{self.place}")
 
     def operations(self, shard_count: int) -> tuple[Transformation, ...]:
-        """Returns the operations of one of this many hosts."""
         batch = (Batch(self.batch // shard_count, self.drop_remainder),) if self.batch else ()
         return (*self.before, *batch, *self.after)
 
     def shard(self, index: int, count: int) -> millstream.ShardOptions:
-        """Returns one host's part."""
         return millstream.ShardOptions(index, count, logical_shards=self.logical_shards)
 
     def loader(

@@ -81,7 +81,6 @@ class KilledWorkers(Fault):
     needs_workers = True
 
     def act(self, iterator: millstream.DataLoaderIterator) -> None:
-        """Kills one, now and then."""
         if self.chance.random() > 0.1 or not is_working(iterator):
             return
         executor = executor_of(iterator)
@@ -108,7 +107,6 @@ class StoppedWorkers(Fault):
         return self
 
     def act(self, iterator: millstream.DataLoaderIterator) -> None:
-        """Stops one, now and then."""
         if self.chance.random() > 0.05 or not is_working(iterator):
             return
         candidates = [worker for worker in pool_of(iterator).workers if worker.handle is not None]
@@ -135,7 +133,6 @@ class KilledForkServer(Fault):
     needs_workers = True
 
     def act(self, iterator: millstream.DataLoaderIterator) -> None:
-        """Kills it at some moment."""
         if self.chance.random() < 0.1 and not self.count and is_working(iterator):
             os.kill(fork_server_of(iterator), signal.SIGKILL)
             self.count += 1
@@ -153,7 +150,6 @@ class LittleMemory(Fault):
         return self
 
     def begin(self, iterator: millstream.DataLoaderIterator) -> None:
-        """Sets the limit."""
         if not is_working(iterator):
             return
         server = psutil.Process(fork_server_of(iterator))
@@ -208,7 +204,6 @@ class FullDisk(Fault):
 
     @contextlib.contextmanager
     def while_saving(self) -> Iterator[None]:
-        """Holds while a state is being written."""
         if not self.folder.is_mount():
             resource.setrlimit(resource.RLIMIT_FSIZE, (self.chance.randrange(64), self._usual[1]))
         try:
@@ -230,7 +225,6 @@ class ControlC(Fault):
         return self
 
     def act(self, iterator: millstream.DataLoaderIterator) -> None:
-        """Has one come soon, now and then."""
         del iterator
         if self.chance.random() < 0.1:
             timer = threading.Timer(self.chance.uniform(0, 0.02), os.killpg, [os.getpgrp(), signal.SIGINT])
@@ -263,7 +257,6 @@ def is_working(iterator: millstream.DataLoaderIterator) -> bool:
 
 
 def send(worker: Worker, number: signal.Signals) -> bool:
-    """Sends a signal to a worker, and says whether it was still there."""
     try:
         signal.pidfd_send_signal(worker.handle or 0, number)
     except ProcessLookupError:
@@ -272,6 +265,5 @@ def send(worker: Worker, number: signal.Signals) -> bool:
 
 
 def proceed(handle: int) -> None:
-    """Lets a process continue, if it is still there."""
     with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(handle, signal.SIGCONT)

@@ -36,7 +36,6 @@ class Document(Map):
     feature: str = "tokens"
 
     def map(self, element: Any) -> Any:
-        """Returns the document."""
         return {self.feature: np.full(length_of(int(element)), element, np.int64)}
 
 
@@ -44,7 +43,6 @@ class KeepSome(Filter):
     """Drops rows and batches, as many as their first number says."""
 
     def filter(self, element: Any) -> bool:
-        """Says whether the element stays."""
         return bool(next(iter(element.values())).ravel()[0] % 3)
 
 
@@ -54,17 +52,14 @@ class CopySome(FlatMap):
     max_fan_out = 2
 
     def flat_map(self, element: Any) -> list[Any]:
-        """Returns the element as often as its first number says."""
         return [element] * int(next(iter(element.values())).ravel()[0] % 3)
 
 
 def length_of(number: int) -> int:
-    """Returns how many tokens the document of a number has."""
     return 1 + number % LONGEST
 
 
 def hierarchical(chance: random.Random, size: int, num_epochs: int) -> millstream.HierarchicalSampler:
-    """Returns a shuffle of units, some of them empty."""
     ends = sorted(chance.choices(range(size + 1), k=chance.randrange(6)))
     return millstream.HierarchicalSampler(
         np.diff([0, *ends, size]),
@@ -103,7 +98,6 @@ def mixture(chance: random.Random, size: int, num_epochs: int) -> millstream.Mix
 
 
 def packing(chance: random.Random, size: int, num_epochs: int) -> millstream.PackingSampler:
-    """Returns rows of the documents of numbers."""
     lengths = [length_of(number) for number in range(size)]
     strategy = chance.choice(["best_fit", "concat_then_split"])
     return millstream.PackingSampler(

@@ -57,7 +57,6 @@ class Spoil(Map):
     """Makes some elements wrong."""
 
     def map(self, element: Any) -> Any:
-        """Returns the element, or the next one."""
         return element + 1 if int(element) % 5 == 0 else element
 
 
@@ -65,7 +64,6 @@ class Stuck(Map):
     """Never returns."""
 
     def map(self, element: Any) -> Any:
-        """Waits."""
         del element
         hang()
 
@@ -93,7 +91,6 @@ class Life:
             raise KeyboardInterrupt
 
     def run(self) -> None:
-        """Reads to the end."""
         if not self.orders.is_last:
             delay = self.chance.uniform(0.1, 4.0)
             killed = threading.Timer(
@@ -145,7 +142,6 @@ class Life:
         return is_over
 
     def _faults(self, workers: int) -> list[type[Fault]]:
-        """Returns what can go wrong."""
         faults = [kind for kind in FAULTS if workers or not kind.needs_workers]
         if self.orders.fault:
             return [kind for kind in faults if kind.name == self.orders.fault]
@@ -153,7 +149,6 @@ class Life:
         return [kind for kind in faults if kind is not FewDescriptors or self.course.place != "store"]
 
     def _saved(self) -> dict[str, Any] | None:
-        """Returns what was saved last; None if nothing was."""
         file = self.folder / "state"
         return json.loads(file.read_bytes()) if file.exists() else None
 

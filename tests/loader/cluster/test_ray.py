@@ -28,7 +28,6 @@ from millstream.loader.cluster.actor import Actor
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.ray_executor import RayExecutor
 from millstream.loader.workers import workers_executor
-from millstream.sharding import ShardOptions
 from millstream.transforms import Map
 from support.draw import elements_of_all_kinds, random_pipelines
 from support.draw.elements_of_all_kinds import elements
@@ -174,22 +173,12 @@ def test_batches_and_scratch_memory_can_be_written_to() -> None:
     assert all(np.array_equal(array, numbers) for array, numbers in zip(kept, expected, strict=True))
 
 
-def test_hosts_share_a_cluster() -> None:
-    """The loaders of two shards, each with actors of its own, give the global batches of one."""
-    order = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=1, seed=5)
-    halves = [
-        loader_of(
-            sampler=order, operations=[millstream.Batch(BATCH // 2)], shard_options=ShardOptions(k, 2), **on_ray(1)
-        )
-        for k in range(2)
-    ]
-    with iter(halves[0]) as first, iter(halves[1]) as second:
-        assert [[*a.tolist(), *b.tolist()] for a, b in zip(first, second, strict=True)] == EXPECTED
-
-
 def test_actors_stay_for_the_next_iterator_and_end_with_the_loader() -> None:
-    """A loop that is left by `break` leaves warm actors; `close` leaves none, and iterating again is an error."""
-    loader = loader_of(**on_ray())
+    """A loop that is left by `break` leaves warm actors; `close` leaves none, and iterating again is an error.
+
+    The profile adds up what the actors have measured.
+    """
+    loader = loader_of(abs, **on_ray())
     iterator = iter(loader)
     assert next(iterator).tolist() == EXPECTED[0]
     actors = list(pool_of(iterator).workers)
@@ -197,6 +186,8 @@ def test_actors_stay_for_the_next_iterator_and_end_with_the_loader() -> None:
     again = iter(loader)
     assert [batch.tolist() for batch in itertools.islice(again, 3)] == EXPECTED[:3]
     assert pool_of(again).workers == actors
+    profile = loader.profile()
+    assert all(profile[stage] > 0 for stage in ("read", "operations[0], Map(abs)", "hand-over", "next"))
     loader.close()
     assert pool_of_closed(loader) == []
     with pytest.raises(ValueError, match="its DataLoader was closed"):
@@ -225,17 +216,6 @@ def pool_of_closed(loader: millstream.DataLoader) -> list[Any]:
     assert loader._execution.pools is not None
     return loader._execution.pools.idle
 
-
-def test_the_profile_adds_up_what_actors_measure() -> None:
-    """Reading, operations and the way between processes have taken time, and the consumer has waited."""
-    loader = loader_of(abs, **on_ray(1))
-    with iter(loader) as iterator:
-        assert sum(1 for _ in iterator) == len(EXPECTED)
-    profile = loader.profile()
-    assert all(profile[stage] > 0 for stage in ("read", "operations[0], Map(abs)", "hand-over", "next"))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 ORDER = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=12, seed=5)
 """Enough batches for actors to be killed meanwhile."""
@@ -309,15 +289,8 @@ def open_at_bad(number: int) -> Any:
     return (value for value in [number]) if number == BAD else number
 
 
-def test_an_actor_that_dies_once_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its calls are made again, by others; the log says so."""
-    with iter(loader_of(At(BAD, user_faults.be_killed, tmp_path / "once"), **on_ray())) as iterator:
-        assert [batch.tolist() for batch in iterator] == EXPECTED
-    assert any("died. Starting a replacement" in record.getMessage() for record in caplog.records)
-
-
-def test_a_call_that_kills_twice_is_an_error_that_names_its_records() -> None:
-    """No other call is blamed, however many the actor had; the next batch is to be had by `seek`."""
+def test_a_call_that_kills_twice_is_an_error_that_names_its_records(caplog: pytest.LogCaptureFixture) -> None:
+    """No other call is blamed, however many the actor had; the log says so; the next batch is to be had by `seek`."""
     loader = loader_of(At(BAD, user_faults.exit_at_once), worker_buffer_size=3, **on_ray())
     with iter(loader) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
@@ -327,6 +300,7 @@ def test_a_call_that_kills_twice_is_an_error_that_names_its_records() -> None:
         assert [batch.tolist() for batch in iterator] == EXPECTED[STEP + 1 :]
     assert f"the records {', '.join(map(str, EXPECTED[STEP]))} (" in str(caught.value)
     assert "2 times" in str(caught.value)
+    assert any("died. Starting a replacement" in record.getMessage() for record in caplog.records)
 
 
 def test_actors_killed_at_random_change_nothing() -> None:

@@ -41,7 +41,7 @@ except OSError as error:
                     "Raise the limit (`ulimit -u`) or use fewer workers.",
                 ),
             )
-            for count in (1, 2, 3)
+            for count in (1, 3)
         ),
     ],
 )

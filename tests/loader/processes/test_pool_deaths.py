@@ -6,23 +6,18 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 import millstream
-from millstream.errors import DataSourceError, WorkerDiedError, WorkerStalledError
+from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.processes import pool, pool_processes
-from millstream.sources import ArrayRecordDataSource
 from support.faults import user_faults
 from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import At, ReportThen
-from support.files.record_files import write_array_record
 from support.processes.worker_pools import (
     BATCH,
     EXPECTED,
-    SIZE,
     at_most,
     batches,
     expect_stalls,
@@ -75,7 +70,7 @@ def test_a_death_changes_nothing(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_record_that_kills_is_named(fault: Callable[[], None]) -> None:
-    """A batch that kills twice is an error at its turn, with records and cause; all others come."""
+    """A batch that kills twice is an error at its turn, with records, cause and, of a crash, the stack; others come."""
     with iter(loader_of(At(BAD, fault), worker_buffer_size=3)) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         with pytest.raises(WorkerDiedError) as caught, at_most(2.0):
@@ -89,15 +84,7 @@ def test_a_record_that_kills_is_named(fault: Callable[[], None]) -> None:
         caught.value
     )
     assert FAULTS[fault] in str(caught.value)
-
-
-def test_a_crash_shows_where_it_happened() -> None:
-    """The error of a segmentation fault has the Python stack of the worker at that moment."""
-    with iter(loader_of(At(EXPECTED[0][0], user_faults.crash))) as iterator, pytest.raises(WorkerDiedError) as caught:
-        next(iterator)
-
-    assert "Fatal Python error: Segmentation fault" in str(caught.value)
-    assert "in crash" in str(caught.value)
+    assert ("in crash" in str(caught.value)) == (fault is user_faults.crash)
 
 
 def test_only_the_call_in_work_is_blamed(tmp_path: Path) -> None:
@@ -129,17 +116,6 @@ def test_a_worker_killed_within_user_code(times: int, tmp_path: Path) -> None:
                 assert next(iterator).tolist() == EXPECTED[STEP]
             assert still_there([pid for family in killed for pid in family]) == []
     assert [len(family) for family in killed] == [3] * times
-
-
-def test_idle_workers_killed_all_at_once_are_replaced() -> None:
-    """Results of workers that were killed later are delivered, and new workers compute the rest."""
-    with iter(loader_of(worker_count=3)) as iterator:
-        assert next(iterator).tolist() == EXPECTED[0]
-        pids = pids_of(iterator)
-        for pid in pids:
-            os.kill(pid, signal.SIGKILL)
-        assert still_there(pids) == []
-        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
 
 
 def test_workers_killed_at_every_step_blame_nobody() -> None:
@@ -220,46 +196,6 @@ def test_a_worker_that_runs_out_of_memory(times: int, tmp_path: Path) -> None:
                 next(iterator)
         # The system may take other processes of the group, too, while the first is still leaving.
         assert limit.num_kills() != 0
-
-
-def flip(path: Path, content: bytes, record: bytes) -> None:
-    place = content.index(record)
-    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-
-
-def truncate(path: Path, content: bytes, record: bytes) -> None:
-    os.truncate(path, content.index(record))
-
-
-def remove(path: Path, content: bytes, record: bytes) -> None:
-    del content, record
-    path.unlink()
-
-
-@pytest.mark.parametrize(
-    ("damage", "told"), [(flip, "hash mismatch"), (truncate, None), (remove, "cannot open .*: No such file")]
-)
-def test_a_file_that_breaks_is_an_error_from_a_worker_too(
-    damage: Callable[[Path, bytes, bytes], None], told: str | None, tmp_path: Path
-) -> None:
-    """A file broken before its first read is a DataSourceError with file and record, at its turn."""
-    records = [np.random.default_rng(number).bytes(5_000) for number in range(SIZE)]
-    path = write_array_record(tmp_path / "file", records)
-    source = ArrayRecordDataSource(path)
-    written = path.stat()
-    damage(path, path.read_bytes(), records[EXPECTED[2][1]])
-    if path.exists():
-        # As a failing disk does: the file does not say that it was written to.
-        os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
-    taken: list[Any] = []
-    with iter(loader_of(data_source=source)) as iterator, pytest.raises(DataSourceError, match=told) as caught:
-        taken.extend(iterator)
-    assert [batch.tolist() for batch in taken] == [
-        [records[number] for number in numbers] for numbers in EXPECTED[: len(taken)]
-    ]
-    assert repr(str(path)) in str(caught.value)
-    assert iterator.step == len(taken) <= 2
-    assert f"(position {2 * BATCH + 1})" in caught.value.__notes__[0] or damage is not flip
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(tmp_path: Path) -> None:

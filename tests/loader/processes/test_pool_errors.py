@@ -4,7 +4,7 @@ import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,11 @@ def error_at_its_turn(loader: millstream.DataLoader, kind: type[BaseException]) 
     return caught.value
 
 
-@pytest.mark.parametrize("threads", [0, 16])
-@pytest.mark.parametrize("source", [range(SIZE), millstream.RangeDataSource(0, SIZE)], ids=["single", "batched"])
+@pytest.mark.parametrize(
+    ("source", "threads"),
+    [(range(SIZE), 16), (millstream.RangeDataSource(0, SIZE), 0)],
+    ids=["threads", "batched"],
+)
 def test_an_exception_arrives_at_its_turn(source: Any, threads: int) -> None:
     """An exception follows the batches before it, at each try, with type, operation, record key and traceback."""
     loader = loader_of(
@@ -157,29 +160,6 @@ def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
     assert "the element of type dict: cannot pickle" in str(caught.value)
 
 
-def error_of_a_batch(loader: millstream.DataLoader, kind: type[BaseException]) -> BaseException:
-    """Returns the error that comes instead of batch STEP; the batches are of any kind."""
-    with iter(loader) as iterator:
-        for _ in range(STEP):
-            next(iterator)
-        with pytest.raises(kind) as caught:
-            next(iterator)
-    return caught.value
-
-
-def test_an_element_that_cannot_be_unpickled_here_is_an_error_at_its_turn() -> None:
-    """An element that only the consumer's process cannot unpickle is the error that it raises there."""
-    home = os.getpid()
-
-    def leave_home(numbers: Sequence[Any]) -> Any:
-        return user_faults.NeedsHome(home) if BAD in numbers else numbers
-
-    error = error_of_a_batch(loader_of(operations=[millstream.Batch(BATCH, batch_fn=leave_home)]), LookupError)
-
-    assert str(error) == "not here"
-    assert ", ".join(map(str, EXPECTED[STEP])) in error.__notes__[-1]
-
-
 def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> None:
     """Without a Batch many elements share a message; only the one that cannot be unpickled is an error."""
     home, order = os.getpid(), [number for batch in EXPECTED for number in batch]
@@ -272,18 +252,6 @@ def calls_after(call: Call, key: int) -> bool:
     return isinstance(call, BlockCall) and call.start > key
 
 
-def test_an_element_that_ends_the_process_that_pickles_it_is_an_error() -> None:
-    """A worker that dies while it pickles an element is an error with the records and the exit status."""
-
-    def deadly(numbers: Sequence[Any]) -> Any:
-        return user_faults.ExitsWhenPickled() if BAD in numbers else numbers
-
-    error = error_of_a_batch(loader_of(operations=[millstream.Batch(BATCH, batch_fn=deadly)]), WorkerDiedError)
-
-    assert "exited with status 7" in str(error)
-    assert ", ".join(map(str, EXPECTED[STEP])) in str(error)
-
-
 def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
     """The error names the part of the pipeline, its attribute and the remedy."""
     with pytest.raises(TypeError, match=r"operations\[1\], Locked \(attribute lock\) cannot be sent to worker proc"):
@@ -327,9 +295,7 @@ def no_stderr(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    "fault", [user_faults.crash, user_faults.exit_at_once, user_faults.leave, user_faults.be_killed]
-)
+@pytest.mark.parametrize("fault", [user_faults.crash, user_faults.leave])
 @pytest.mark.usefixtures("no_stderr")
 def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_path: Path) -> None:
     """A pipeline that kills every process that unpickles it is soon an error: forking ends."""

@@ -1,7 +1,6 @@
 """The life of a pool: a warm one serves again, a closed or forgotten one ends, whatever still refers to it."""
 
 import concurrent.futures
-import contextlib
 import copy
 import dataclasses
 import gc
@@ -28,6 +27,7 @@ from millstream.loader.processes import pool
 from millstream.loader.processes.crash_log import create_crash_log
 from millstream.loader.workers import warm_pools
 from support.faults import user_faults
+from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
 from support.processes.process_tree import processes_below
 from support.processes.worker_pools import (
@@ -36,10 +36,9 @@ from support.processes.worker_pools import (
     at_most,
     batches,
     closing_seconds,
-    fork_server_of,
     in_background,
     loader_of,
-    pids_of,
+    processes_of,
     still_there,
     workers_of,
 )
@@ -54,10 +53,6 @@ def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
     assert loader._execution.pools is not None
     idle: list[pool.Pool] = loader._execution.pools.idle
     return idle
-
-
-def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
-    return [fork_server_of(iterator), *pids_of(iterator)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,7 +211,7 @@ def test_a_loader_without_workers_is_closed_too() -> None:
         next(iterator)
 
 
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))])
+@pytest.mark.parametrize("copied", [copy.copy, lambda loader: pickle.loads(pickle.dumps(loader))])
 def test_a_loader_with_workers_can_be_copied(copied: Callable[[millstream.DataLoader], millstream.DataLoader]) -> None:
     """A copy of a loader, taken before, during or after an epoch, has the same stream and its own workers."""
     loader = loader_of()
@@ -243,34 +238,20 @@ def test_threads_that_take_a_warm_pool_at_once_get_different_ones() -> None:
         sys.setswitchinterval(interval)
 
 
-def test_an_interrupt_at_the_beginning_of_closing() -> None:
+def test_an_interrupt_of_closing() -> None:
     """Wherever Ctrl-C interrupts `close`, the next call finishes it: no process or descriptor is left."""
-    armed = False
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        # A signal that the system has given to another thread may be late.
-        if armed:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGALRM, interrupt)
-    with iter(loader_of(worker_count=1)) as iterator:
-        next(iterator)
     before = len(list(Path("/proc/self/fd").iterdir()))
-    for attempt in range(6):
+    for moment in itertools.count(0, 47):
         iterator = iter(loader_of(worker_count=1))
         next(iterator)
         processes = processes_of(iterator)
-        with contextlib.suppress(KeyboardInterrupt):
-            try:
-                armed = True
-                signal.setitimer(signal.ITIMER_REAL, 1e-5 * (1 + 4 * attempt))
-                iterator.close()
-            finally:
-                armed = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
+        was_interrupted = interrupt_at(moment, iterator.close)
         iterator.close()
         assert still_there(processes) == []
         assert len(list(Path("/proc/self/fd").iterdir())) <= before
+        if not was_interrupted:
+            break
+    assert moment > 0
 
 
 def test_an_interrupt_within_the_library_that_waits_for_a_process() -> None:
@@ -308,17 +289,6 @@ def test_an_interrupt_within_the_library_that_waits_for_a_process() -> None:
             break
 
 
-def test_a_loader_that_is_forgotten_ends_its_idle_workers() -> None:
-    """Warm workers do not outlive the loader that keeps them warm."""
-    loader = loader_of()
-    list(loader)
-    (idle,) = idle_pools(loader)
-    processes = [worker.pid for worker in idle.workers if worker.pid]
-    del idle, loader
-    gc.collect()
-    assert still_there(processes) == []
-
-
 @pytest.mark.parametrize("fault", [Raise(KeyError), user_faults.be_killed], ids=["raises", "dies"])
 def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[], None]) -> None:
     """An exception holds the frames that it went through, and the iterator in them; once dropped, all ends."""
@@ -337,51 +307,43 @@ def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[]
 
 def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
     """Ctrl-C in `next` raises KeyboardInterrupt immediately, ends all processes, and a later `next` resumes."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with Pipe(tmp_path / "there") as there:
-            operation = At(BAD, ReportThen(there.path, user_faults.hang_in_c, children=2), tmp_path / "once")
-            processes: list[int] = []
+    with Pipe(tmp_path / "there") as there:
+        operation = At(BAD, ReportThen(there.path, user_faults.hang_in_c, children=2), tmp_path / "once")
+        processes: list[int] = []
 
-            def interrupt() -> None:
-                processes.extend(there.take_numbers())
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        def interrupt() -> None:
+            processes.extend(there.take_numbers())
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-            with iter(loader_of(operation)) as iterator:
-                next(iterator)
-                processes += processes_of(iterator)
-                with in_background(interrupt), pytest.raises(KeyboardInterrupt):
-                    list(iterator)
-                assert still_there(processes) == []
-                step = iterator.step
-                assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
-    finally:
-        signal.signal(signal.SIGINT, handler)
+        with iter(loader_of(operation)) as iterator:
+            next(iterator)
+            processes += processes_of(iterator)
+            with in_background(interrupt), pytest.raises(KeyboardInterrupt):
+                list(iterator)
+            assert still_there(processes) == []
+            step = iterator.step
+            assert [batch.tolist() for batch in iterator] == EXPECTED[step:]
 
 
 def test_an_interrupt_while_closing() -> None:
     """Another Ctrl-C while `close` waits for processes that do not end kills them at once."""
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        iterator = iter(loader_of())
-        next(iterator)
-        processes = processes_of(iterator)
-        os.kill(processes[0], signal.SIGSTOP)
-        closing = threading.main_thread().ident or 0
+    iterator = iter(loader_of())
+    next(iterator)
+    processes = processes_of(iterator)
+    os.kill(processes[0], signal.SIGSTOP)
+    closing = threading.main_thread().ident or 0
 
-        def interrupt() -> None:
-            deadline = time.monotonic() + WAIT_SECONDS
-            while "in_fresh_thread" not in [
-                frame.name for frame in traceback.extract_stack(sys._current_frames()[closing])
-            ]:
-                assert time.monotonic() < deadline
-            signal.pthread_kill(closing, signal.SIGINT)
+    def interrupt() -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while "in_fresh_thread" not in [
+            frame.name for frame in traceback.extract_stack(sys._current_frames()[closing])
+        ]:
+            assert time.monotonic() < deadline
+        signal.pthread_kill(closing, signal.SIGINT)
 
-        with in_background(interrupt), pytest.raises(KeyboardInterrupt):
-            iterator.close()
-        assert still_there(processes) == []
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    with in_background(interrupt), pytest.raises(KeyboardInterrupt):
+        iterator.close()
+    assert still_there(processes) == []
 
 
 @pytest.mark.parametrize("closed", ["iterator", "loader"])
@@ -421,7 +383,7 @@ def test_closing_from_another_thread_while_a_worker_is_replaced(monkeypatch: pyt
 
 
 def test_processes_have_names_and_ignore_interrupts() -> None:
-    """Row 11: `ps` shows which is which; an interrupt that reaches a worker or the fork server does nothing."""
+    """`ps` shows which is which; an interrupt that reaches a worker or the fork server does nothing."""
     with iter(loader_of()) as iterator:
         next(iterator)
         processes = processes_of(iterator)
@@ -433,18 +395,9 @@ def test_processes_have_names_and_ignore_interrupts() -> None:
     assert names == ["millstream", "millstream-w0", "millstream-w1"]
 
 
-def test_children_of_user_code_do_not_outlive_their_worker(tmp_path: Path) -> None:
-    """Processes that an operation left running die with the worker, even if it exits by itself."""
-    with Pipe(tmp_path / "there") as there, iter(loader_of(At(BAD, ReportThen(there.path, os.getpid, 3)))) as iterator:
-        assert [batch.tolist() for batch in iterator] == EXPECTED
-        processes = there.take_numbers()
-        assert still_there(processes, 0.0) == processes
-        iterator.close()
-        assert still_there(processes) == []
-
-
-@pytest.mark.parametrize("threads", [0, 3])
-@pytest.mark.parametrize("then", [user_faults.do_nothing, Raise(KeyError)], ids=["returns", "raises"])
+@pytest.mark.parametrize(
+    ("then", "threads"), [(user_faults.do_nothing, 0), (Raise(KeyError), 3)], ids=["returns", "raises"]
+)
 def test_a_forked_process_does_not_answer_for_its_worker(
     then: Callable[[], None], threads: int, tmp_path: Path
 ) -> None:

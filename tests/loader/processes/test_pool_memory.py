@@ -156,26 +156,6 @@ print(before, memory_available())
     assert 200 << 20 < after < 300 << 20 if limit.group else before > 1 << 20
 
 
-def test_a_limit_of_address_space_is_kept() -> None:
-    """Under `ulimit -v`, as batch systems set it, arenas are no larger than may be mapped, and all is well."""
-    code = """
-import resource
-from pathlib import Path
-from support.processes import worker_pools
-from millstream.loader.threads.resources import memory_available
-
-mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-limit = mapped + (1 << 30)
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-print(memory_available())
-assert worker_pools.batches(worker_pools.loader_of()) == worker_pools.EXPECTED
-"""
-    done = python("-c", code)
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert 0 < int(done.stdout) <= 1 << 30
-
-
 def test_descriptors_grow_with_workers_only() -> None:
     """A pool holds three descriptors per worker and two more, however many batches are kept."""
 
@@ -240,35 +220,16 @@ print(errors)
     assert int(done.stdout) >= 2 * DESCRIPTORS_PER_WORKER + 2
 
 
-def test_closing_works_without_descriptors() -> None:
-    """Closing works without a free descriptor, also after the fork server was killed."""
-    code = """
-import os, resource, signal
-from support.processes import worker_pools
-
-usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-before = len(os.listdir("/proc/self/fd"))
-iterator = iter(worker_pools.loader_of())
-next(iterator)
-processes = [worker_pools.fork_server_of(iterator), *worker_pools.pids_of(iterator)]
-os.kill(processes[0], signal.SIGKILL)
-assert worker_pools.still_there(processes) == []
-resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-iterator.close()
-resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
-assert len(os.listdir("/proc/self/fd")) == before
-"""
-    done = python("-c", code)
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_lack_of_descriptors_for_a_new_worker_is_told() -> None:
-    """The error says so when a dead worker cannot be replaced; with more descriptors the stream resumes."""
+    """The error says so when a dead worker cannot be replaced; with more descriptors the stream resumes.
+
+    Closing needs no free descriptor, also after the fork server was killed.
+    """
     code = """
 import os, resource, signal
 from support.processes import worker_pools
 
+before = len(os.listdir("/proc/self/fd"))
 usual, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 iterator = iter(worker_pools.loader_of())
 next(iterator)
@@ -283,6 +244,15 @@ except OSError as error:
 resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
 step = iterator.step
 assert [batch.tolist() for batch in iterator] == worker_pools.EXPECTED[step:]
+iterator.seek(0)
+next(iterator)
+processes = worker_pools.processes_of(iterator)
+os.kill(processes[0], signal.SIGKILL)
+assert worker_pools.still_there(processes) == []
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+iterator.close()
+resource.setrlimit(resource.RLIMIT_NOFILE, (usual, hard))
+assert len(os.listdir("/proc/self/fd")) == before
 """
     done = python("-c", code)
 

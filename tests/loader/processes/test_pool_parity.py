@@ -2,9 +2,8 @@
 
 import collections
 import dataclasses
-import enum
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -124,57 +123,3 @@ def test_large_elements_without_a_batch() -> None:
     workers = stream_of(range(6), [Map(large)], 2)
 
     assert [comparable(element) for element in workers] == [comparable(element) for element in inline]
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-class Colour(enum.Enum):
-    RED = 1
-    BLUE = 2
-
-
-def test_local_classes_are_the_consumers_own() -> None:
-    """Instances of classes that no module defines come back as such, and the classes are as the consumer left them."""
-
-    class Place(NamedTuple):
-        x: int
-        colour: Any
-
-    @dataclasses.dataclass
-    class Sample:
-        place: Any
-        seen = 0
-
-        def moved(self) -> Any:
-            return self.place.x + 1
-
-    class LocalError(Exception):
-        pass
-
-    def make(number: int) -> Any:
-        Sample.seen += 1
-        if number == 9:
-            raise LocalError("at nine", number)
-        return Sample(Place(number, Colour(1 + number % 2)))
-
-    moved = Sample.moved
-    Sample.seen = 1000
-    loader = millstream.DataLoader(
-        data_source=range(20),
-        sampler=millstream.IndexSampler(20, num_epochs=1),
-        operations=[make, lambda sample: sample],
-        worker_count=2,
-    )
-    with iter(loader) as iterator:
-        actual = [next(iterator) for _ in range(9)]
-        with pytest.raises(LocalError) as caught:
-            next(iterator)
-
-    assert [type(sample) for sample in actual] == [Sample] * 9
-    assert [type(sample.place) for sample in actual] == [Place] * 9
-    assert [sample.place.colour for sample in actual] == [Colour.RED, Colour.BLUE] * 4 + [Colour.RED]
-    assert [sample.moved() for sample in actual] == list(range(1, 10))
-    assert Sample.moved is moved
-    assert Sample.seen == 1000
-    assert caught.value.args == ("at nine", 9)

@@ -32,8 +32,8 @@ from support.processes.worker_pools import (
     in_background,
     loader_of,
     made_all,
-    pids_of,
     pool_of,
+    processes_of,
     still_there,
     wait_until,
     workers_of,
@@ -49,7 +49,6 @@ STALL_SECONDS = 0.4
 @pytest.mark.parametrize(
     ("fault", "threads", "told"),
     [
-        (user_faults.hang, 0, ("waiting, with ", "in hang")),
         (user_faults.hang, 16, ("waiting, with ", "in hang")),
         (user_faults.hang_in_c, 16, ("waiting, with ", "in hang_in_c")),
         (user_faults.work_for_ever, 0, ("running, with ", "in work_for_ever")),
@@ -99,14 +98,17 @@ def test_a_stall_is_a_warning_and_then_an_error(
 @pytest.mark.parametrize(
     ("limit", "told"),
     [
-        (600, "After 600 s this becomes an error (stall_timeout)."),
+        (1e9, "After 1e+09 s this becomes an error (stall_timeout)."),
         (float("inf"), "No timeout is set: waiting indefinitely."),
     ],
 )
 def test_a_stall_that_ends_is_a_warning_only(
     limit: float, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker that is stopped and continued in time loses nothing; the log says how long there is."""
+    """A worker that is stopped and continued in time loses nothing; the log says how long there is.
+
+    It may be longer than the system can wait at once.
+    """
     logged: queue.SimpleQueue[str] = queue.SimpleQueue()
     monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
     with (
@@ -140,26 +142,6 @@ def test_a_stalled_start_is_an_error() -> None:
         next(iterator)
 
 
-@pytest.mark.parametrize("stall_timeout", [1e9, float("inf")])
-def test_a_wait_without_end_can_be_asked_for(
-    stall_timeout: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A timeout that is longer than the system can wait at once is no trouble."""
-    monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.01)
-    logged: queue.SimpleQueue[str] = queue.SimpleQueue()
-    monkeypatch.setattr(caplog.handler, "emit", lambda record: logged.put(record.getMessage()))
-    with Pipe(tmp_path / "go on") as go_on:
-
-        def let_it_go_on() -> None:
-            # The wait after the warning is the one that has no other end.
-            logged.get(timeout=user_faults.WAIT_SECONDS)
-            go_on.put()
-
-        loader = loader_of(At(BAD, user_faults.WaitAt(go_on.path)), worker_count=1, stall_timeout=stall_timeout)
-        with in_background(let_it_go_on), iter(loader) as iterator:
-            assert [batch.tolist() for batch in iterator] == EXPECTED
-
-
 @pytest.mark.parametrize("arena_bytes", [1 << 30, 1 << 14], ids=["shared", "private"])
 def test_a_consumer_that_was_away_sees_no_stall(
     arena_bytes: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -179,13 +161,7 @@ def test_a_consumer_that_was_away_sees_no_stall(
 
 @pytest.mark.parametrize(
     ("fault", "threads"),
-    [
-        (user_faults.hang, 0),
-        (user_faults.hang, 16),
-        (user_faults.hang_in_c, 16),
-        (user_faults.work_for_ever, 0),
-        (user_faults.stop, 16),
-    ],
+    [(user_faults.hang, 0), (user_faults.hang_in_c, 16), (user_faults.work_for_ever, 0), (user_faults.stop, 16)],
 )
 def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads: int, tmp_path: Path) -> None:
     """`close` takes at most 2 s if a worker never returns, and ends the worker's children as well."""
@@ -193,7 +169,7 @@ def test_closing_does_not_wait_for_user_code(fault: Callable[[], None], threads:
         operation = At(BAD, ReportThen(there.path, fault, children=2))
         iterator = iter(loader_of(operation, read_options=millstream.ReadOptions(threads)))
         assert next(iterator).tolist() == EXPECTED[0]
-        processes = [fork_server_of(iterator), *pids_of(iterator)]
+        processes = processes_of(iterator)
         assert [next(iterator).tolist() for _ in range(STEP - 1)] == EXPECTED[1:STEP]
         processes += there.take_numbers()
         with at_most(2.0):
@@ -212,7 +188,7 @@ def test_closing_does_not_wait_for_the_source(fault: Callable[[], None], tmp_pat
         source = Numbers(SIZE, on_close=ReportThen(there.path, fault))
         iterator = iter(loader_of(data_source=source))
         assert next(iterator).tolist() == EXPECTED[0]
-        processes = [fork_server_of(iterator), *pids_of(iterator)]
+        processes = processes_of(iterator)
         with at_most(2.0):
             iterator.close()
         assert {*there.take_numbers(), *there.take_numbers()} == set(processes[1:])

@@ -242,7 +242,7 @@ def test_a_consumer_may_do_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Consumer, "courses", {name: Course.of(pipeline) for name, pipeline in PIPELINES.items()}, raising=False
     )
-    run_state_machine_as_test(Consumer, settings=settings(deadline=None, max_examples=12, stateful_step_count=30))
+    run_state_machine_as_test(Consumer, settings=settings(deadline=None, max_examples=6, stateful_step_count=30))
     for course in Consumer.courses.values():
         for loader in course.loaders.values():
             iter(loader).close()

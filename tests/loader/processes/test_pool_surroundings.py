@@ -28,7 +28,7 @@ print("same" if inline == worker else f"{inline}\\n{worker}")
 
 @pytest.mark.parametrize(
     "flags",
-    [("-O",), ("-OO", "-B"), ("-X", "utf8"), ("-I",), ("-E", "-s"), ("-P",), ("-W", "error"), ("-X", "dev"), ("-b",)],
+    [("-OO", "-B"), ("-X", "utf8", "-W", "error"), ("-I",), ("-E", "-s"), ("-P",), ("-X", "dev", "-b")],
     ids=" ".join,
 )
 def test_workers_have_the_flags_of_the_trainer(flags: tuple[str, ...], tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ from support.processes.worker_pools import EXPECTED
 assert not hasattr(os, "waitid")
 with iter(worker_pools.loader_of()) as iterator:
     assert next(iterator).tolist() == EXPECTED[0]
-    processes = [worker_pools.fork_server_of(iterator), *worker_pools.pids_of(iterator)]
+    processes = worker_pools.processes_of(iterator)
     os.kill(processes[1], signal.SIGKILL)
     assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
 assert worker_pools.still_there(processes) == []

@@ -42,7 +42,6 @@ class SabotageError(Exception):
 
 
 def sabotage() -> None:
-    """Raises in the middle of the protocol."""
     raise SabotageError
 
 
@@ -58,7 +57,6 @@ class Pause:
     path: Path
 
     def __call__(self) -> None:
-        """Stops."""
         with self.path.open("wb", buffering=0) as pipe:
             pipe.write(b"%8d" % os.getpid())
             stop()
@@ -78,7 +76,6 @@ class Trap:
         self._path: Path | None = None
 
     def arm(self, n: int) -> None:
-        """Orders an act at the nth passage."""
         self.disarm()
         self._path = self._folder / f"{next(self._names)}-{n}"
         self._path.touch()
@@ -90,7 +87,6 @@ class Trap:
 
     @property
     def has_fired(self) -> bool:
-        """Whether the order was carried out."""
         return self._path is not None and not self._path.exists()
 
 
@@ -104,7 +100,6 @@ class Passages:
         self._count = 0
 
     def __call__(self) -> None:
-        """Counts a passage, and acts if it is the one."""
         order = next(iter(os.listdir(self._folder)), "")  # noqa: PTH208  (the name is wanted)
         if not order:
             return
@@ -146,7 +141,6 @@ class Saboteur(Map):
             install(self.edge, passes)
 
     def map(self, element: Any) -> Any:
-        """Returns the element."""
         return element
 
 
@@ -211,7 +205,6 @@ class HalvingSocket:
         self._passes = passes
 
     def send(self, data: memoryview) -> int:
-        """Sends all of it."""
         half = len(data) // 2
         self._inner.sendall(data[:half])
         self._passes()
@@ -240,7 +233,6 @@ class NotingDeque(deque[int]):
     passes: Callable[[], None]
 
     def append(self, offset: int) -> None:
-        """Takes a note."""
         type(self).passes()
         super().append(offset)
 

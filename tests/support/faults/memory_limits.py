@@ -25,7 +25,6 @@ class MemoryLimit:
                 (self.group / limit).write_text(str(num_bytes))
 
     def apply(self, pid: int) -> None:
-        """Applies the limit to a process and all that it forks from now on."""
         if self.group is not None:
             (self.group / "cgroup.procs").write_text(str(pid))
 

@@ -50,7 +50,6 @@ class Pipe:
         return line.decode().removesuffix("\n")
 
     def take_numbers(self) -> list[int]:
-        """Returns the numbers in the next line."""
         return [int(word) for word in self.take().split()]
 
     def put(self, count: int = 1) -> None:
@@ -59,7 +58,6 @@ class Pipe:
 
 
 def report(path: Path, *words: object) -> None:
-    """Writes a line into a pipe."""
     with path.open("w") as pipe:
         pipe.write(" ".join(map(str, words)) + "\n")
 
@@ -84,12 +82,10 @@ def do_nothing() -> None:
 
 
 def be_killed() -> None:
-    """Ends this process as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def be_terminated() -> None:
-    """Ends this process as `kill` does."""
     os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -99,12 +95,10 @@ def crash() -> None:
 
 
 def exit_at_once() -> None:
-    """Ends this process with status 0 and without a word."""
     os._exit(0)
 
 
 def leave() -> None:
-    """Ends this process as a script ends itself."""
     sys.exit()
 
 
@@ -114,7 +108,6 @@ def leave_with_large_status() -> None:
 
 
 def leave_with_status() -> None:
-    """Ends this process as a script that has failed."""
     sys.exit(3)
 
 
@@ -136,19 +129,16 @@ def eat_memory() -> None:
 
 
 def hang() -> NoReturn:
-    """Waits forever."""
     while True:
         threading.Event().wait()
 
 
 def work_for_ever() -> NoReturn:
-    """Works forever."""
     while True:
         pass
 
 
 def start_thread() -> None:
-    """Starts a thread that never ends."""
     threading.Thread(target=hang).start()
 
 
@@ -160,7 +150,6 @@ def hang_in_c() -> NoReturn:
 
 
 def refuse_sevens(number: int) -> int:
-    """Returns a number that is not a multiple of 7."""
     if number % 7 == 0:
         raise ValueError(f"{number} is a multiple of 7")
     return number
@@ -181,7 +170,6 @@ class At(Map):
     once: Path | None = None
 
     def map(self, element: Any) -> Any:
-        """Returns the element."""
         if np.any(element == self.element) and (self.once is None or first_time(self.once)):
             self.action()
         return element
@@ -202,7 +190,6 @@ class ReportThen:
     children: int = 0
 
     def __call__(self) -> None:
-        """Reports, then acts."""
         started = [subprocess.Popen(["sleep", "1000"]).pid for _ in range(self.children)]
         report(self.path, os.getpid(), *started)
         self.action()
@@ -215,7 +202,6 @@ class ListInherited:
     path: Path
 
     def __call__(self) -> None:
-        """Reports."""
         done = subprocess.run(
             ["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, close_fds=False, check=True
         )
@@ -229,7 +215,6 @@ class WaitAt:
     path: Path
 
     def __call__(self) -> None:
-        """Waits."""
         wait_at(self.path)
 
 
@@ -241,7 +226,6 @@ class Raise:
     arguments: tuple[Any, ...] = ()
 
     def __call__(self) -> None:
-        """Raises."""
         raise self.kind(*self.arguments)
 
 
@@ -274,7 +258,6 @@ class Numbers:
             self.on_arrival()
 
     def close(self) -> None:
-        """Acts, if there is something to do."""
         if self.on_close is not None:
             self.on_close()
 
@@ -318,7 +301,6 @@ class Locked(Map):
         self.lock = threading.Lock()
 
     def map(self, element: Any) -> Any:
-        """Returns the element."""
         return element
 
 
@@ -349,10 +331,3 @@ class StaysWithin:
         if os.getpid() == self.home:
             raise TypeError("stays here")
         return StaysWithin, (self.home,)
-
-
-class ExitsWhenPickled:
-    """An element that ends the process which pickles it."""
-
-    def __reduce__(self) -> str:
-        os._exit(7)

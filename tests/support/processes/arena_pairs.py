@@ -22,7 +22,6 @@ def arena_pair(num_bytes: int = 1 << 26) -> Iterator[tuple[Allocator, ArenaView]
 
 @contextlib.contextmanager
 def arena_file(num_bytes: int) -> Iterator[int]:
-    """Yields the descriptor of an arena."""
     descriptor = create_arena_file(num_bytes)
     try:
         yield descriptor
@@ -37,7 +36,6 @@ def mapped_arenas() -> list[tuple[int, int]]:
 
 
 def address(array: np.ndarray[Any, Any]) -> int:
-    """Returns where in this process's memory an array begins."""
     return int(array.__array_interface__["data"][0])
 
 

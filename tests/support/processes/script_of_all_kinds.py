@@ -16,12 +16,15 @@ import functools
 import json
 import operator
 import os
+import pathlib
 import sys
 import types
 import typing
 import weakref
 
 import millstream
+
+sys.path.append(pathlib.Path("no entry of the import path, which are strings"))
 
 
 @functools.cache

@@ -49,7 +49,6 @@ def loader_of(*operations: Any, **options: Any) -> millstream.DataLoader:
 
 
 def batches(loader: millstream.DataLoader) -> list[list[int]]:
-    """Returns what a loader yields, each batch as a list of numbers."""
     return [batch.tolist() for batch in loader]
 
 
@@ -58,14 +57,12 @@ EXPECTED = batches(loader_of(worker_count=0))
 
 
 def executor_of(iterator: millstream.DataLoaderIterator) -> PoolExecutor:
-    """Returns what makes the batches of an iterator."""
     executor = iterator._executor
     assert isinstance(executor, PoolExecutor)
     return executor
 
 
 def pool_of(iterator: millstream.DataLoaderIterator) -> Pool:
-    """Returns the pool that works for an iterator."""
     return executor_of(iterator)._pool
 
 
@@ -79,7 +76,6 @@ def workers_of(iterator: millstream.DataLoaderIterator) -> list[Worker]:
 
 
 def pids_of(iterator: millstream.DataLoaderIterator) -> list[int]:
-    """Returns the process numbers of an iterator's workers."""
     return [worker.pid or 0 for worker in workers_of(iterator)]
 
 
@@ -102,10 +98,13 @@ def wait_until(pid: int, state: str) -> None:
 
 
 def fork_server_of(iterator: millstream.DataLoaderIterator) -> int:
-    """Returns the process number of the fork server of an iterator."""
     fork_server = pool_of(iterator)._state.fork_server
     assert fork_server is not None
     return fork_server.pid
+
+
+def processes_of(iterator: millstream.DataLoaderIterator) -> list[int]:
+    return [fork_server_of(iterator), *pids_of(iterator)]
 
 
 def made_all(iterator: millstream.DataLoaderIterator) -> list[int]:
