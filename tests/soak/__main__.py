@@ -28,11 +28,10 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from array_record.python.array_record_module import ArrayRecordWriter
 
 from soak.courses import Course
 from soak.faults import CLOCK, KilledWorkers
-from support.files.record_files import write_tfrecord
+from support.files.record_files import write_array_record, write_bagz, write_tfrecord
 from support.processes.worker_pools import environment, still_there
 from support.stores.object_server import Request, serving
 
@@ -71,7 +70,8 @@ class Soak:
         chance = random.Random(f"trial {seed}")
         course = Course.of(seed)
         has_bad_clock, num_lives = chance.random() < 0.3, chance.choice([1, 2, 3, 4])
-        with small_disk() as (folder, disk), serving({"bucket/numbers.bag": bag(course)}) as server:
+        with small_disk() as (folder, disk), serving() as server:
+            server.objects["bucket/numbers.bag"] = write_bagz(folder / "numbers.bag", course.records).read_bytes()
             server.latency = chance.choice([0.0, 0.0, 0.002])
             failing = chance.choice([0.0, 0.02])
 
@@ -146,29 +146,20 @@ class Soak:
         return f"{seen}; a trainer had at most {most or 'nothing'}"
 
 
-def bag(course: Course) -> bytes:
-    """Returns the content of the file of a course."""
-    ends = b"".join((8 * (number + 1)).to_bytes(8, "little") for number in range(course.size))
-    return b"".join(course.records) + ends
-
-
 def write_file(course: Course, folder: Path) -> None:
     """Writes the file of a course, if its records are in one."""
     path = folder / f"numbers.{course.place}"
-    if course.place == "bag":
-        path.write_bytes(bag(course))
-    elif course.place == "tfrecord":
-        write_tfrecord(path, course.records)
-    elif course.place == "array_record":
-        writer = ArrayRecordWriter(str(path), "group_size:4")
-        for record in course.records:
-            writer.write(record)
-        writer.close()
-    elif course.place == "jsonl":
-        path.write_text("".join(f'{{"number": {number}}}\n' for number in range(course.size)))
-    elif course.place == "parquet":
-        numbers = pa.table({"number": list(range(course.size))})
-        pq.write_table(numbers, path, row_group_size=64)
+    match course.place:
+        case "bag":
+            write_bagz(path, course.records)
+        case "tfrecord":
+            write_tfrecord(path, course.records)
+        case "array_record":
+            write_array_record(path, course.records, "group_size:4")
+        case "jsonl":
+            path.write_text("".join(f'{{"number": {number}}}\n' for number in range(course.size)))
+        case "parquet":
+            pq.write_table(pa.table({"number": [*range(course.size)]}), path, row_group_size=64)
 
 
 def marked(mark: str) -> list[int]:

@@ -117,18 +117,14 @@ class ChainIterator:
     def __next__(self) -> Any:
         return next(self._iterator)
 
-    @property
-    def step(self) -> int:
-        return int(self._iterator.step)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
 
     def get_state(self) -> bytes:
         return json.dumps(self._iterator.get_state()).encode()
 
     def set_state(self, state: bytes) -> None:
         self._iterator.set_state(json.loads(state))
-
-    def start_prefetch(self) -> None:
-        self._iterator.start_prefetch()
 
     @property
     def _executor(self) -> Any:

@@ -18,9 +18,8 @@ from typing import ClassVar, Self
 import psutil
 
 import millstream
-from millstream.loader.processes.worker_handle import Worker
 from support.faults.memory_limits import memory_limit
-from support.processes.worker_pools import executor_of, fork_server_of, pool_of
+from support.processes.worker_pools import blameless_workers, executor_of, fork_server_of, pool_of, send
 
 CLOCK = """
 import random, time
@@ -83,15 +82,8 @@ class KilledWorkers(Fault):
     def act(self, iterator: millstream.DataLoaderIterator) -> None:
         if self.chance.random() > 0.1 or not is_working(iterator):
             return
-        executor = executor_of(iterator)
-        assigned = executor._assignments._assigned
-        candidates = [
-            worker
-            for worker in pool_of(iterator).workers
-            if worker.handle is not None
-            and (worker.is_ready or executor._deaths_at_start.count < 3)
-            and not any(assigned[call].deaths for call in worker.calls if call in assigned)
-        ]
+        may_start = executor_of(iterator)._deaths_at_start.count < 3
+        candidates = [worker for worker in blameless_workers(iterator) if worker.is_ready or may_start]
         if candidates and send(self.chance.choice(candidates), signal.SIGKILL):
             self.count += 1
 
@@ -254,14 +246,6 @@ def is_working(iterator: millstream.DataLoaderIterator) -> bool:
     """Has the workers begun, and says whether there are any: not where nothing is left to be read."""
     iterator.start_prefetch()
     return iterator._executor is not None and pool_of(iterator)._state.fork_server is not None
-
-
-def send(worker: Worker, number: signal.Signals) -> bool:
-    try:
-        signal.pidfd_send_signal(worker.handle or 0, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def proceed(handle: int) -> None:

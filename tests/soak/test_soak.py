@@ -75,8 +75,8 @@ def test_what_is_broken_is_found(broken: str, words: str) -> None:
 
 
 def test_workers_and_trainers_are_killed_again_and_again() -> None:
-    """Each trainer resumes where the one before saved, ten workers are killed, and every batch is the oracle's."""
-    status, printed = soaked("--kills=10", "--first-seed=56", "--limit=60")
+    """Each trainer resumes where the one before saved, five workers are killed, and every batch is the oracle's."""
+    status, printed = soaked("--kills=5", "--first-seed=56", "--limit=60")
     assert (status, "failed 0" in printed) == (0, True), printed
-    assert int(re.findall(r"killed worker (\d+)", printed)[-1]) >= 10
+    assert int(re.findall(r"killed worker (\d+)", printed)[-1]) >= 5
     assert int(re.findall(r"killed trainer (\d+)", printed)[-1]) >= 1

@@ -26,26 +26,16 @@ except OSError as error:
 
 
 @pytest.mark.parametrize(
-    ("name", "limit", "words"),
+    ("name", "limit", "option"),
     [
-        ("RLIMIT_FSIZE", 1000, ("need", "1000", "Raise the limit (`ulimit -f`) or use no worker processes.")),
-        ("RLIMIT_FSIZE", 100_000, ("need", "100000", "Raise the limit (`ulimit -f`) or use no worker processes.")),
-        ("RLIMIT_NOFILE", 10, ("need", "10", "Raise the limit (`ulimit -n`) or use fewer workers.")),
-        *(
-            (
-                "RLIMIT_NPROC",
-                count,
-                (
-                    "need 3 more processes",
-                    f"limited to {count};",
-                    "Raise the limit (`ulimit -u`) or use fewer workers.",
-                ),
-            )
-            for count in (1, 3)
-        ),
+        ("RLIMIT_FSIZE", 1000, "-f"),
+        ("RLIMIT_FSIZE", 100_000, "-f"),
+        ("RLIMIT_NOFILE", 10, "-n"),
+        ("RLIMIT_NPROC", 1, "-u"),
+        ("RLIMIT_NPROC", 3, "-u"),
     ],
 )
-def test_a_limit_that_forbids_workers_is_named(name: str, limit: int, words: tuple[str, ...]) -> None:
+def test_a_limit_that_forbids_workers_is_named(name: str, limit: int, option: str) -> None:
     """The error says which limit it is, how high, what the workers need, and what to do.
 
     That of processes is named whichever is one too many: the fork server, or a worker.
@@ -69,7 +59,8 @@ def test_a_limit_that_forbids_workers_is_named(name: str, limit: int, words: tup
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "2 worker processes need" in done.stdout
-    assert [word for word in words if word not in done.stdout] == []
+    assert f" {limit}" in done.stdout
+    assert f"Raise the limit (`ulimit {option}`) or use " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from support.draw import random_pipelines
 from support.draw.random_pipelines import UNEVEN_ENDS, AddIndex, DropMultiples, Jitter, Pipeline, Scale, Split
 from support.laws import loader_of
 from support.oracle.stream import oracle
-from support.processes.worker_pools import executor_of, fork_server_of, pool_of
+from support.processes.worker_pools import blameless_workers, executor_of, fork_server_of, pool_of, send
 from support.streams import comparable
 
 # Workers need not import hypothesis to have the operations of these modules.
@@ -161,8 +161,7 @@ class Consumer(RuleBasedStateMachine):
         """A worker dies, running or stopped, whatever it is doing, unless its call has killed one before."""
         self.take(before)
         for worker in self.living_workers()[which:][:1]:
-            assigned = executor_of(self.iterator)._assignments._assigned
-            if not any(assigned[call].deaths for call in worker.calls if call in assigned):
+            if worker in blameless_workers(self.iterator):
                 send(worker, signal.SIGKILL)
                 self.killed.append(worker)
         self.take(after)
@@ -224,15 +223,6 @@ class Alarm(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         del record
         self._consumer.continue_all()
-
-
-def send(worker: Worker, number: signal.Signals) -> None:
-    """Sends a signal to a worker, which may be gone."""
-    assert worker.handle is not None
-    try:
-        signal.pidfd_send_signal(worker.handle, number)
-    except ProcessLookupError:
-        return
 
 
 @UNEVEN_ENDS

@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ EDGES = (
     "after take back",
     "before allocate",
     "before fill",
-    "finalize",
     "before pack",
     "after pack",
     "before send",
@@ -152,8 +150,6 @@ def install(edge: str, passes: Callable[[], None]) -> None:
             wrap_receive(when, passes)
         case "half sent":
             wrap_socket(passes)
-        case "finalize":
-            wrap_finalizers(passes)
         case "before fill":
             wrap(Allocator, "allocate", "after", passes)
         case "before pack" | "after pack":
@@ -225,25 +221,3 @@ def wrap_socket(passes: Callable[[], None]) -> None:
         original(channel, *args)
 
     setattr(Channel, "send", send)  # noqa: B010  (mypy: a method is not to be assigned to)
-
-
-class NotingDeque(deque[int]):
-    """Takes notes, with a passage before each."""
-
-    passes: Callable[[], None]
-
-    def append(self, offset: int) -> None:
-        type(self).passes()
-        super().append(offset)
-
-
-def wrap_finalizers(passes: Callable[[], None]) -> None:
-    """Puts a passage into the finalizers of chunks of the arena."""
-    original = Allocator.__init__
-    NotingDeque.passes = staticmethod(passes)
-
-    def initialize(allocator: Allocator, *args: Any) -> None:
-        original(allocator, *args)
-        allocator._dropped = NotingDeque()
-
-    setattr(Allocator, "__init__", initialize)  # noqa: B010  (mypy: a method is not to be assigned to)

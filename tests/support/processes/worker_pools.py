@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -114,6 +115,22 @@ def made_all(iterator: millstream.DataLoaderIterator) -> list[int]:
         assert time.monotonic() < deadline, "the workers do not answer"
         executor_of(iterator)._receive(1.0)
     return pids_of(iterator)
+
+
+def blameless_workers(iterator: millstream.DataLoaderIterator) -> list[Worker]:
+    """Returns the workers of an iterator that may be killed: their calls have killed no other."""
+    assigned = executor_of(iterator)._assignments._assigned
+    calls = {number for number, one in assigned.items() if one.deaths}
+    return [worker for worker in pool_of(iterator).workers if worker.handle and calls.isdisjoint(worker.calls)]
+
+
+def send(worker: Worker, number: signal.Signals) -> bool:
+    """Sends a signal to a worker, and says whether it was still there."""
+    try:
+        signal.pidfd_send_signal(worker.handle or 0, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def still_there(pids: Iterable[int], seconds: float = 2.0) -> list[int]:
