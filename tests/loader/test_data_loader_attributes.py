@@ -95,16 +95,6 @@ def test_the_epoch_with_a_filter_is_that_of_what_is_not_used_up() -> None:
     assert [(next(iterator), iterator.epoch) for _ in range(3)] == [(3, 1), (3, 2), (3, 3)]
 
 
-def test_an_order_without_epochs_has_none() -> None:
-    """A sampler that does not say how many records an epoch has leaves the epoch open."""
-
-    class Zeros:
-        def __getitem__(self, position: int) -> millstream.RecordMetadata:
-            return millstream.RecordMetadata(position, 0)
-
-    assert iter(millstream.DataLoader(data_source=[7], sampler=Zeros())).epoch is None
-
-
 @pytest.mark.third_party
 def test_an_iterator_on_the_device_counts_what_it_delivered() -> None:
     """`len` and `epoch` of an iterator on the device do not count batches staged in advance."""

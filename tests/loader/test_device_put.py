@@ -228,12 +228,10 @@ def test_a_batch_keeps_its_structure() -> None:
     ("leaf", "said"),
     [
         ("text", r"batch\['meta'\]\[1\].name is str"),
-        (b"bytes", r"is bytes"),
-        (np.array(["a"]), r"is ndarray of dtype <U1 and shape \(1,\)"),
-        (np.array([b"a"], object), r"is ndarray of dtype object"),
+        (np.array([b"a"], object), r"is ndarray of dtype object and shape \(1,\)"),
         (np.array(["2020-01-01"], "M8[D]"), r"is ndarray of dtype datetime64"),
     ],
-    ids=["str", "bytes", "strings", "objects", "times"],
+    ids=["str", "objects", "times"],
 )
 def test_what_jax_has_no_array_of_is_an_error_that_names_it(leaf: Any, said: str) -> None:
     """A string among the leaves is a TypeError at its turn with the leaf's path; `seek` passes over the batch."""
@@ -456,7 +454,7 @@ for device, wanted in [
     (NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec("data"))),
     (NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec())),
 ]:
-    with millstream.device_put(iter(loader(worker_count=1)), device) as batches:
+    with millstream.device_put(iter(loader(worker_count=int(device is row))), device) as batches:
         kept = [next(batches) for _ in range(10)]
     for host, batch in zip(expected, kept):
         for name in ("image", "label"):

@@ -212,15 +212,12 @@ def test_a_sampler_with_of_epoch_has_epochs(workers: int) -> None:
         assert_resumes_in_its_epoch(one, other, whole[1][2:])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_epochs_of_a_mixture(workers: int) -> None:
+def test_epochs_of_a_mixture() -> None:
     """Each component has one epoch, in another order each time, until `stop` ends the mixture; it resumes there."""
 
     def loader() -> millstream.DataLoader:
         sources = {"a": range(6), "b": range(100, 106)}
-        return millstream.load(
-            sources, weights={"a": 1, "b": 1}, shuffle=True, seed=3, batch_size=4, worker_count=workers
-        )
+        return millstream.load(sources, weights={"a": 1, "b": 1}, shuffle=True, seed=3, batch_size=4)
 
     with loader() as one, loader() as other:
         whole = [rows_of(batches) for _, batches in one.epochs(3)]
@@ -229,9 +226,8 @@ def test_epochs_of_a_mixture(workers: int) -> None:
         assert_resumes_in_its_epoch(one, other, whole[1][4:])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("stop", ["first_exhausted", "drop_exhausted"])
-def test_epochs_of_a_mixture_whose_weights_change(stop: str, workers: int) -> None:
+def test_epochs_of_a_mixture_whose_weights_change(stop: str) -> None:
     """Positions of changes are counted over all epochs; an epoch ends by `stop`, and the weights there hold on."""
     changes: list[tuple[int, dict[str, int]]] = [(0, {"a": 1, "b": 1}), (3, {"a": 1, "b": 3}), (20, {"a": 2, "b": 1})]
     parts = {"a": Backwards(6), "b": Backwards(9)}
@@ -253,7 +249,7 @@ def test_epochs_of_a_mixture_whose_weights_change(stop: str, workers: int) -> No
     source = ConcatenatedDataSource({"a": range(6), "b": range(6, 15)})
 
     def loader() -> millstream.DataLoader:
-        return millstream.DataLoader(data_source=source, sampler=sampler, worker_count=workers)
+        return millstream.DataLoader(data_source=source, sampler=sampler)
 
     with loader() as one, loader() as other:
         assert [list(batches) for _, batches in one.epochs(4)] == expected

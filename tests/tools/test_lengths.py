@@ -64,8 +64,14 @@ def test_lengths_are_those_of_the_elements_whoever_counts(texts: Path, worker_co
     assert kept_in(tmp_path) == []
 
 
-def test_lengths_are_kept_beside_the_data_and_found_again(texts: Path, notes: Path) -> None:
-    """Lengths are saved beside the data and found again without reading; changing the array changes no file."""
+def test_lengths_are_kept_beside_the_data_and_found_again(
+    texts: Path, notes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lengths are saved beside the data, in a file that the log names, and found again without reading.
+
+    Changing the array changes no file, and their folder may be renamed.
+    """
+    caplog.set_level(logging.INFO, "millstream")
     for _ in range(2):
         with TextLineDataSource(texts) as source:
             lengths = millstream.lengths_of(source, [Split(notes)])
@@ -73,20 +79,13 @@ def test_lengths_are_kept_beside_the_data_and_found_again(texts: Path, notes: Pa
         lengths[:] = 0
     (kept,) = kept_in(texts.parent)
 
-    assert len(notes.read_text()) == len(TEXTS)
-    assert millstream.lengths_of(TextLineDataSource(texts), [Split(notes)]).tolist() == WORDS
-    assert len(notes.read_text()) == len(TEXTS)
+    assert str(kept) in caplog.text
     assert kept.stat().st_mode == texts.stat().st_mode
     assert sorted(path.name for path in texts.parent.iterdir()) == sorted([kept.name, "a.txt"])
-
-
-def test_the_log_says_where_they_are_kept(texts: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the file of lengths."""
-    caplog.set_level(logging.INFO, "millstream")
-    with TextLineDataSource(texts) as source:
-        millstream.lengths_of(source, [str.split])
-
-    assert str(kept_in(texts.parent)[0]) in caplog.text
+    texts.parent.rename(tmp_path / "elsewhere")
+    with TextLineDataSource(tmp_path / "elsewhere" / "a.txt") as source:
+        assert millstream.lengths_of(source, [Split(notes)]).tolist() == WORDS
+    assert len(notes.read_text()) == len(TEXTS)
 
 
 def test_other_operations_have_other_lengths(texts: Path, notes: Path) -> None:
@@ -198,16 +197,6 @@ def test_records_in_memory_are_counted_each_time(wrap: Any, tmp_path: Path, monk
     for texts in (TEXTS, changed):
         assert millstream.lengths_of(wrap(texts), [str.split]).tolist() == [len(text.split()) for text in texts]
     assert not (tmp_path / "cache").exists()
-
-
-def test_files_may_move_with_their_lengths(texts: Path, notes: Path, tmp_path: Path) -> None:
-    """Lengths are found again after their folder was renamed."""
-    with TextLineDataSource(texts) as source:
-        millstream.lengths_of(source, [Split(notes)])
-    texts.parent.rename(tmp_path / "elsewhere")
-    with TextLineDataSource(tmp_path / "elsewhere" / "a.txt") as source:
-        assert millstream.lengths_of(source, [Split(notes)]).tolist() == WORDS
-    assert len(notes.read_text()) == len(TEXTS)
 
 
 def test_several_sources_are_kept_beside_the_first(texts: Path, notes: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Pictures are whole, self-contained HTML about what is there; to look at something reads nothing."""
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -43,13 +44,16 @@ def test_a_picture_is_of_source_order_stages_and_who_does_them() -> None:
 
 
 def test_what_the_trainer_does_beside_workers_is_in_a_frame_of_its_own() -> None:
-    """A Batch after a Filter stands where it runs, after the hand-over."""
+    """A Batch after a Filter stands where it runs, after the hand-over, and the table of the summary says so."""
     loader = millstream.load(range(8), transformations=[millstream.FilterTransform(bool)], batch_size=4, worker_count=1)
     lines = repr(loader).splitlines()
     first, second = [number for number, line in enumerate(lines) if line.startswith("  ┌")]
     assert "hand-over" in lines[second - 2]
     assert [lines[first], lines[second]] == ["  ┌ 1 worker process with up to 16 threads", "  ┌ the trainer's thread"]
     assert "operations[1], Batch" in lines[second + 1]
+    table = str(loader.summary())
+    assert re.search(r"^operations\[0\].* workers ", table, re.MULTILINE)
+    assert re.search(r"^operations\[1\].* trainer ", table, re.MULTILINE)
 
 
 def test_the_slowest_stage_is_marked_once_there_is_one() -> None:
@@ -78,25 +82,16 @@ def test_lookups_before_the_first_batch_are_no_stage() -> None:
         assert "slowest" not in text
 
 
-def test_a_mixture_shows_its_weights() -> None:
-    """In the picture of the loader, and in those of its sampler and its source, which know sizes."""
-    loader = millstream.load({"web": range(6), "books": range(2)}, weights={"web": 0.7, "books": 0.3}, batch_size=4)
-    for picture, shares in (
-        (loader.sampler._repr_html_(), ["70.0%", "30.0%"]),  # type: ignore[attr-defined]
-        (loader.data_source._repr_html_(), ["75.0%", "25.0%"]),  # type: ignore[attr-defined]
-    ):
-        for name, share in zip(["web", "books"], shares, strict=True):
-            assert f"{name} {share}" in Page(picture).text
-            assert f"{name} {share}" in Page(loader._repr_html_()).text
+def test_a_mixture_shows_its_sizes_and_its_changes_of_weights() -> None:
+    """Names, shares and the position of each change are in the sampler's text and in all views of the loader.
 
-
-def test_a_mixture_shows_its_changes_of_weights() -> None:
-    """Names, shares and the position of each change are in the sampler's text and in all views of the loader."""
+    The pictures of the source and of the loader show sizes, too.
+    """
     sampler = millstream.MixtureSampler(
-        {name: millstream.IndexSampler(10, shuffle=True, seed=seed) for seed, name in enumerate(["web", "books"])},
+        {"web": millstream.IndexSampler(14, shuffle=True, seed=0), "books": millstream.IndexSampler(6)},
         {"web": 3, "books": 1},
     ).reweighted(800, {"web": 1, "books": 4})
-    source = millstream.ConcatenatedDataSource({"web": range(10), "books": range(10)})
+    source = millstream.ConcatenatedDataSource({"web": range(14), "books": range(6)})
     loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[millstream.Batch(8)])
     line = "mixture web 75 %, books 25 %; from position 800: web 20 %, books 80 %"
 
@@ -108,27 +103,26 @@ def test_a_mixture_shows_its_changes_of_weights() -> None:
         text = Page(picture).text
         for words in ("web 75.0%", "from position 800", "web 20.0%", "books 80.0%"):
             assert words in text
+    for picture in (loader._repr_html_(), source._repr_html_()):
+        assert "web 70.0%" in Page(picture).text
     for position in range(900, 2000, 100):
         sampler = sampler.reweighted(position, {"web": position, "books": 1})
     assert repr(sampler) == "MixtureSampler(2 components, 12 changes of weights)"
     assert "from position 1,900" in sampler._repr_html_()
 
 
-@pytest.mark.parametrize(
-    "shown",
-    [
+def test_samplers_and_sources_have_pictures() -> None:
+    """What a notebook shows of them is what `repr` says."""
+    shown: Any
+    for shown in (
         millstream.IndexSampler(10, shuffle=True, seed=3),
         millstream.SequentialSampler(10),
         millstream.HierarchicalSampler([5, 5], window_units=1, seed=0),
         millstream.PackingSampler(np.array([3, 2]), 4, seed=0, shuffle=True, num_epochs=1),
         millstream.RangeDataSource(0, 10, 1),
         millstream.InMemoryDataSource([1, 2]),
-    ],
-    ids=lambda shown: type(shown).__name__,
-)
-def test_samplers_and_sources_have_pictures(shown: Any) -> None:
-    """What a notebook shows of them is what `repr` says."""
-    assert type(shown).__name__ in Page(shown._repr_html_()).text
+    ):
+        assert type(shown).__name__ in Page(shown._repr_html_()).text
 
 
 def test_an_iterator_shows_its_position() -> None:

@@ -89,13 +89,6 @@ def test_missing_batched_reads_are_found(source: Any, unbatched: str | None) -> 
     assert unbatched is None or f"__getitems__(keys) to {unbatched} that reads" in str(summary)
 
 
-def test_a_stacking_trainer_is_found() -> None:
-    """Behind a Filter, the trainer's thread stacks what workers made: the table says where it is done."""
-    text = str(summary_of(range(RECORDS), millstream.FilterTransform(bool), workers=1))
-    assert re.search(r"^operations\[0\].* workers ", text, re.MULTILINE)
-    assert re.search(r"^operations\[1\].* trainer ", text, re.MULTILINE)
-
-
 def test_the_first_batch_does_not_count_as_waiting() -> None:
     """Starting workers takes long, once: it is shown by itself."""
     with millstream.load(range(64), num_epochs=1, batch_size=4, worker_count=1) as loader:
