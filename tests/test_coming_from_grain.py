@@ -86,6 +86,10 @@ LAWS = {
         "dataset/test_map_dataset_methods.py::a_window_shuffle_keeps_every_element_in_its_window"
     ),
     "`iter(elastic)` of an `ElasticIterator`": "dataset/test_protocol.py::a_closed_iterator_says_so",
+    "`batch` after a `map` that returned `None`": (
+        "dataset/test_map_dataset_methods.py::batches_of_absent_elements_are_refused"
+    ),
+    "`dataset[-1]`": "dataset/test_map_dataset_methods.py::mistakes_are_errors_that_say_what_to_do",
     # Checkpoints.
     "workers, threads, buffers, `num_epochs`": (
         "loader/test_stream.py::a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused"
@@ -143,17 +147,3 @@ def _() -> None:
     first = [*grain.MapDataset.mix(parts, weights=[1, 2]).__getitems__(range(300))]
     assert first[:6] == [1, 0, 1, 1, 0, 1]
     assert all(abs(sum(first[:count]) - count * 2 / 3) < 0.5 for count in range(300))
-
-
-@ROWS.of("`batch` after a `map` that returned `None`")
-def _() -> None:
-    holey = grain.MapDataset.range(4).map(lambda x: None if x == 1 else x)
-    with pytest.raises(ValueError, match="missing element at position 1"):
-        list(holey.batch(2))
-    assert [batch.tolist() for batch in holey.to_iter_dataset().batch(2)] == [[0, 2], [3]]
-
-
-@ROWS.of("`dataset[-1]`")
-def _() -> None:
-    with pytest.raises(IndexError):
-        _ = grain.MapDataset.range(4)[-1]

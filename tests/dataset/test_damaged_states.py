@@ -28,24 +28,8 @@ from millstream.transforms import Filter, FirstFitPack, Map
 NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 BEFORE = 5
 """The number of elements before the state that is damaged."""
-JUNK: tuple[Any, ...] = (
-    None,
-    True,
-    -1,
-    0,
-    1,
-    1 << 70,
-    0.5,
-    float("nan"),
-    "",
-    "x",
-    b"x",
-    [],
-    [[]],
-    {},
-    {"x": 1},
-    object(),
-)
+NUMBERS = (None, True, -1, 0, 1, 1 << 70, 0.5, float("nan"))
+JUNK: tuple[Any, ...] = (*NUMBERS, "", "x", b"x", [], [[]], {}, {"x": 1}, object())
 
 
 def is_odd(number: int) -> bool:

@@ -1,11 +1,14 @@
-"""Pipelines of files and of documents as large trainers build them, in Grain's words, against plain Python."""
+"""A pipeline of files as large trainers build it, in Grain's words, against plain Python.
+
+Each host reads some rows of files, which are cut into chunks, shuffled in windows, and split into rows of tokens.
+"""
 
 import collections
 import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,9 @@ import millstream.experimental as grain_experimental
 import millstream.python as grain
 from support.files.record_files import write_tfrecord
 
-ROW, BATCH, IGNORED = 8, 2, -100
+ROW, BATCH = 8, 2
 
 pytestmark = pytest.mark.third_party
-
-
-# ---- Files, some rows of which each host reads, cut into chunks and laid end to end ----------------------------------
 
 
 class IndexShardIterator(grain.DatasetIterator[Any]):
@@ -159,142 +159,3 @@ def test_every_token_of_files_comes_once_an_epoch(kind: str, tmp_path: Path) -> 
                 assert [plain(batch) for batch in iterator] == batches[step:]
 
     assert counted == collections.Counter(2 * list(map(ord, "".join(itertools.chain(*map(texts_of, range(3)))))))
-
-
-# ---- Documents of several sources, shifted, packed and worked on ahead -----------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """A document, and which of its tokens are to be learnt."""
-
-    token_ids: np.ndarray[Any, Any]
-    loss_mask: np.ndarray[Any, Any]
-
-
-class Rows:
-    """A source that says only `len` and `[]`: rows of one corpus."""
-
-    def __init__(self, corpus: int, count: int) -> None:
-        self._rows = [{"first": 1000 * (corpus + 1) + 20 * row, "length": row * 7 % 9} for row in range(count)]
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, int]:
-        return self._rows[index]
-
-
-def sample_of(row: dict[str, int]) -> Sample:
-    """Returns the document of a row, whose first two tokens are a prompt."""
-    tokens = np.arange(row["first"], row["first"] + row["length"])
-    return Sample(tokens, np.arange(len(tokens)) >= 2)
-
-
-def shifted(sample: Sample) -> dict[str, Any] | None:
-    """Returns inputs and labels; None for a document that is too short for any."""
-    if len(sample.token_ids) < 2:
-        return None
-    labels = np.where(sample.loss_mask[1:], sample.token_ids[1:], IGNORED)
-    return {"input_ids": sample.token_ids[:-1], "labels": labels}
-
-
-def for_training(features: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns what a training step takes: padding is not learnt."""
-    labels = np.where(features["input_ids_segment_ids"] == 0, IGNORED, features["labels"])
-    return {"input": features["input_ids"], "positions": features["input_ids_positions"]}, labels
-
-
-def trainer(rank: int, packing: str, epochs: int | None = 2) -> Any:
-    """Returns the iterator of one rank of two."""
-    children: list[Any] = [grain.MapDataset.source(Rows(0, 23)), grain.MapDataset.source(Rows(1, 11))]
-    children = [child.map(sample_of).filter(lambda sample: len(sample.token_ids) != 5) for child in children]
-    dataset: Any = grain.MapDataset.mix(children, weights=[2 / 3, 1 / 3])
-    dataset = dataset.shuffle(seed=42)[rank::2].repeat(epochs)
-    dataset = dataset.map(shifted).filter(lambda features: features is not None)
-    dataset = dataset.to_iter_dataset(read_options=grain.ReadOptions(num_threads=4, prefetch_buffer_size=64))
-    lengths = {"input_ids": ROW, "labels": ROW}
-    if packing == "split":
-        dataset = grain_experimental.ConcatThenSplitIterDataset(dataset, length_struct=lengths, meta_features=())
-    else:
-        dataset = grain_experimental.FirstFitPackIterDataset(
-            dataset,
-            length_struct=lengths,
-            num_packing_bins=BATCH,
-            meta_features=("labels",),
-            padding_struct={"labels": IGNORED},
-            seed=42,
-            shuffle_bins=False,
-        )
-    dataset = dataset.batch(batch_size=BATCH, drop_remainder=True).map(for_training)
-    return iter(grain_experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=8))
-
-
-def documents(rank: int, epochs: int) -> Iterator[dict[str, Any]]:
-    """Yields the documents of a rank: positions of each epoch's own shuffle of the mixture, cut by hand."""
-    mixed = grain.MapDataset.mix(
-        [grain.MapDataset.source(Rows(0, 23)), grain.MapDataset.source(Rows(1, 11))], weights=[2 / 3, 1 / 3]
-    )
-    sampler = grain.IndexSampler(len(mixed), shuffle=True, seed=42, num_epochs=epochs)
-    for epoch, offset in itertools.product(range(epochs), range(rank, len(mixed), 2)):
-        # Epoch e of the mixture goes on where the one before has ended.
-        key = sampler[epoch * len(mixed) + offset].record_key
-        sample = sample_of(mixed[epoch * len(mixed) + key])
-        features = None if len(sample.token_ids) == 5 else shifted(sample)
-        if features is not None:
-            yield features
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_documents_laid_end_to_end_are_those_of_plain_python(rank: int) -> None:
-    """Token by token, with positions that begin anew in each piece; no label crosses documents; every state resumes."""
-    cells: list[tuple[int, int, int]] = []
-    for features in documents(rank, 2):
-        for place, (token, label) in enumerate(zip(features["input_ids"], features["labels"], strict=True)):
-            begins = place == 0 or len(cells) % ROW == 0
-            cells.append((token, label, 0 if begins else cells[-1][2] + 1))
-    # The last row is padded, and a last batch of fewer rows is dropped.
-    num_rows = -(-len(cells) // ROW) // BATCH * BATCH
-    cells = (cells + [(0, IGNORED, 0)] * ROW)[: num_rows * ROW]
-
-    with trainer(rank, "split") as iterator:
-        states, batches = [], []
-        while True:
-            states.append(json.dumps(iterator.get_state()))
-            batch = next(iterator, None)
-            if batch is None:
-                break
-            batches.append(batch)
-    found = [
-        cell
-        for inputs, labels in batches
-        for cell in zip(inputs["input"].flat, labels.flat, inputs["positions"].flat, strict=True)
-    ]
-
-    assert found == cells
-    with trainer(rank, "split") as iterator:
-        for step in (0, 2, len(batches)):
-            iterator.set_state(json.loads(states[step]))
-            assert [labels.tolist() for _, labels in iterator] == [labels.tolist() for _, labels in batches[step:]]
-
-
-def test_packed_documents_of_both_ranks_are_an_epoch() -> None:
-    """Each document is one segment of one rank, with its labels beside it; the ranks share none."""
-    seen: list[list[list[tuple[int, int]]]] = []
-    for rank in range(2):
-        expected = [list(zip(*map(np.ndarray.tolist, one.values()), strict=True)) for one in documents(rank, 1)]
-        found: list[list[tuple[int, int]]] = []
-        with trainer(rank, "fit", None) as iterator:
-            while len(found) < 2 * len(expected):
-                inputs, labels = next(iterator)
-                for row in range(BATCH):
-                    starts = np.flatnonzero((inputs["positions"][row] == 0) & (inputs["input"][row] > 0))
-                    ends = [*starts[1:], int((inputs["input"][row] > 0).sum())]
-                    for start, end in zip(starts, ends, strict=True):
-                        part = slice(int(start), int(end))
-                        found.append(
-                            list(zip(inputs["input"][row, part].tolist(), labels[row, part].tolist(), strict=True))
-                        )
-        assert [one for one in expected if one not in found] == []
-        seen.append(found)
-    assert not {str(one) for one in seen[0][:8]} & {str(one) for one in seen[1][:8]}

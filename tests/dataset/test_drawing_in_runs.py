@@ -79,6 +79,7 @@ def in_runs(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any], s
 
 
 @pytest.mark.parametrize("join", JOINS)
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(
     parents=streams(),
     number=strategies.integers(1, 4),

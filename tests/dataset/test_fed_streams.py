@@ -4,7 +4,6 @@ import gc
 import itertools
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,8 @@ import pytest
 
 from millstream import DatasetIterator, IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset
-from millstream.errors import WorkerDiedError
 from millstream.experimental import assert_equal_output_after_checkpoint
 from millstream.loader.scheduling import feed
-from support.faults.user_faults import At, be_killed
 from support.processes.process_tree import processes_below
 
 
@@ -90,25 +87,6 @@ def test_an_error_of_an_operation_names_the_element(how: str) -> None:
             with pytest.raises(ZeroDivisionError) as caught:
                 next(iterator)
             assert "position 4" in "".join(caught.value.__notes__)
-
-
-def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
-    """Elements that a dead worker had received are sent again to another worker, and the results are the same."""
-    dataset = Numbers(500).map(At(123, be_killed, tmp_path / "killed")).filter(lambda n: n % 3).batch(7).mp_prefetch(2)
-    with iter(dataset) as iterator:
-        elements = [number for batch in iterator for number in batch.tolist()]
-
-    assert (tmp_path / "killed").exists()
-    assert elements == [number for number in range(500) if number % 3]
-
-
-def test_an_element_that_kills_its_workers_is_named() -> None:
-    """An element at which workers die again and again is an error at its turn, and those before it are delivered."""
-    dataset = Numbers(60).map(At(31, be_killed)).mp_prefetch(1)
-    with iter(dataset) as iterator:
-        assert list(itertools.islice(iterator, 31)) == list(range(31))
-        with pytest.raises(WorkerDiedError, match="position"):
-            next(iterator)
 
 
 @PLACES

@@ -1,11 +1,13 @@
 """States of chains with mp_prefetch and prefetch at every position: they are those of the chain without."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from operator import methodcaller
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,32 +71,16 @@ def with_index(index: int, element: Any) -> tuple[int, Any]:
     return index, element
 
 
-def as_float(dataset: Any) -> Any:
-    return dataset.map(float)
-
-
-def odd(dataset: Any) -> Any:
-    return dataset.filter(is_odd)
-
-
-def pairs(dataset: Any) -> Any:
-    return dataset.batch(2)
-
-
-def triples(dataset: Any) -> Any:
-    return dataset.batch(3, batch_fn=list)
-
-
-def lists(dataset: Any) -> Any:
-    return dataset.batch(2, batch_fn=list)
+as_float = methodcaller("map", float)
+odd = methodcaller("filter", is_odd)
+pairs = methodcaller("batch", 2)
+triples = methodcaller("batch", 3, batch_fn=list)
+lists = methodcaller("batch", 2, batch_fn=list)
+random = methodcaller("random_map", drawn, seed=0)
 
 
 def uneven(start: int = 0) -> IterDataset[Any]:
     return MapDataset.range(start, start + 59).to_iter_dataset(ReadOptions(num_threads=0, prefetch_buffer_size=0))
-
-
-def random(dataset: Any) -> Any:
-    return dataset.random_map(drawn, seed=0)
 
 
 def holes() -> IterDataset[Any]:
@@ -216,11 +202,11 @@ def read_through(iterator: Any) -> tuple[list[Any], list[str]]:
     return states, elements
 
 
+@dataclasses.dataclass
 class FailsAt:
     """Fails at one element."""
 
-    def __init__(self, element: int) -> None:
-        self.element = element
+    element: int
 
     def __call__(self, element: float) -> float:
         if element == self.element:
@@ -340,7 +326,7 @@ def test_an_interrupt_in_a_local_operation_loses_nothing() -> None:
     """An exception of a signal handler leaves the iterator before the element, wherever it comes."""
     with iter(read().map(float).mp_prefetch(1).map(FailsAt(-1)).batch(4)) as alone:
         expected = [batch.tolist() for batch in alone]
-    for calls in (1, 2, 5, 11, 30):
+    for calls in (1, 5, 30):
         interrupting = Interrupting(calls)
         interrupts = 0
         with iter(read().map(float).mp_prefetch(1).map(interrupting).batch(4)) as iterator:

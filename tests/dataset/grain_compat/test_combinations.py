@@ -2,12 +2,10 @@
 
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from millstream import IterDataset, MapDataset
 from millstream.dataset import (
@@ -77,52 +75,6 @@ def test_a_named_mixture_remains_if_a_dataset_cannot_be_opened_again() -> None:
         assert list(itertools.islice(iterator, 3)) == [101, 201, 2]
 
 
-class Own(IterDataset[int]):
-    """Numbers from an iterator without states; it fails at one of them, if there is one to fail at."""
-
-    def __init__(self, count: int, fails_at: int | None = None) -> None:
-        super().__init__()
-        self.count = count
-        self.fails_at = fails_at
-
-    def __iter__(self) -> Any:
-        for number in range(self.count):
-            if number == self.fails_at:
-                raise LookupError(f"no {number}")
-            yield number
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("rfom"), st.integers(1, 80), st.integers(1, 9)), min_size=1, max_size=4),
-    st.integers(1, 30),
-    st.integers(0, 20),
-)
-@settings(deadline=None, max_examples=40)
-def test_a_mixture_that_is_drawn_from_in_blocks_is_that_of_single_elements(
-    parts: list[tuple[str, int, int]], batch_size: int, step: int
-) -> None:
-    """Operations after a mixture get the same elements when it is drawn in blocks, and resume with any parts."""
-    made: dict[str, Callable[[int], IterDataset[Any]]] = {
-        "r": numbers,
-        "f": lambda count: numbers(count).filter(lambda number: number % 3 != 1),
-        "o": Own,
-        "m": lambda count: IterDataset.mix([numbers(count), numbers(count, 500)], [2, 3]),
-    }
-    mixture = IterDataset.mix([made[kind](count) for kind, count, _ in parts], [weight for _, _, weight in parts])
-    singles = list(mixture)
-    batches = mixture.batch(batch_size)
-    expected = [singles[start : start + batch_size] for start in range(0, len(singles), batch_size)]
-
-    with iter(batches) as iterator:
-        assert [batch.tolist() for batch in itertools.islice(iterator, step)] == expected[:step]
-        state = json.loads(json.dumps(iterator.get_state()))
-        assert [batch.tolist() for batch in iterator] == expected[step:]
-    with iter(batches) as iterator:
-        iterator.set_state(state)
-        assert iterator.get_state() == state
-        assert [batch.tolist() for batch in iterator] == expected[step:]
-
-
 @pytest.mark.parametrize(("lengths", "words"), [([4, 5], r"\[0\] has ended before"), ([5, 5, 4], r"\[2\] has ended")])
 def test_zipped_datasets_end_together(lengths: Sequence[int], words: str) -> None:
     """Zipped datasets of different lengths are an error, unless the shortest one may end them."""
@@ -132,26 +84,6 @@ def test_zipped_datasets_end_together(lengths: Sequence[int], words: str) -> Non
     with pytest.raises(ValueError, match=words):
         list(ZipIterDataset(datasets))
     assert len(list(ZipIterDataset(datasets, strict=False))) == 4
-
-
-def fail_once(failures: list[int], number: int) -> int:
-    """Returns the number; fails the first time at 2."""
-    if number == 2 and not failures:
-        failures.append(number)
-        raise ConnectionError(number)
-    return number
-
-
-def test_zipped_datasets_survive_an_error() -> None:
-    """If one dataset fails, the position stays before the tuple: the next attempt returns it, and states work."""
-    failures: list[int] = []
-    with iter(ZipIterDataset([numbers(4), numbers(4).map(lambda n: fail_once(failures, n))])) as iterator:
-        assert list(itertools.islice(iterator, 2)) == [(0, 0), (1, 1)]
-        with pytest.raises(ConnectionError):
-            next(iterator)
-        state = iterator.get_state()
-        assert [text.split()[0] for text in state["parents"]] == ["2", "2"]
-        assert list(iterator) == [(2, 2), (3, 3)]
 
 
 def test_interleaved_datasets_take_turns() -> None:
@@ -204,7 +136,6 @@ def test_a_cache_is_filled_once() -> None:
         (lambda: InterleaveIterDataset([], cycle_length=0), ValueError, "cycle_length must be at least 1"),
         (lambda: numbers(1).random_map(lambda value, _rng: value), ValueError, "needs a seed"),
         (lambda: numbers(1).map(3), TypeError, "needs a function"),  # type: ignore[call-overload]
-        (lambda: numbers(1).batch(0), ValueError, "batch_size must be at least 1"),
         (lambda: numbers(1).mp_prefetch(-1), ValueError, "num_workers must be at least 0"),
         (lambda: numbers(1).mp_prefetch(1, worker_init_fn=3), TypeError, "worker_init_fn"),  # type: ignore[arg-type]
         (lambda: MapDataset.range(3).to_iter_dataset(5), TypeError, "read_options"),  # type: ignore[arg-type]
@@ -214,21 +145,3 @@ def test_mistakes_are_errors_where_they_are_made(make: Any, error: type[Exceptio
     """Wrong arguments are refused when the chain is built."""
     with pytest.raises(error, match=words):
         make()
-
-
-def test_a_chain_shows_what_it_does() -> None:
-    """`repr` has a line for each node."""
-    dataset = MapDataset.range(9).map(abs).to_iter_dataset().filter(bool).seed(3).mp_prefetch(2).batch(4)
-    text = repr(dataset)
-
-    assert [line.split("(")[0] for line in text.splitlines()] == [
-        "IterDataset",
-        "  source",
-        "  .map",
-        "  .to_iter_dataset",
-        "  .apply",
-        "  .seed",
-        "  .mp_prefetch",
-        "  .apply",
-    ]
-    assert dataset.pipe(lambda stream, size: list(stream.batch(size)), 2)[0][0].tolist() == [1, 2, 3, 4]

@@ -14,7 +14,8 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
 import millstream as grain
-from millstream.sources.records.tfrecord import masked_crc32c
+from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, FlatMap, WindowShuffle
+from support.files.record_files import write_tfrecord
 
 LENGTH = 8
 
@@ -38,15 +39,8 @@ def write_parquet(folder: Path, sizes: Sequence[int]) -> list[str]:
     return paths
 
 
-def write_tfrecord(path: Path, count: int) -> str:
-    """Writes a file of small records."""
-    with path.open("wb") as file:
-        for number in range(count):
-            data = b"%d" % number
-            length = len(data).to_bytes(8, "little")
-            crcs = [int(crc).to_bytes(4, "little") for crc in masked_crc32c([length, data])]
-            file.write(length + crcs[0] + data + crcs[1])
-    return str(path)
+def write_numbers(folder: Path, count: int) -> Path:
+    return write_tfrecord(folder / "a.tfrecord", [b"%d" % number for number in range(count)])
 
 
 def split(number: int) -> list[int]:
@@ -78,7 +72,7 @@ STREAMS: dict[str, Callable[[Path], Any]] = {
     "flat_map_at_random": lambda _: grain.experimental.FlatMapMapDataset(
         grain.MapDataset.range(11), grain.transforms.FlatMap(split, 2)
     ).to_iter_dataset(),
-    "tfrecord": lambda folder: grain.experimental.TFRecordIterDataset(write_tfrecord(folder / "a.tfrecord", 7)),
+    "tfrecord": lambda folder: grain.experimental.TFRecordIterDataset(write_numbers(folder, 7)),
     "parquet": lambda folder: grain.experimental.ParquetIterDataset(write_parquet(folder, [3, 5, 2])),
     "options": lambda _: grain.experimental.WithOptionsIterDataset(
         grain.MapDataset.range(5).to_iter_dataset(), grain.experimental.DatasetOptions(min_shm_size=3)
@@ -118,69 +112,61 @@ def test_workers_change_nothing(name: str, tmp_path: Path) -> None:
         assert [plain(element) for element in fresh] == expected[3:]
 
 
-@pytest.mark.parametrize("name", ["first_fit", "best_fit", "concat_then_split"])
-def test_packed_rows_hold_each_document_once(name: str, tmp_path: Path) -> None:
-    """Segments are numbered from 1, positions restart at 0, and no token is lost."""
-    tokens: list[int] = []
-    for row in STREAMS[name](tmp_path):
-        ids, positions = row["tokens_segment_ids"], row["tokens_positions"]
-        for segment in range(1, ids.max() + 1):
-            assert positions[ids == segment].tolist() == list(range((ids == segment).sum()))
-        assert set(row["tokens"][ids == 0].tolist()) <= {-1 if name == "best_fit" else 0}
-        tokens += row["tokens"][ids > 0].tolist()
-
-    assert sorted(tokens) == [token for one in documents() for token in one["tokens"]]
-
-
-def test_documents_begin_at_multiples_and_rows_come_by_groups() -> None:
-    """Grain's pack_alignment_struct, numbers as features, values that no token has, and an order by groups."""
-    parts = [{"a": np.arange(1, size + 1), "n": size, "name": f"{size}"} for size in (3, 5, 2, 1, 6)]
-    rows = list(
-        grain.experimental.FirstFitPackIterDataset(
-            grain.MapDataset.source(parts),
-            length_struct={"a": 8, "n": 4},
-            num_packing_bins=3,
-            meta_features=("n", "name"),
-            pack_alignment_struct={"a": 4},
-            padding_struct={"a": -1},
-            shuffle_bins_group_by_feature="n",
-        )
-    )
-
-    assert [(row["a"].tolist(), row["n"].tolist(), row["name"]) for row in rows] == [
-        ([1, -1, -1, -1, -1, -1, -1, -1], [1, 0, 0, 0], ["1"]),
-        ([1, 2, 3, -1, 1, 2, -1, -1], [3, 2, 0, 0], ["3", "2"]),
-        ([1, 2, 3, 4, 5, -1, -1, -1], [5, 0, 0, 0], ["5"]),
-        ([1, 2, 3, 4, 5, 6, -1, -1], [6, 0, 0, 0], ["6"]),
-    ]
-    assert [row["a_segment_ids"].tolist() for row in rows[1:3]] == [[1, 1, 1, 0, 2, 2, 0, 0], [1] * 5 + [0] * 3]
-    assert [row["a_positions"].tolist() for row in rows[1:3]] == [[0, 1, 2, 0, 0, 1, 0, 0], [0, 1, 2, 3, 4, 0, 0, 0]]
+PACKED: dict[str, Any] = {
+    "length_struct": {"tokens": LENGTH, "number": 4},
+    "num_packing_bins": 3,
+    "seed": 7,
+    "shuffle_bins_group_by_feature": "number",
+    "meta_features": ("number",),
+    "pack_alignment_struct": {"tokens": 2},
+    "padding_struct": {"tokens": -1},
+    "max_sequences_per_bin": 2,
+    "overflow": "drop",
+}
+SPLIT: dict[str, Any] = {
+    "length_struct": {"tokens": 4, "number": 4},
+    "meta_features": ("number",),
+    "split_full_length_features": False,
+    "bos_handling": grain.experimental.BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS,
+    "bos_features": ("tokens",),
+    "bos_token_id": 99,
+}
 
 
-def test_documents_as_long_as_a_row_stay_whole() -> None:
-    """A document as long as a row follows the row that was being filled, as in Grain's example; no token is lost."""
-    parts = [{"a": np.full(size, number)} for number, size in enumerate((3, 6, 2, 5, 6, 4), 1)]
-    dataset = grain.experimental.ConcatThenSplitIterDataset(
-        grain.MapDataset.source(parts), length_struct={"a": 6}, split_full_length_features=False
-    )
+@pytest.mark.parametrize(
+    ("name", "operation", "options"),
+    [
+        ("FirstFitPackIterDataset", FirstFitPack, PACKED),
+        ("FirstFitPackIterDataset", FirstFitPack, {**PACKED, "shuffle_bins_group_by_feature": None}),
+        ("FirstFitPackIterDataset", FirstFitPack, {"length_struct": {"tokens": 4}, "num_packing_bins": 2, "seed": 0}),
+        ("BestFitPackIterDataset", BestFitPack, PACKED),
+        ("ConcatThenSplitIterDataset", ConcatThenSplit, SPLIT),
+        ("ConcatThenSplitIterDataset", ConcatThenSplit, {"length_struct": {"tokens": LENGTH}}),
+        ("WindowShuffleIterDataset", WindowShuffle, {"window_size": 4, "seed": 3}),
+        ("FlatMapIterDataset", lambda transform: transform, {"transform": FlatMap(lambda one: [one] * 3, 3)}),
+    ],
+)
+def test_an_adapter_is_its_operation(name: str, operation: Any, options: dict[str, Any]) -> None:
+    """Grain's arguments are those of the operation: the elements are the same, whatever they are, and so are errors."""
+    numbered = documents().map(lambda one: one | {"number": int(one["tokens"][0])})
+    stream = numbered.to_iter_dataset()
+    if options.get("overflow") is None and "Pack" in name:
+        options = {**options, "overflow": "truncate"}
 
-    assert [row["a"].tolist() for row in dataset] == [
-        [1, 1, 1, 3, 3, 4],
-        [2, 2, 2, 2, 2, 2],
-        [4, 4, 4, 4, 6, 6],
-        [5, 5, 5, 5, 5, 5],
-        [6, 6, 0, 0, 0, 0],
-    ]
-    grain.experimental.assert_equal_output_after_checkpoint(dataset)
+    adapted = [plain(element) for element in getattr(grain.experimental, name)(numbered, **options)]
+
+    assert adapted == [plain(element) for element in stream.apply(operation(**options))]
+    assert len(adapted) > 5
 
 
-def test_the_others_yield_what_they_say(tmp_path: Path) -> None:
-    """Windows are permutations, batches keep rows in order, children follow each other, files are read."""
-    shuffled = list(STREAMS["window_shuffle"](tmp_path))
+def test_other_adapters_yield_what_they_say(tmp_path: Path) -> None:
+    """Batches keep rows in order, or drop the last ones; children follow each other; files are read."""
     children = [number for number in range(11) for _ in range(number % 3)]
+    batches = grain.MapDataset.range(11).batch(3)
 
-    assert [sorted(shuffled[start : start + 4]) for start in (0, 4, 8)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
     assert [batch.tolist() for batch in STREAMS["rebatch"](tmp_path)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+    dropped = grain.experimental.RebatchIterDataset(batches, 4, drop_remainder=True)
+    assert [batch.tolist() for batch in dropped] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert list(STREAMS["flat_map"](tmp_path)) == list(STREAMS["flat_map_at_random"](tmp_path)) == children
     assert list(STREAMS["tfrecord"](tmp_path)) == [b"%d" % number for number in range(7)]
     assert list(STREAMS["options"](tmp_path)) == list(range(5))
@@ -226,7 +212,7 @@ def test_a_dataset_of_one_s_own_may_be_derived_from_these(tmp_path: Path) -> Non
         def __iter__(self) -> Any:
             return itertools.chain.from_iterable((record, record) for record in super().__iter__())
 
-    twice = Twice(write_tfrecord(tmp_path / "a.tfrecord", 2))
+    twice = Twice(write_numbers(tmp_path, 2))
 
     assert list(twice) == [b"0", b"0", b"1", b"1"]
     assert list(twice.map(int).mp_prefetch(0)) == [0, 0, 1, 1]
@@ -328,6 +314,8 @@ def test_random_numbers_of_datasets() -> None:
     assert list(drawn) == [pool.acquire_rng(index).random() for index in range(5)]
     assert order == list(grain.MapDataset.range(9).shuffle(seed=4))
     assert pool.acquire_rng(1, op_seed=1).random() != pool.acquire_rng(1).random()
+    with pytest.raises(ValueError, match="index must be between 0"):
+        pool.acquire_rng(1 << 64)
 
 
 def test_a_configuration_fits_into_the_budget() -> None:
@@ -343,108 +331,59 @@ def test_a_configuration_fits_into_the_budget() -> None:
     assert 1 <= picked(1000).multiprocessing_options.num_workers <= 3
 
 
+class Lies(grain.DatasetIterator[int]):
+    """Counts to 3; its states forget every second number."""
+
+    count = 0
+
+    def __next__(self) -> int:
+        self.count += 1
+        if self.count > 3:
+            raise StopIteration
+        return self.count
+
+    def get_state(self) -> dict[str, Any]:
+        return {"count": self.count // 2}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.count = 2 * state["count"]
+
+
+class Liar(grain.IterDataset[int]):
+    def __iter__(self) -> Any:
+        return Lies()
+
+
 def test_a_dataset_that_does_not_resume_is_found_out() -> None:
     """The check of one's own datasets fails for one whose states lie, and for one without elements."""
-
-    class Liar(grain.DatasetIterator[int]):
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = 0
-
-        def __next__(self) -> int:
-            self.count += 1
-            if self.count > 3:
-                raise StopIteration
-            return self.count
-
-        def get_state(self) -> dict[str, Any]:
-            return {"count": self.count // 2}
-
-        def set_state(self, state: dict[str, Any]) -> None:
-            self.count = 2 * state["count"]
-
-    class Lies(grain.IterDataset[int]):
-        def __iter__(self) -> Any:
-            return Liar()
-
     with pytest.raises(AssertionError, match="After 1 elements"):
-        grain.experimental.assert_equal_output_after_checkpoint(Lies())
+        grain.experimental.assert_equal_output_after_checkpoint(Liar())
     with pytest.raises(ValueError, match="yields nothing"):
         grain.experimental.assert_equal_output_after_checkpoint(grain.MapDataset.range(0))
 
 
-def packed(**options: Any) -> Any:
-    """Returns a packed stream with some options."""
-    return grain.experimental.FirstFitPackIterDataset(
-        documents(), **{"length_struct": {"tokens": LENGTH}, "num_packing_bins": 2, **options}
-    )
-
-
-def cut(**options: Any) -> Any:
-    return grain.experimental.ConcatThenSplitIterDataset(documents(), **{"length_struct": {"tokens": 4}, **options})
-
-
 @pytest.mark.parametrize(
-    ("make", "error", "words"),
+    ("name", "arguments", "error", "words"),
     [
-        (
-            lambda: packed(pack_alignment_struct={"tokens": 3}),
-            ValueError,
-            "must be a multiple of pack_alignment_struct",
-        ),
-        (lambda: packed(pack_alignment_struct={"x": 1}), ValueError, "pack_alignment_struct names 'x'"),
-        (lambda: packed(shuffle_bins_group_by_feature="a"), ValueError, "must be one of the features"),
-        (
-            lambda: packed(shuffle_bins_group_by_feature="tokens", shuffle_bins=False),
-            ValueError,
-            "needs shuffle_bins=True",
-        ),
-        (lambda: packed(num_packing_bins=0), ValueError, "num_packing_bins must be at least 1"),
-        (lambda: packed(meta_features=["tokens_positions"]), ValueError, "'tokens_positions'"),
-        (lambda: cut(split_full_length_features=0), TypeError, "split_full_length_features must be True or False"),
-        (lambda: cut(length_struct={"a": 3, "b": 4}), ValueError, "the same length"),
-        (lambda: grain.experimental.FlatMapIterDataset(documents(), split), TypeError, "max_fan_out"),  # type: ignore[arg-type]
-        (lambda: grain.experimental.ParquetIterDataset("x", filesystem=3), TypeError, "filesystem"),
-        (lambda: grain.experimental.TFRecordIterDataset("/nowhere"), FileNotFoundError, "nowhere"),
-        (
-            lambda: grain.experimental.ThreadPrefetchIterDataset(documents(), prefetch_buffer_size=-1),
-            ValueError,
-            "at least 0",
-        ),
-        (
-            lambda: grain.experimental.DatasetOptions(filter_raise_threshold_ratio=1.5),
-            ValueError,
-            "a share above 0 and up to 1",
-        ),
-        (lambda: grain.experimental.WithOptionsIterDataset(documents(), None), TypeError, "DatasetOptions"),  # type: ignore[arg-type]
-        (
-            lambda: grain.experimental.device_put(documents(), None, cpu_buffer_size=-1),
-            ValueError,
-            "^cpu_buffer_size must",
-        ),
-        (
-            lambda: grain.experimental.RngPool(0).acquire_rng(1 << 64),
-            ValueError,
-            r"index must be between 0 and 2\*\*64 - 1",
-        ),
-        (
-            lambda: grain.experimental.apply_transformations(3, []),
-            TypeError,
-            "must be a MapDataset or an IterDataset, got int",
-        ),
-        (
-            lambda: grain.experimental.WindowShuffleMapDataset(3, window_size=2, seed=0),  # type: ignore[arg-type]
-            TypeError,
-            "must be a MapDataset, got int",
-        ),
-        (lambda: grain.experimental.index_shuffle(1, 3, 0, rounds=5), ValueError, "even"),
-        (lambda: grain.experimental.index_shuffle(4, 3, 0, rounds=4), ValueError, "at most max_index"),
-        (lambda: grain.experimental.batch_and_pad([], batch_size=2), ValueError, "got 0"),
-        (lambda: grain.experimental.batch_and_pad([1, 2, 3], batch_size=2), ValueError, "got 3"),
-        (lambda: grain.experimental.pick_performance_config(documents(), ram_budget_mb=0), ValueError, "above 0"),
+        ("FlatMapIterDataset", {"parent": documents(), "transform": split}, TypeError, "max_fan_out"),
+        ("ParquetIterDataset", {"path": "x", "filesystem": 3}, TypeError, "filesystem"),
+        ("TFRecordIterDataset", {"path": "/nowhere"}, FileNotFoundError, "nowhere"),
+        ("ThreadPrefetchIterDataset", {"parent": documents(), "prefetch_buffer_size": -1}, ValueError, "at least 0"),
+        ("DatasetOptions", {"filter_raise_threshold_ratio": 1.5}, ValueError, "a share above 0 and up to 1"),
+        ("WithOptionsIterDataset", {"parent": documents(), "options": None}, TypeError, "DatasetOptions"),
+        ("device_put", {"ds": documents(), "device": None, "cpu_buffer_size": -1}, ValueError, "^cpu_buffer_size must"),
+        ("apply_transformations", {"ds": 3, "transformations": []}, TypeError, "or an IterDataset, got int"),
+        ("WindowShuffleMapDataset", {"parent": 3, "window_size": 2, "seed": 0}, TypeError, "a MapDataset, got int"),
+        ("index_shuffle", {"index": 1, "max_index": 3, "seed": 0, "rounds": 5}, ValueError, "even"),
+        ("index_shuffle", {"index": 4, "max_index": 3, "seed": 0, "rounds": 4}, ValueError, "at most max_index"),
+        ("batch_and_pad", {"values": [], "batch_size": 2}, ValueError, "got 0"),
+        ("batch_and_pad", {"values": [1, 2, 3], "batch_size": 2}, ValueError, "got 3"),
+        ("pick_performance_config", {"ds": documents(), "ram_budget_mb": 0}, ValueError, "above 0"),
     ],
 )
-def test_mistakes_are_errors_where_they_are_made(make: Any, error: type[Exception], words: str) -> None:
+def test_mistakes_are_errors_where_they_are_made(
+    name: str, arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
     """Invalid arguments are errors when the dataset is built, and name the remedy."""
     with pytest.raises(error, match=words):
-        make()
+        getattr(grain.experimental, name)(**arguments)
