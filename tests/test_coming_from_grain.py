@@ -69,10 +69,9 @@ LAWS = {
     "a sampler of more records than the source has": (
         "loader/test_data_loader.py::each_wrong_argument_has_its_own_error"
     ),
-    "`sampler[i]` of a sharded one": "samplers/test_index_sampler.py::sharding_does_not_change_the_order",
     "a custom sampler without `len`": "loader/test_data_loader.py::a_custom_sampler_without_length_is_endless",
     "reading": "loader/test_data_loader.py::the_batched_read_is_used_for_every_batch",
-    "workers": "loader/processes/test_pool_parents.py::standard_input_is_a_program",
+    "workers": "loader/test_scripts.py::what_a_script_defines_works_with_workers_as_it_does_inline",
     "batches from workers": "loader/processes/test_pool_parity.py::batches_of_all_kinds",
     "iterators": "dataset/test_protocol.py::a_closed_iterator_says_so",
     # What differs in chains.
@@ -80,7 +79,7 @@ LAWS = {
         "dataset/test_map_dataset_methods.py::an_inserted_map_changes_neither_order_nor_draws"
     ),
     "`mp_prefetch(n)` after filters, packing, draws or `batch`": "dataset/test_iter_dataset.py::workers_change_nothing",
-    "weights of a mixture": "samplers/test_mixture_sampler.py::each_component_is_counted_without_a_gap",
+    "weights of a mixture": "samplers/test_mixture_sampler.py::each_component_comes_in_its_share",
     "weights of datasets with names": "dataset/test_map_dataset_methods.py::weights_of_a_mapping_go_by_name",
     "last window of a `WindowShuffleMapDataset`": (
         "dataset/test_map_dataset_methods.py::a_window_shuffle_keeps_every_element_in_its_window"
@@ -147,3 +146,10 @@ def _() -> None:
     first = [*grain.MapDataset.mix(parts, weights=[1, 2]).__getitems__(range(300))]
     assert first[:6] == [1, 0, 1, 1, 0, 1]
     assert all(abs(sum(first[:count]) - count * 2 / 3) < 0.5 for count in range(300))
+
+
+@ROWS.of("`sampler[i]` of a sharded one")
+def _() -> None:
+    for options in (grain.NoSharding(), grain.ShardOptions(2, 3)):
+        sampler = grain.IndexSampler(5, options, shuffle=True, seed=0)
+        assert [sampler[position].record_key for position in range(5)] == [2, 4, 1, 3, 0]

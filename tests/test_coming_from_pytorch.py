@@ -21,15 +21,15 @@ LAWS = {
     "`Subset(dataset, indices)`, `random_split`": "samplers/test_index_sampler.py::keys_are_what_the_rows_stand_for",
     "transforms inside `__getitem__`": "loader/test_iterator.py::an_error_comes_at_its_turn_and_says_where",
     "`random`, `np.random`, `torch.rand` in a transform": "test_randomness.py::no_two_draws_of_a_pipeline_are_equal",
-    "`shuffle=True`, `generator=`": "samplers/test_index_sampler.py::each_epoch_has_a_shuffle_of_its_own",
+    "`shuffle=True`, `generator=`": "samplers/test_index_sampler.py::each_epoch_is_a_shuffle_of_its_own",
     "`for epoch in range(n): for batch in loader:`": (
         "loader/test_epochs.py::each_epoch_has_an_order_and_draws_of_its_own"
     ),
-    "`sampler.set_epoch(epoch)`": "samplers/test_index_sampler.py::each_epoch_has_a_shuffle_of_its_own",
+    "`sampler.set_epoch(epoch)`": "samplers/test_index_sampler.py::each_epoch_is_a_shuffle_of_its_own",
     "`WeightedRandomSampler`, samplers of your own": "loader/test_data_loader.py::custom_samplers_order_the_stream",
     "`batch_sampler`": "loader/test_ends.py::every_small_combination_is_as_documented",
     "`batch_size`, `drop_last`": "loader/test_ends.py::every_small_combination_is_as_documented",
-    "`collate_fn`": "loader/test_data_loader_attributes.py::load_takes_a_batch_fn",
+    "`collate_fn`": "loader/test_data_loader.py::load_is_the_long_form",
     "`num_workers`": "loader/test_executor_contract.py::worker_processes",
     "`prefetch_factor`": "loader/test_executor_contract.py::worker_processes",
     "`timeout`": "test_docs.py::default_values_are_those_of_the_documents",

@@ -54,7 +54,7 @@ LAWS = {
         "test_config.py::settings_are_attributes_and_have_defaults"
     ),
     "`Record`": "test_grain_objects.py::legacy_names_and_keywords",
-    "`Operation`": "transforms/test_base.py::what_makes_no_operation_is_refused",
+    "`Operation`": "transforms/test_base.py::what_is_no_operation_is_refused",
     "`multiprocessing.`: `SharedMemoryArray`, `SharedMemoryArrayMetadata`": (
         "loader/processes/test_pool_parity.py::batches_of_all_kinds"
     ),
