@@ -37,7 +37,7 @@ def depth_above(parents: Iterable[Any]) -> int:
 def as_operation(given: Any, kind: type[Operation]) -> Operation:
     """Returns an operation of a kind: `given` itself, or a new one for a function."""
     given = adopted_operation(given) or given
-    if isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation)):
+    if _is_operation(given):
         operation = as_transformation(given)
         if not isinstance(operation, kind):
             raise TypeError(f"Expected a {kind.__name__} or a function, got {given!r}. Use .apply({given!r}).")
@@ -57,9 +57,14 @@ def as_map(given: Any, *, batched: bool) -> "Map[Any, Any]":
 def as_flat_map(given: Any, max_fan_out: SupportsIndex | None) -> "FlatMap[Any, Any]":
     """Returns a FlatMap: `given` itself, or a new one for a function."""
     given = adopted_operation(given) or given
-    if isinstance(given, FlatMap | type):
+    if _is_operation(given):
         return as_operation(given, FlatMap)
     return FlatMap(given, max_fan_out)  # type: ignore[arg-type]  # which refuses None
+
+
+def _is_operation(given: Any) -> bool:
+    """True for an operation, and for a class of them, which is a mistake. `list` is a function."""
+    return isinstance(given, Transformation) or (isinstance(given, type) and issubclass(given, Transformation))
 
 
 def seed_for(method: str, parent: Any, given: SupportsIndex | None) -> int:

@@ -309,6 +309,7 @@ def test_apply_takes_every_kind_of_operation() -> None:
     assert read(TEN.apply(FilterTransform(lambda x: x > 7))) == [None] * 8 + [8, 9]
     assert read(TEN[:2].apply(FlatMapTransform(lambda x: [x] * x, 2))) == [None, None, 1, None]
     assert read(TEN[:2].flat_map(lambda x: [x] * x, 2)) == [None, None, 1, None]
+    assert read(TEN[:2].map(range).flat_map(list, 2)) == [None, None, 0, None]
     assert read(TEN.apply(Batch(4, drop_remainder=True)).map(lambda batch: batch.tolist())) == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
