@@ -108,6 +108,8 @@ class _InterleaveIterator(RecoveringIterator[Any]):
     first elements of short datasets are ready by then. They are at their beginning, and not part of a state.
     """
 
+    _reads_together = True
+
     def __init__(self, datasets: Any, num_slots: int, shared: Shared) -> None:
         super().__init__()
         self._datasets = datasets
@@ -116,15 +118,13 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         self._early: dict[int, DatasetIterator[Any]] = {}
         self._next = 0
         self._turn = 0
-        self._is_begun = self._is_reading = False
+        self._is_begun = False
 
     def below(self) -> Iterator[tuple[str, DatasetIterator[Any]]]:
         """Yields the open datasets, without names, because others replace them."""
         return (("", slot.iterator) for slot in self._slots if slot.iterator is not None)
 
     def _draw(self, count: int) -> Drawn[Any]:
-        if not self._is_reading:
-            self.start_prefetch()
         values: list[Any] = []
         error: BaseException | None = None
         while error is None and (left := count - len(values)):
@@ -136,8 +136,6 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         return Drawn(values, error)
 
     def _draw_one(self) -> Any:
-        if not self._is_reading:
-            self.start_prefetch()
         ended = 0
         while ended < len(self._slots):
             slot = self._slots[self._turn]
@@ -236,7 +234,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         self._close_all()
         self._slots, self._next, self._turn = slots, checked["next"], checked["turn"]
         # A state of a closed iterator may have slots in which no dataset was opened yet.
-        self._step, self._is_begun, self._is_reading = checked["step"], False, False
+        self._step, self._is_begun = checked["step"], False
 
     def start_prefetch(self) -> None:
         """Opens the first datasets, and starts their prefetching."""
@@ -245,7 +243,6 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         for slot in self._slots:
             if slot.iterator is not None:
                 slot.iterator.start_prefetch()
-        self._is_reading = True
 
     def close(self) -> None:
         """Closes the open datasets."""

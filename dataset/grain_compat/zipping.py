@@ -77,15 +77,16 @@ class ZipIterDataset(Combined):
 class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
     """Draws an element of each stream, in order."""
 
+    _reads_together = True
+
     def __init__(self, parents: Sequence[DatasetIterator[Any]], strict: bool) -> None:
         super().__init__(parents)
         self._strict = strict
-        self._ended = self._is_reading = False
+        self._ended = False
 
     def _draw_one(self) -> tuple[Any, ...]:
         if self._ended:
             raise StopIteration
-        self._begin()
         drawn: list[Any] = []
         try:
             for parent in self._parents:
@@ -98,7 +99,6 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
     def _draw(self, count: int) -> Drawn[tuple[Any, ...]]:
         if self._ended:
             return Drawn([])
-        self._begin()
         columns: list[list[Any]] = []
         shortest, error = None, None
         for number, parent in enumerate(self._parents):
@@ -110,12 +110,6 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
             self._ended = True
             error = self._unequal(shortest)
         return Drawn(list(zip(*[column[:count] for column in columns], strict=True)), error)
-
-    def _begin(self) -> None:
-        """Starts prefetching in all streams, before the first of them is waited for."""
-        if not self._is_reading:
-            self.start_prefetch()
-            self._is_reading = True
 
     def _unequal(self, shorter: int) -> ValueError | None:
         """Returns an error if streams must end together, and one has ended before another."""
@@ -142,7 +136,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
             )
         for parent, saved in zip(self._parents, checked["parents"], strict=True):
             move_to(parent, saved)
-        self._step, self._ended, self._is_reading = checked["step"], checked["ended"], False
+        self._step, self._ended = checked["step"], checked["ended"]
 
 
 def _has_more(iterator: DatasetIterator[Any]) -> bool:

@@ -36,6 +36,8 @@ LOOK_AHEAD = 1024
 class MixedIterator(RecoveringIterator[Any]):
     """Draws from the stream that is due; ends when that has ended. Without names, states list streams in order."""
 
+    _reads_together = True
+
     def __init__(
         self,
         streams: Sequence[IterDataset[Any]],
@@ -49,7 +51,7 @@ class MixedIterator(RecoveringIterator[Any]):
         self._names = names
         self._weights = weights
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).phases
-        self._ended = self._is_reading = False
+        self._ended = False
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
         self._weights_text = canonical(list(weights))
@@ -71,8 +73,6 @@ class MixedIterator(RecoveringIterator[Any]):
     def _draw(self, count: int) -> Drawn[Any]:
         if self._ended:
             return Drawn([])
-        if not self._is_reading:
-            self._begin()
         values: list[Any] = [None] * count
         end, failure = count, None
         for number, own in self._turns(count):
@@ -88,8 +88,6 @@ class MixedIterator(RecoveringIterator[Any]):
     def _draw_one(self) -> Any:
         if self._ended:
             raise StopIteration
-        if not self._is_reading:
-            self._begin()
         (due,) = self._streams_due(1).tolist()
         self._moved.add(due)
         try:
@@ -106,10 +104,6 @@ class MixedIterator(RecoveringIterator[Any]):
         for start, stop in itertools.pairwise(bounds):
             own = positions[start:stop].tolist()
             yield int(due[own[0]]), own
-
-    def _begin(self) -> None:
-        self.start_prefetch()
-        self._is_reading = True
 
     def _streams_due(self, count: int) -> NDArray[Any]:
         """Returns the streams of the next elements."""
@@ -199,7 +193,6 @@ class MixedIterator(RecoveringIterator[Any]):
                 move_to(parent, own)
         self._open_again([number for number, own in enumerate(states) if own is None])
         self._step, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
-        self._is_reading = False
 
     def _open_again(self, numbers: Sequence[int]) -> None:
         """Moves streams to their beginning. If one cannot be opened, all remain."""

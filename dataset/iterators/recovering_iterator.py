@@ -55,6 +55,8 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     """An iterator without elements that dispatches the calls of the iterators below to its workers, if any."""
     name = ""
     """The description of what it iterates over."""
+    _reads_together = False
+    """True to start prefetching in all streams before the first of them is waited for."""
     dataset: "Combined | None" = None
     """The dataset that it iterates over; None if its elements cannot be drawn a second time for a preview."""
     replaced: "LoaderSnapshot | None" = None
@@ -127,6 +129,8 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
             self.count_delivered()
             self._is_first = self._kept_state is None
+            if self._is_first and self._reads_together:
+                self.start_prefetch()
             self._keep()
         self._is_torn, self._is_at_end = True, False
 
