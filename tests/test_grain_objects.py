@@ -47,38 +47,26 @@ class Twice:
         return [element, element]
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
-    batch_size: int
-    drop_remainder: bool = False
-    batch_fn: Callable[[list[Any]], Any] | None = None
+def options(name: str, *fields: Any, **kind: Any) -> Any:
+    """Returns a class of options, whose fields are names, types and defaults."""
+    return dataclasses.make_dataclass(name, fields, **kind)
 
 
-@dataclasses.dataclass(slots=True)
-class ReadOptions:
-    num_threads: int = 16
-    prefetch_buffer_size: int = 500
+Batch = options("Batch", ("batch_size", int), ("drop_remainder", bool, False), ("batch_fn", Any, None), frozen=True)
+ReadOptions = options("ReadOptions", ("num_threads", int, 16), ("prefetch_buffer_size", int, 500), slots=True)
+MultiprocessingOptions = options(
+    "MultiprocessingOptions",
+    ("num_workers", int, 0),
+    ("per_worker_buffer_size", int, 1),
+    ("enable_profiling", bool, False),
+    slots=True,
+)
+ShardOptions = options(
+    "ShardOptions", ("shard_index", int, 0), ("shard_count", int, 1), ("drop_remainder", bool, False), frozen=True
+)
 
 
-@dataclasses.dataclass(slots=True)
-class MultiprocessingOptions:
-    num_workers: int = 0
-    per_worker_buffer_size: int = 1
-    enable_profiling: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class ShardOptions:
-    shard_index: int
-    shard_count: int
-    drop_remainder: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class NoSharding(ShardOptions):
-    shard_index: int = 0
-    shard_count: int = 1
-
+NoSharding = type("NoSharding", (ShardOptions,), {})
 
 OURS: dict[type, Callable[[Any], Any]] = {
     Add: lambda given: millstream.transforms.Map(given.map),
@@ -196,9 +184,9 @@ def test_ambiguous_and_old_operations_are_errors_that_say_what_to_write() -> Non
     with pytest.raises(TypeError, match=r"which yields\. Use FlatMap"):
         millstream.load(range(4), transformations=[OfIterator()])
     with pytest.raises(TypeError, match="read_options must be of type ReadOptions"):
-        millstream.load(range(4), read_options=MultiprocessingOptions())  # type: ignore[arg-type]
+        millstream.load(range(4), read_options=MultiprocessingOptions())
     with pytest.raises(ValueError, match="num_threads must be at least 0"):
-        millstream.load(range(4), read_options=ReadOptions(num_threads=-1))  # type: ignore[arg-type]
+        millstream.load(range(4), read_options=ReadOptions(num_threads=-1))
 
 
 def test_legacy_names_and_keywords() -> None:

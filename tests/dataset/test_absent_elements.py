@@ -37,18 +37,6 @@ def test_an_absent_element_is_passed_over(is_known: bool, workers: int) -> None:
     assert list(made.to_iter_dataset(allow_nones=True)) == [holes(number) for number in range(30)]
 
 
-def test_states_before_and_after_the_first_absent_element_are_alike() -> None:
-    """Every state, of before and after, resumes on a fresh iterator and in place; all have the same keys."""
-    stream = MapDataset.range(30).map(holes).to_iter_dataset().map(lambda number: number).batch(4)
-    with iter(stream) as iterator:
-        states = [iterator.get_state(), *(iterator.get_state() for _ in iterator)]
-        for step in (0, 6, 2, 4):
-            iterator.set_state(states[step])
-            assert iterator.get_state() == states[step]
-            assert batches(iterator) == CHUNKS[step:]
-    experimental.assert_equal_output_after_checkpoint(stream)
-
-
 def a_chain() -> millstream.IterDataset[Any]:
     return MapDataset.range(30).map(holes).to_iter_dataset().map(lambda number: number)
 

@@ -24,31 +24,21 @@ def thinning(**options: Any) -> Any:
 
 KEPT = [number for number in range(4500) if thinned(number)]
 
+NUMBERS = grain.MapDataset.range(4500)
+STREAM = NUMBERS.to_iter_dataset()
+HALVES = [grain.MapDataset.range(start, 4500, 2).to_iter_dataset() for start in (0, 1)]
+THREADS = grain.ReadOptions(3, 100)
+
 PLACES: dict[str, Callable[[DatasetOptions], Any]] = {
-    "after": lambda options: WithOptionsIterDataset(
-        grain.MapDataset.range(4500).to_iter_dataset().filter(thinned), options
-    ),
-    "before": lambda options: WithOptionsIterDataset(grain.MapDataset.range(4500).to_iter_dataset(), options).filter(
-        thinned
-    ),
-    "in a dataset": lambda options: WithOptionsIterDataset(grain.MapDataset.range(4500).filter(thinned), options),
+    "after": lambda options: WithOptionsIterDataset(STREAM.filter(thinned), options),
+    "before": lambda options: WithOptionsIterDataset(STREAM, options).filter(thinned),
+    "in a dataset": lambda options: WithOptionsIterDataset(NUMBERS.filter(thinned), options),
     "threads": lambda options: WithOptionsIterDataset(
-        grain.MapDataset.range(4500).to_iter_dataset(grain.ReadOptions(3, 100)).filter(thinned).map(abs), options
+        NUMBERS.to_iter_dataset(THREADS).filter(thinned).map(abs), options
     ),
-    "workers": lambda options: (
-        WithOptionsIterDataset(grain.MapDataset.range(4500).to_iter_dataset(), options)
-        .filter(thinned)
-        .mp_prefetch(grain.MultiprocessingOptions(2))
-    ),
-    "after a mixture": lambda options: WithOptionsIterDataset(
-        grain.IterDataset.mix([grain.MapDataset.range(start, 4500, 2).to_iter_dataset() for start in (0, 1)]).filter(
-            thinned
-        ),
-        options,
-    ),
-    "below a mixture": lambda options: WithOptionsIterDataset(
-        grain.IterDataset.mix([grain.MapDataset.range(4500).to_iter_dataset().filter(thinned)]), options
-    ),
+    "workers": lambda options: WithOptionsIterDataset(STREAM, options).filter(thinned).mp_prefetch(2),
+    "after a mixture": lambda options: WithOptionsIterDataset(grain.IterDataset.mix(HALVES).filter(thinned), options),
+    "below a mixture": lambda options: WithOptionsIterDataset(grain.IterDataset.mix([STREAM.filter(thinned)]), options),
 }
 
 

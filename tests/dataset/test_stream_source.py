@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -193,11 +192,3 @@ def test_a_loader_of_a_stream_says_how_to_read_it(kind: str) -> None:
         millstream.load(IterDataset.source([1]))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"It is read in order\. Write millstream\.IterDataset\.source\(dataset\)"):
         millstream.HuggingFaceDataSource(hugging_face(3))
-
-
-def test_hugging_face_batches_are_arrays() -> None:
-    """Columns of a stream are stacked as those of records."""
-    batches = list(IterDataset.source(hugging_face(5)).batch(2))
-
-    np.testing.assert_array_equal(batches[0]["number"], [0, 1])
-    assert [len(batch["number"]) for batch in batches] == [2, 2, 1]
