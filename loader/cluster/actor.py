@@ -97,7 +97,6 @@ class PipelineActor:
 
 
 def _with_private_copies(buffers: Sequence[Any]) -> list[Any]:
-    """Replaces the smallest buffers by private copies."""
     own, left = list(buffers), PRIVATE_BYTES
     for number, buffer in sorted(enumerate(buffers), key=lambda numbered: memoryview(numbered[1]).nbytes):
         left -= memoryview(buffer).nbytes

@@ -190,7 +190,7 @@ class ActorPool:
             ray.kill(actor.handle, no_restart=True)
 
     def _events(self, ready: Sequence[Any]) -> Iterator[tuple[Actor, Event]]:
-        """Yields the events of ready references, deaths last."""
+        """Yields deaths last."""
         dead: dict[Actor, Died] = {}
         for reference in ready:
             if reference not in self._awaited:

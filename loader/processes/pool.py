@@ -103,7 +103,6 @@ class Pool:
         return number
 
     def restart(self) -> None:
-        """Stops all processes, then starts a new fork server and new workers."""
         self._state.stop()
         with explained_limits(self._options.num_workers):
             in_fresh_thread(self._state.start_fork_server)
@@ -118,8 +117,7 @@ class Pool:
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Event]]:
         """Waits up to `seconds` for an event, then yields all events that have arrived.
 
-        Raises:
-            ForkServerDied: the fork server and all workers have died. The events that they had sent are yielded first.
+        The last is a ForkServerDied error if the fork server and all workers have died.
         """
         poll = select.poll()
         control = self._control

@@ -73,7 +73,8 @@ class PoolExecutor(WorkersExecutor[Worker]):
             # A suspect runs alone, so that another death can be attributed to it.
             num_reads = 1 if self._assignments.is_suspect(number) else self._reads.number
             epoch = self._plan.pipeline.epoch
-            worker.submit(Task(number, worker.arena.take_released(), message, pipeline, epoch, num_reads))
+            worker.record_call(number)
+            worker.channel.send(Task(number, worker.arena.take_released(), message, pipeline, epoch, num_reads))
 
     def _receive(self, seconds: float) -> None:
         try:
@@ -151,10 +152,8 @@ class PoolExecutor(WorkersExecutor[Worker]):
         return f"; it is {describe_process(worker.pid)}"
 
     def _explain_stall(self, worker: Worker) -> str:
-        return f"It is {describe_process(worker.pid)}. Stacks:\n{self._stacks_of(worker)}"
-
-    def _stacks_of(self, worker: Worker) -> str:
-        if worker.pid is None or not worker.is_ready:
-            return "(none: the process is still starting)"
-        worker.request_stacks()
-        return wait_for_stacks(worker.crash_log)
+        state, stacks = describe_process(worker.pid), "(none: the process is still starting)"
+        if worker.is_ready:
+            worker.request_stacks()
+            stacks = wait_for_stacks(worker.crash_log)
+        return f"It is {state}. Stacks:\n{stacks}"

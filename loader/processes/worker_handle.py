@@ -6,7 +6,7 @@ import signal
 from typing import NamedTuple, final
 
 from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
+from millstream.loader.processes.messages import Exited, PipelineFailed, Result
 from millstream.loader.transport.arena import ArenaView
 from millstream.loader.workers.any_worker import AnyWorker
 
@@ -38,10 +38,6 @@ class Worker(AnyWorker):
         if handle is not None:
             self.handle = handle
             self._unclosed.append(handle)
-
-    def submit(self, message: Task) -> None:
-        self.record_call(message.call)
-        self.channel.send(message)
 
     def request_stacks(self) -> None:
         """Makes a ready worker write its stacks, even from inside C code."""

@@ -176,12 +176,7 @@ def runner_of_epochs(
 ) -> Callable[[int | None], CallRunner[Packed]]:
     """Returns a function from an epoch, or None for the complete order, to its call runner. The latter exists already.
 
-    Args:
-        whole: the pipeline.
-        classes: the classes that crossed by value with it.
-        readers: the reader threads.
-        allocate: allocates batches.
-        pack: serializes outputs, or raises if they cannot be pickled.
+    `classes` have crossed by value with the pipeline. `pack` raises if outputs cannot be pickled.
     """
     profiler = Profiler(whole.labels, measures_costs=whole.measures_costs)
 

@@ -57,7 +57,8 @@ def test_what_a_script_defines_works_with_workers_as_it_does_inline(way: str, tm
     A script needs no main guard, and files of the current folder do not interfere with its workers.
     """
     if way == "a script":
-        (tmp_path / "json.py").write_text("raise ImportError('a file of the current folder')")
+        for name in ("cloudpickle", "json", "numpy", "socket"):
+            (tmp_path / f"{name}.py").write_text("raise ImportError('a file of the current folder')")
     done = python(*WAYS[way], input=SCRIPT.read_text(), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert way == "a notebook" or done.stderr.strip(" >\n") == ""

@@ -33,7 +33,7 @@ from support.draw import elements_of_all_kinds, random_pipelines
 from support.draw.elements_of_all_kinds import elements
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, pipelines
 from support.faults import user_faults
-from support.faults.user_faults import At, refuse_sevens
+from support.faults.user_faults import At
 from support.laws import assert_is_the_oracle_and_resumes
 from support.processes.process_tree import processes_below
 from support.processes.worker_pools import BATCH, EXPECTED, SIZE, batches, loader_of, python
@@ -106,29 +106,6 @@ def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
     executor = iterator._executor
     assert isinstance(executor, RayExecutor)
     return executor._pool
-
-
-def test_actors_skip_records_that_fail() -> None:
-    """With on_error="skip", the batches and the errors by key are those of one process; above max_errors it raises."""
-    options: dict[str, Any] = {
-        "shuffle": True,
-        "seed": 3,
-        "num_epochs": 1,
-        "transformations": [refuse_sevens],
-        "batch_size": 4,
-        "on_error": "skip",
-    }
-    here = millstream.load(range(40), **options)
-    expected = [batch.tolist() for batch in here]
-    with millstream.load(range(40), **options, **on_ray()) as loader:
-        assert [batch.tolist() for batch in loader] == expected
-        assert loader.errors == here.errors
-        assert sorted(loader.errors) == [0, 7, 14, 21, 28, 35]
-    with (
-        millstream.load(range(40), **options, **on_ray(1), max_errors=2) as limited,
-        pytest.raises(ValueError, match="is a multiple of 7"),
-    ):
-        list(limited)
 
 
 @UNEVEN_ENDS
@@ -271,22 +248,6 @@ def test_a_pipeline_that_cannot_cross_is_an_error() -> None:
 
 def is_not_there() -> None:
     raise ModuleNotFoundError("No module named 'of_the_trainer_alone'")
-
-
-def test_an_output_that_cannot_cross_is_an_error_at_its_turn() -> None:
-    """It is named, with its record; the batches before it are delivered."""
-    with iter(loader_of(operations=[Map(open_at_bad)], **on_ray(1))) as iterator:
-        numbers = [number for batch in EXPECTED for number in batch]
-        before = numbers[: numbers.index(BAD)]
-        assert [next(iterator) for _ in before] == before
-        with pytest.raises(TypeError, match="cannot be sent from a worker process") as caught:
-            next(iterator)
-    assert f"record key {BAD} " in " ".join(caught.value.__notes__)
-
-
-def open_at_bad(number: int) -> Any:
-    """Returns the number, or at one of them something that no other process can have."""
-    return (value for value in [number]) if number == BAD else number
 
 
 def test_a_call_that_kills_twice_is_an_error_that_names_its_records(caplog: pytest.LogCaptureFixture) -> None:

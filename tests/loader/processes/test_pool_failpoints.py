@@ -4,11 +4,6 @@ Each test sweeps one edge: a fault at its first passage, at its second, and so o
 The first sweep begins before the pool starts; the others hit warm workers, and those that replaced dead ones.
 """
 
-import concurrent.futures
-import contextlib
-import os
-import select
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +17,7 @@ import millstream
 from millstream.errors import WorkerStalledError
 from millstream.loader.processes import crash_log
 from millstream.transforms import Batch, Filter, FlatMap
-from support.faults.failpoints import EDGES, Pause, SabotageError, Saboteur, Trap, sabotage
+from support.faults.failpoints import EDGES, SabotageError, Saboteur, Trap, sabotage
 from support.faults.user_faults import be_killed, exit_at_once, stop
 from support.oracle.stream import oracle
 from support.streams import comparable
@@ -151,49 +146,6 @@ def test_an_exception_at_any_edge_is_an_error_or_changes_nothing(tmp_path: Path,
         assert len(errors) <= swept.trap.has_fired
 
     assert swept.sweep(check) >= 1
-
-
-@contextlib.contextmanager
-def continue_stopped(path: Path) -> Iterator[Pause]:
-    """Continues every process that a Pause has stopped, in a thread; yields that Pause."""
-    os.mkfifo(path)
-    pipe = os.open(path, os.O_RDWR)
-
-    def work() -> None:
-        # There may be several: a run may end before its stopped process has continued, and the next run stop another.
-        stopped: set[int] = set()
-        while True:
-            # The signal may come before the process has stopped: repeat it until the process says that it continues.
-            for pid in stopped:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
-            if select.select([pipe], [], [], 0.005 if stopped else None)[0]:
-                word = int(os.read(pipe, 8))
-                if word == 0:
-                    return
-                stopped ^= {abs(word)}
-
-    with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        done = thread.submit(work)
-        try:
-            yield Pause(path)
-        finally:
-            os.write(pipe, b"%8d" % 0)
-            done.result()
-            os.close(pipe)
-
-
-@pytest.mark.parametrize("edge", ["unpickle", "before take back", *SENDING])
-def test_a_stop_at_an_edge_is_a_pause(tmp_path: Path, edge: str) -> None:
-    """A worker that is stopped and continued changes nothing."""
-    (tmp_path / "trap").mkdir()
-    with continue_stopped(tmp_path / "stops") as pause:
-        swept = Swept(tmp_path / "trap", edge, pause, BATCHES)
-
-        def check(iterator: millstream.DataLoaderIterator) -> None:
-            assert drain(iterator) == (swept.expected, [])
-
-        assert swept.sweep(check) >= 1
 
 
 @pytest.mark.parametrize("edge", ["after receive", "half sent", "after send"])

@@ -71,22 +71,6 @@ class ForkThen:
             self.then()
 
 
-def test_an_iterator_goes_on_with_the_same_workers() -> None:
-    """Seeking, setting a state, and an error of the pipeline cost no process."""
-    with iter(loader_of(At(BAD, Raise(KeyError)))) as iterator:
-        state = iterator.get_state()
-        next(iterator)
-        processes = processes_of(iterator)
-        iterator.seek(3)
-        assert next(iterator).tolist() == EXPECTED[3]
-        iterator.set_state(state)
-        with pytest.raises(KeyError):
-            list(iterator)
-        iterator.seek(STEP + 1)
-        assert [next(iterator).tolist() for _ in range(2)] == EXPECTED[STEP + 1 : STEP + 3]
-        assert processes_of(iterator) == processes
-
-
 def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
     """Two iterators over one loader do not share workers; one pool stays when both have ended."""
     loader = loader_of()
@@ -181,7 +165,7 @@ def test_idle_workers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_loader_that_is_closed() -> None:
-    """Closing a loader ends all of its workers; it and its iterators raise with the remedy."""
+    """Closing a loader ends all of its workers; it and its iterators raise with the remedy, also without workers."""
     with loader_of() as loader:
         assert batches(loader) == EXPECTED
         one, two = iter(loader), iter(loader)
@@ -200,13 +184,8 @@ def test_a_loader_that_is_closed() -> None:
         iterator.set_state(one.get_state())
         assert next(iterator).tolist() == EXPECTED[1]
     assert len(loader) == len(EXPECTED)
-
-
-def test_a_loader_without_workers_is_closed_too() -> None:
-    """Closing a loader without workers closes its iterators."""
     with loader_of(worker_count=0) as loader:
         iterator = iter(loader)
-        assert next(iterator).tolist() == EXPECTED[0]
     with pytest.raises(ValueError, match="its DataLoader was closed"):
         next(iterator)
 

@@ -61,7 +61,7 @@ def stream_of(source: Any, operations: list[Transformation], worker_count: int, 
 @given(
     source=st.lists(elements, min_size=15, max_size=40), worker_count=st.sampled_from([1, 2]), threads=thread_options
 )
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 def test_elements_of_all_kinds_without_a_batch(
     source: list[Any], worker_count: int, threads: millstream.ReadOptions
 ) -> None:
@@ -100,8 +100,8 @@ def swapped(batch: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("make", "then"),
-    [(arrays_of_all_kinds, []), (arrays_of_all_kinds, [Batch(2)]), (nested_leaves, []), (nested_leaves, [swapped])],
-    ids=["arrays", "arrays twice", "nested", "nested and mapped"],
+    [(arrays_of_all_kinds, [Batch(2)]), (nested_leaves, [swapped])],
+    ids=["arrays twice", "nested and mapped"],
 )
 def test_batches_of_all_kinds(make: Any, then: list[Any]) -> None:
     """Batches of arrays of every dtype, shape and layout, and of nested leaves, are the same bytes."""

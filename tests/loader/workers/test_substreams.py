@@ -37,7 +37,7 @@ def kept(first: int, count: int) -> list[int]:
 
 
 @given(st.randoms(use_true_random=False), st.lists(st.integers(1, 40), max_size=4))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=25)
 def test_each_substream_gets_what_is_its_own(random: Random, counts: list[int]) -> None:
     """However calls of all substreams are ordered and split, each stream equals that of its substream alone."""
     own = substream_of(0, 30)

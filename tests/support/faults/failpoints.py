@@ -17,7 +17,6 @@ from millstream.loader.processes import worker
 from millstream.loader.processes.channel import Channel
 from millstream.loader.transport.arena import Allocator
 from millstream.transforms import Map
-from support.faults.user_faults import stop
 
 EDGES = (
     "unpickle",
@@ -41,24 +40,6 @@ class SabotageError(Exception):
 
 def sabotage() -> None:
     raise SabotageError
-
-
-@dataclasses.dataclass(frozen=True)
-class Pause:
-    """Stops the process until the test continues it.
-
-    Attributes:
-        path: a named pipe, in which the process says that it will stop, by its number, and that it continues, by the
-            negative of it.
-    """
-
-    path: Path
-
-    def __call__(self) -> None:
-        with self.path.open("wb", buffering=0) as pipe:
-            pipe.write(b"%8d" % os.getpid())
-            stop()
-            pipe.write(b"%8d" % -os.getpid())
 
 
 class Trap:
