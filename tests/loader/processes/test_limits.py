@@ -30,7 +30,6 @@ except OSError as error:
     [
         ("RLIMIT_FSIZE", 1000, "-f"),
         ("RLIMIT_FSIZE", 100_000, "-f"),
-        ("RLIMIT_NOFILE", 10, "-n"),
         ("RLIMIT_NPROC", 1, "-u"),
         ("RLIMIT_NPROC", 3, "-u"),
     ],

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 import millstream
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.processes import pool, pool_processes
+from millstream.loader.processes.messages import Result
+from millstream.loader.processes.worker_handle import Died
 from support.faults import user_faults
 from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import At, ReportThen
@@ -26,8 +29,10 @@ from support.processes.worker_pools import (
     loader_of,
     made_all,
     pids_of,
+    pool_of,
     python,
     still_there,
+    workers_of,
 )
 
 STEP = 5
@@ -114,6 +119,21 @@ def test_a_worker_killed_within_user_code(tmp_path: Path) -> None:
                 next(iterator)
             assert still_there([pid for family in killed for pid in family]) == []
     assert [len(family) for family in killed] == [3, 3]
+
+
+def test_results_that_a_dead_worker_had_sent_count(tmp_path: Path) -> None:
+    """A result that was on its way when its worker died arrives before the death, so its call is not made again."""
+    with user_faults.Pipe(tmp_path / "go on") as go_on:
+        operation = At(0, user_faults.WaitAt(go_on.path))
+        sampler = millstream.SequentialSampler(BATCH)
+        with iter(loader_of(operation, sampler=sampler, worker_count=1)) as iterator:
+            iterator.start_prefetch()
+            (worker,) = workers_of(iterator)
+            go_on.put()
+            assert select.select([worker.channel], [], [], user_faults.WAIT_SECONDS)[0]
+            os.kill(worker.pid or 0, signal.SIGKILL)
+            assert still_there([worker.pid or 0]) == []
+            assert [type(event) for _, event in pool_of(iterator).wait(1.0)] == [Result, Died]
 
 
 def test_workers_killed_at_every_step_blame_nobody() -> None:

@@ -12,11 +12,10 @@ import pytest
 
 import millstream
 from millstream.errors import WorkerDiedError, WorkerError
-from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.workers.any_worker import MAX_DEATHS_AT_START
 from support.faults import user_faults
-from support.faults.user_faults import At, Pipe, Raise
-from support.processes.worker_pools import BATCH, EXPECTED, SIZE, at_most, executor_of, loader_of, pids_of, pool_of
+from support.faults.user_faults import At, Raise
+from support.processes.worker_pools import BATCH, EXPECTED, SIZE, at_most, loader_of, pids_of
 
 STEP = 5
 BAD = EXPECTED[STEP][2]
@@ -193,58 +192,6 @@ def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn
                 next(iterator)
             assert iterator.step == STEP
     assert ", ".join(map(str, EXPECTED[STEP])) in caught.value.__notes__[-1]
-
-
-class FailsThenKills(millstream.MapTransform):
-    """Raises at one element and kills its process at later ones, each when the test says so."""
-
-    def __init__(self, bad: int, may_fail: Path, may_kill: Path) -> None:
-        self.bad = bad
-        self.may_fail = may_fail
-        self.may_kill = may_kill
-
-    def map(self, element: int) -> int:
-        """Returns the element, if it is before the bad one."""
-        if element == self.bad:
-            user_faults.wait_at(self.may_fail)
-            raise LookupError(element)
-        if element > self.bad:
-            user_faults.wait_at(self.may_kill)
-            user_faults.be_killed()
-        return element
-
-
-def test_a_death_after_an_error_does_not_replace_it(tmp_path: Path) -> None:
-    """Calls after an error are forgotten: if their workers die, the error still comes, and at its turn."""
-    bad, size = 3000, 20_000
-    with Pipe(tmp_path / "may fail") as may_fail, Pipe(tmp_path / "may kill") as may_kill:
-        loader = millstream.DataLoader(
-            data_source=range(size),
-            sampler=millstream.SequentialSampler(size),
-            operations=[FailsThenKills(bad, may_fail.path, may_kill.path)],
-            worker_count=2,
-            read_options=millstream.ReadOptions(0),
-        )
-        with iter(loader) as iterator:
-            delivered = [next(iterator)]
-            executor = executor_of(iterator)
-            while not (later := [a.call for a in executor._assignments._assigned.values() if calls_after(a.call, bad)]):
-                delivered.append(next(iterator))
-            may_fail.put(100)
-            while executor._schedule.wants(later[0]):
-                executor._receive(1.0)
-            victims = [worker for worker in pool_of(iterator).workers if worker.calls]
-            may_kill.put(100)
-            while set(victims) & set(pool_of(iterator).workers):
-                executor._receive(1.0)
-            with pytest.raises(LookupError):
-                delivered.extend(iterator)
-            assert delivered == list(range(bad))
-
-
-def calls_after(call: Call, key: int) -> bool:
-    """Says whether a call makes records after one, and neither that one nor any before it."""
-    return isinstance(call, BlockCall) and call.start > key
 
 
 def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:

@@ -1,4 +1,4 @@
-"""The pool on a system without anonymous memory files and process handles, which every process here has to imitate."""
+"""The pool on a system without anonymous memory files, process handles and `waitid`, which processes here imitate."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from support.processes.worker_pools import environment, python, still_there
 CUSTOMS = {
     "missing": """
 import os, signal
-del os.memfd_create, os.pidfd_open, signal.pidfd_send_signal
+del os.memfd_create, os.pidfd_open, os.waitid, signal.pidfd_send_signal
 """,
     "refused": """
 import os
@@ -23,7 +23,7 @@ os.memfd_create = os.pidfd_open = refuse
 }
 """Python runs this first, in every interpreter that is started with its folder on the path: in the fork server too.
 
-System calls may not exist, or be known and not allowed, as in a sandbox.
+Python on macOS has no such system calls, `waitid` since 3.13; a sandbox may know and not allow them.
 """
 
 

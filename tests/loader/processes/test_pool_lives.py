@@ -8,7 +8,6 @@ import itertools
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,8 +15,6 @@ import traceback
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import psutil
 import pytest
@@ -231,41 +228,6 @@ def test_an_interrupt_of_closing() -> None:
         if not was_interrupted:
             break
     assert moment > 0
-
-
-def test_an_interrupt_within_the_library_that_waits_for_a_process() -> None:
-    """Wherever in `subprocess` Ctrl-C comes while a loader is closed, the next call ends and reaps it all."""
-    lines_left = 0
-
-    def interrupt(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
-        nonlocal lines_left
-        callers = [caller.f_code.co_name for caller in (frame, frame.f_back) if caller is not None]
-        # What is raised in `__del__` goes nowhere.
-        if frame.f_code.co_filename != subprocess.__file__ or "__del__" in callers:
-            return None
-        lines_left -= 1
-        if lines_left == 0:
-            raise KeyboardInterrupt
-        return interrupt
-
-    for lines_before in itertools.count(1):
-        lines_left = lines_before
-        iterator = iter(loader_of(worker_count=1))
-        next(iterator)
-        processes = processes_of(iterator)
-        sys.settrace(interrupt)
-        try:
-            iterator.close()
-            has_come = False
-        except KeyboardInterrupt:
-            has_come = True
-        finally:
-            sys.settrace(None)
-        iterator.close()
-        assert still_there(processes) == []
-        assert [child.pid for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE] == []
-        if not has_come:
-            break
 
 
 @pytest.mark.parametrize("fault", [Raise(KeyError), user_faults.be_killed], ids=["raises", "dies"])

@@ -44,14 +44,6 @@ def test_workers_have_the_flags_of_the_trainer(flags: tuple[str, ...], tmp_path:
     assert (done.returncode, done.stdout, done.stderr) == (0, "same\n", "")
 
 
-def test_development_mode_has_nothing_to_complain_about() -> None:
-    """Everything that is opened is closed: neither the trainer nor a process of ours leaves that to the collector."""
-    code = "from support.processes import worker_pools as w; assert w.batches(w.loader_of()) == w.EXPECTED"
-    done = python("-c", code, env={**environment(), "PYTHONDEVMODE": "1"})
-
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_the_import_path_may_be_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path of a megabyte, as build systems make it, is no trouble: it does not pass through the command line."""
     monkeypatch.setattr(sys, "path", [*sys.path, *(f"/nowhere/{number:01000}" for number in range(1000))])
@@ -192,25 +184,3 @@ os.wait()
             (last,) = there.take_numbers()
             assert still_there([last], 0.0) == [last]
         assert still_there([last]) == []
-
-
-def test_ends_of_workers_are_noticed_without_waitid(tmp_path: Path) -> None:
-    """Python on macOS has no `os.waitid` before 3.13: dead workers are replaced there, too, and nothing is left."""
-    (tmp_path / "sitecustomize.py").write_text("import os\ndel os.waitid")
-    code = """
-import os, signal
-from support.processes import worker_pools
-from support.processes.worker_pools import EXPECTED
-assert not hasattr(os, "waitid")
-with iter(worker_pools.loader_of()) as iterator:
-    assert next(iterator).tolist() == EXPECTED[0]
-    processes = worker_pools.processes_of(iterator)
-    os.kill(processes[1], signal.SIGKILL)
-    assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
-assert worker_pools.still_there(processes) == []
-"""
-    done = python("-c", code, env=environment(tmp_path))
-
-    assert done.returncode == 0, done.stderr
-    assert "was killed by SIGKILL" in done.stderr
-    assert "Traceback" not in done.stderr
