@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.files.scan import Scan
-from millstream.sources.files.span_files import SpanFormat, SpanRequest
+from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.remote.urls import with_other_name
 from millstream.sources.storage.byte_files import StoredFile, identify, open_stored

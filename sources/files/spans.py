@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
-from millstream.sources.files.scan import Scan
-from millstream.sources.files.span_files import SpanFile, SpanFormat
+from millstream.sources.files.span_files import Scan, SpanFile, SpanFormat
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import open_stored, state_of
 from millstream.sources.storage.file_cache import FileCache

@@ -14,8 +14,7 @@ from millstream.errors import DataSourceError
 from millstream.signals import SignalSafeLock
 from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.digests import digest_of
-from millstream.sources.files.scan import Scan, refuse_compressed
-from millstream.sources.files.span_files import SpanFormat, SpanRequest
+from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest, refuse_compressed
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.lines.text_lines import decode_texts, record_starts
 from millstream.sources.storage.byte_files import open_stored

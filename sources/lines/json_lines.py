@@ -10,8 +10,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.sources.files.scan import Scan, refuse_compressed
-from millstream.sources.files.span_files import SpanFormat, SpanRequest
+from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest, refuse_compressed
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.lines.text_lines import record_starts
 from millstream.sources.storage.file_cache import FileCache

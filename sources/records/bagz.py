@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.files.scan import BLOCK_BYTES, Scan
-from millstream.sources.files.span_files import SpanFormat, SpanRequest
+from millstream.sources.files.span_files import BLOCK_BYTES, Scan, SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.remote.urls import with_other_name, without_query
 from millstream.sources.storage.byte_files import exists, read_whole

@@ -21,8 +21,7 @@ import numpy as np
 from millstream.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.digests import digest_of
-from millstream.sources.files.scan import Scan
-from millstream.sources.files.span_files import SpanFormat, SpanRequest
+from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.records.mds_values import SIZE_BYTES, decoder_of
 from millstream.sources.remote.urls import is_url

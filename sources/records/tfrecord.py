@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag
 from millstream.errors import DataSourceError
-from millstream.sources.files.scan import Scan
-from millstream.sources.files.span_files import SpanFormat, SpanRequest
+from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
 from millstream.sources.storage.file_cache import FileCache

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import CsvDataSource
-from millstream.sources.files import scan
+from millstream.sources.files import span_files
 from support.files.record_files import assert_records, every_record, write_alone
 
 FIELD = st.text(st.sampled_from("ab,;\t\"'\n\r é"), max_size=6)
@@ -44,7 +44,7 @@ def test_any_table_is_read_in_any_order(
         writer.writerow(row)
     path = write_alone(folder, text.getvalue().encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "BLOCK_BYTES", block_bytes)
+        patch.setattr(span_files, "BLOCK_BYTES", block_bytes)
         with CsvDataSource(path, delimiter=delimiter) as source:
             rows = [dict(zip(names, row, strict=True)) for row in table]
             assert_records(source, rows)

@@ -1,8 +1,6 @@
 """Every format, read from fakes of S3 and Google Cloud Storage; ArrayRecord files of gs:// by their own library."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import millstream
 from millstream.sources import ArrayRecordDataSource
 from support.files.record_files import every_record, write_array_record
 from support.files.small_sources import NUM_RECORDS, SOURCES, at_urls
+from support.processes.worker_pools import python
 from support.stores.fake_stores import fake_gcs, fake_s3
 from support.stores.object_server import ObjectServer
 from support.stores.store_clients import clients_of
@@ -50,42 +49,13 @@ def test_the_records_are_those_of_the_files(scheme: str, tmp_path: Path) -> None
             assert url in str(caught.value)
 
 
-@pytest.fixture
-def bucket(store: ObjectServer, tmp_path: Path) -> dict[str, str]:
-    """Two objects of a hundred records, in the environment of the process that reads them."""
-    for name in ("a", "b"):
-        path = write_array_record(tmp_path / name, [b"%s %d" % (name.encode(), number) for number in range(100)])
-        store.objects[f"bucket/d/{name}"] = path.read_bytes()
-    return {**os.environ, "CLOUD_STORAGE_EMULATOR_ENDPOINT": store.url}
-
-
-def run(code: str, environment: dict[str, str], folder: Path) -> str:
-    """Returns what a process prints."""
-    words = [sys.executable, "-c", f"import millstream\n{code}"]
-    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_records_come_from_the_bucket(bucket: dict[str, str], tmp_path: Path) -> None:
-    """Objects, ranges of them and patterns, one by one and many at once, in this process and in workers."""
-    code = """
+LIBRARY = """
+import millstream
 source = millstream.ArrayRecordDataSource(["gs://bucket/d/b[10:12]", "gs://bucket/d/a"])
 print(len(source), source[0], source.__getitems__([101, 2, 1]), source.unit_sizes.tolist())
 print(len(millstream.ArrayRecordDataSource("gs://bucket/d/*")))
 with millstream.load(source, batch_size=51, worker_count=1, num_epochs=1) as loader:
     print([batch.tolist()[-1] for batch in loader])
-"""
-    assert run(code, bucket, tmp_path).splitlines() == [
-        "102 b'b 10' [b'a 99', b'a 0', b'b 11'] [2, 100]",
-        "200",
-        "[b'a 48', b'a 99']",
-    ]
-
-
-def test_what_the_library_cannot_read_is_an_error(bucket: dict[str, str], tmp_path: Path) -> None:
-    """A missing object is an error at construction, a range beyond the end at the read, with the object's name."""
-    code = """
 for read in (
     lambda: millstream.ArrayRecordDataSource("gs://bucket/d/c"),
     lambda: millstream.ArrayRecordDataSource("gs://bucket/d/a[0:200]")[0],
@@ -95,9 +65,21 @@ for read in (
     except millstream.DataSourceError as error:
         print(error)
 """
-    first, second = run(code, bucket, tmp_path).splitlines()
-    assert first.startswith("'gs://bucket/d/c' cannot be read: ")
-    assert second.endswith("'gs://bucket/d/a' has 100 records, but a range of it ends at record 200.")
+
+
+def test_the_library_reads_array_record_files_of_a_bucket(store: ObjectServer) -> None:
+    """Objects, ranges of them and patterns, one by one and many at once, in this process and in workers.
+
+    A missing object is an error at construction, a range beyond the end at the read, with the object's name.
+    """
+    for name in (b"a", b"b"):
+        path = write_array_record(Path(name.decode()), [b"%s %d" % (name, number) for number in range(100)])
+        store.objects[f"bucket/d/{path}"] = path.read_bytes()
+    ran = python("-c", LIBRARY, env=os.environ | {"CLOUD_STORAGE_EMULATOR_ENDPOINT": store.url}, check=True)
+    *printed, missing, beyond = ran.stdout.splitlines()
+    assert printed == ["102 b'b 10' [b'a 99', b'a 0', b'b 11'] [2, 100]", "200", "[b'a 48', b'a 99']"]
+    assert missing.startswith("'gs://bucket/d/c' cannot be read: ")
+    assert beyond.endswith("'gs://bucket/d/a' has 100 records, but a range of it ends at record 200.")
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a", "https://host/a", ["gs://bucket/a[0:1]", "http://host/a"]])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TextLineDataSource
-from millstream.sources.files import scan
+from millstream.sources.files import span_files
 from millstream.sources.lines import json_lines, text_lines
 from support.files.record_files import assert_records, every_record, write_alone
 
@@ -33,7 +33,7 @@ def test_any_lines_are_read_in_any_order(
         expected[0] = expected[0][1:]
     path = write_alone(folder, content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "BLOCK_BYTES", block_bytes)
+        patch.setattr(span_files, "BLOCK_BYTES", block_bytes)
         with TextLineDataSource(path) as source:
             assert_records(source, expected)
 
@@ -97,7 +97,7 @@ def test_any_values_are_read_in_any_order(
         texts += [blanks, json.dumps(value, ensure_ascii=ascii_only), blanks, end, *after]
     path = write_alone(folder, "".join(texts).encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scan, "BLOCK_BYTES", block_bytes)
+        patch.setattr(span_files, "BLOCK_BYTES", block_bytes)
         patch.setattr(text_lines, "_BLANK_READ_BYTES", 2)
         with JsonLinesDataSource(path) as source:
             assert_records(source, [value for value, *_ in lines])
