@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from millstream.errors import DataSourceError
 from millstream.sources import BagzDataSource
 from millstream.sources.records import bagz
-from support.files.record_files import assert_records, emptied, every_record, write_bagz
+from support.files.record_files import assert_records, emptied, every_record, records_of, write_bagz
 
 
 @settings(max_examples=60)
@@ -111,8 +111,7 @@ def test_limits_may_be_in_a_file_of_their_own(tmp_path: Path, name: str, records
     begin = int.from_bytes(content[-8:], "little")
     (tmp_path / name).write_bytes(content[:begin])
     (tmp_path / f"limits.{name}").write_bytes(content[begin:])
-    with BagzDataSource(tmp_path / name) as source:
-        assert every_record(source) == records
+    assert records_of(BagzDataSource(tmp_path / name)) == records
 
 
 SIZE = (11).to_bytes(8, "little")

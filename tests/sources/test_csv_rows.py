@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millstream.errors import DataSourceError
 from millstream.sources import CsvDataSource
 from millstream.sources.files import span_files
-from support.files.record_files import assert_records, every_record, write_alone
+from support.files.record_files import assert_records, every_record, records_of, write_alone
 
 FIELD = st.text(st.sampled_from("ab,;\t\"'\n\r é"), max_size=6)
 TABLES = st.integers(1, 4).flatmap(
@@ -74,8 +74,7 @@ def test_a_file_with_other_columns_is_an_error_at_construction(tmp_path: Path) -
         CsvDataSource(tmp_path / "*")
     with pytest.raises(ValueError, match=r"1' has the columns 'a', 'b', but 'c' are wanted"):
         CsvDataSource(tmp_path / "*", columns=["c"])
-    with CsvDataSource(tmp_path / "*", columns=["b"]) as source:
-        assert every_record(source) == [{"b": "2"}, {"b": "4"}]
+    assert records_of(CsvDataSource(tmp_path / "*", columns=["b"])) == [{"b": "2"}, {"b": "4"}]
 
 
 def test_a_name_that_is_there_twice_is_an_error_if_it_is_wanted(tmp_path: Path) -> None:
@@ -125,8 +124,7 @@ def test_a_file_of_names_only_has_no_records(tmp_path: Path) -> None:
     (tmp_path / "1").write_text("a,b")
     (tmp_path / "2").write_text("a,b\n1,2\n")
 
-    with CsvDataSource([tmp_path / "1", tmp_path / "2"]) as source:
-        assert every_record(source) == [{"a": "1", "b": "2"}]
+    assert records_of(CsvDataSource([tmp_path / "1", tmp_path / "2"])) == [{"a": "1", "b": "2"}]
 
 
 def test_fields_of_any_length_are_read(tmp_path: Path) -> None:

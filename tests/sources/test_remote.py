@@ -28,7 +28,7 @@ from millstream.sources import (
 )
 from millstream.sources.remote import object_clients, object_stores
 from millstream.sources.storage import byte_files
-from support.files.record_files import every_record, tfrecord_bytes, write_megatron, write_tar
+from support.files.record_files import every_record, records_of, tfrecord_bytes, write_megatron, write_tar
 from support.processes.forked import source_error_after_fork
 from support.processes.worker_pools import at_most
 from support.stores.object_server import ObjectServer, Request
@@ -67,6 +67,13 @@ FORMS: dict[str, tuple[Any, Callable[[Iterable[int]], bytes], Callable[[int], An
 """The class, the content of a file of some records, and the record of a number."""
 
 
+@pytest.fixture
+def url(store: ObjectServer) -> str:
+    """The URL of an object of RECORDS, read by HTTP."""
+    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
+    return f"{store.url}/bucket/a"
+
+
 def location(store: ObjectServer, scheme: str) -> str:
     return f"{store.url}/bucket" if scheme == "http" else f"{scheme}://bucket"
 
@@ -96,8 +103,7 @@ def test_patterns_are_looked_up_where_there_are_lists(store: ObjectServer, schem
         "**/t-[23]": [b"d/t-3", b"t-2"],
         "odd[1]": [b"odd[1]"],
     }.items():
-        with TFRecordDataSource(f"{base}/{pattern}") as source:
-            assert every_record(source) == names
+        assert records_of(TFRecordDataSource(f"{base}/{pattern}")) == names
     with pytest.raises(FileNotFoundError, match=r"No TFRecord file matches the pattern.*x/v\*"):
         TFRecordDataSource(f"{base}/v*")
 
@@ -130,11 +136,10 @@ def test_a_store_that_is_not_configured_is_an_error(store: ObjectServer, monkeyp
     assert store.requests == []
 
 
-def test_ranges_of_records_and_files_on_disk_go_together(store: ObjectServer, tmp_path: Path) -> None:
+def test_ranges_of_records_and_files_on_disk_go_together(url: str, tmp_path: Path) -> None:
     """A source may have files of many places, and parts of them."""
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     (tmp_path / "b").write_bytes(tfrecord_bytes(RECORDS))
-    paths = [f"{store.url}/bucket/a[10:20]", tmp_path / "b", "gs://bucket/a[1:2]"]
+    paths = [f"{url}[10:20]", tmp_path / "b", "gs://bucket/a[1:2]"]
     with TFRecordDataSource(paths) as source:
         assert every_record(source) == [*RECORDS[10:20], *RECORDS, RECORDS[1]]
         assert "files=3 records=411" in source.fingerprint()
@@ -154,10 +159,9 @@ def test_a_batch_is_asked_for_at_once(store: ObjectServer, scheme: str) -> None:
     assert len(store.requests) == 150
 
 
-def test_neighbours_come_by_one_request(store: ObjectServer) -> None:
+def test_neighbours_come_by_one_request(store: ObjectServer, url: str) -> None:
     """A batch in the order of the file costs as many requests as its bytes need, not as many as its records."""
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
-    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+    with TFRecordDataSource(url) as source:
         store.forget()
         assert source.__getitems__(range(100, 356)) == RECORDS[100:356]
     assert len(store.requests) == 1
@@ -287,15 +291,15 @@ def test_a_server_without_versions_is_trusted(store: ObjectServer, etag: str | N
     url = f"{store.url}/bucket/a"
     for records in (RECORDS, RECORDS[::-1], []):
         store.objects["bucket/a"] = tfrecord_bytes([*records, b"last"])
-        with TFRecordDataSource(url) as source:
-            assert every_record(source) == [*records, b"last"]
+        assert records_of(TFRecordDataSource(url)) == [*records, b"last"]
 
 
-def test_a_request_without_a_response_is_repeated(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_a_response_is_repeated(
+    store: ObjectServer, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A silent connection is given up and the request repeated, until the attempts are used up."""
     monkeypatch.setattr(object_clients, "SILENCE_SECONDS", 0.3)
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
-    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+    with TFRecordDataSource(url) as source:
         store.forget()
         store.failure = lambda request: "hang" if request.number == 0 else None
         assert source[7] == RECORDS[7]
@@ -308,10 +312,9 @@ def test_a_request_without_a_response_is_repeated(store: ObjectServer, monkeypat
     assert len(store.requests) == 5
 
 
-def test_every_wait_for_a_store_has_a_limit(store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_wait_for_a_store_has_a_limit(store: ObjectServer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that never returns ends with an error after the time limit."""
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
-    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+    with TFRecordDataSource(url) as source:
         monkeypatch.setattr(object_clients, "REQUEST_SECONDS", 0.25)
         store.failure = lambda _: "hang"
         with at_most(0.5), pytest.raises(DataSourceError, match=r"record 8 .*Timed out.*no response within 1 sec"):
@@ -432,12 +435,11 @@ def test_empty_objects_are_files_without_records(store: ObjectServer, scheme: st
         assert source.unit_sizes.tolist() == [0, 1, 0]
 
 
-def test_a_server_that_sends_whole_files_only_is_refused(store: ObjectServer) -> None:
+def test_a_server_that_sends_whole_files_only_is_refused(store: ObjectServer, url: str) -> None:
     """A server that ignores ranges is an error that says so."""
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     store.supports_ranges = False
     with pytest.raises(DataSourceError, match=r"Cannot read '.*bucket/a' at random: its server sends only whole files"):
-        TFRecordDataSource(f"{store.url}/bucket/a")
+        TFRecordDataSource(url)
 
 
 @pytest.mark.parametrize("tells_sizes", [True, False])
@@ -452,10 +454,9 @@ def test_one_request_identifies_an_object(store: ObjectServer, scheme: str, tell
         assert not (size and tells_sizes) or len(store.requests) == 1
 
 
-def test_a_copy_needs_no_look_at_the_store(store: ObjectServer) -> None:
+def test_a_copy_needs_no_look_at_the_store(store: ObjectServer, url: str) -> None:
     """A pickled source knows its objects' sizes and versions."""
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
-    with TFRecordDataSource("s3://bucket/a") as source:
+    with TFRecordDataSource(url) as source:
         pickled = pickle.dumps(source)
     store.forget()
     with pickle.loads(pickled) as copy:
@@ -463,10 +464,9 @@ def test_a_copy_needs_no_look_at_the_store(store: ObjectServer) -> None:
     assert len(store.requests) == 1
 
 
-def test_a_forked_process_gets_an_error(store: ObjectServer) -> None:
+def test_a_forked_process_gets_an_error(url: str) -> None:
     """Reading in a forked process is an error, not a hang; the parent reads on."""
-    store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
-    with TFRecordDataSource(f"{store.url}/bucket/a") as source:
+    with TFRecordDataSource(url) as source:
         assert source[5] == RECORDS[5]
         assert "forked after its parent had read from a store" in source_error_after_fork(lambda: source[5])
         assert source[5] == RECORDS[5]

@@ -13,7 +13,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TextLineDataSource
 from millstream.sources.files import span_files
 from millstream.sources.lines import json_lines, text_lines
-from support.files.record_files import assert_records, every_record, write_alone
+from support.files.record_files import assert_records, every_record, records_of, write_alone
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n"), max_size=12).filter(
     lambda t: not t.endswith("\r")
@@ -56,8 +56,7 @@ def test_encodings_in_which_lines_can_be_found(tmp_path: Path, encoding: str) ->
     """Text is decoded as it was encoded."""
     texts = ["plain", "", "end"] + (["é"] if encoding in ("latin-1", "cp1252") else [])
     path = write_alone(tmp_path, "\n".join(texts).encode(encoding) + b"\n")
-    with TextLineDataSource(path, encoding=encoding) as source:
-        assert every_record(source) == texts
+    assert records_of(TextLineDataSource(path, encoding=encoding)) == texts
 
 
 def test_a_line_in_another_encoding_is_an_error_with_its_number(tmp_path: Path) -> None:
@@ -118,8 +117,7 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "orjson", None)
     json_lines._loads.cache_clear()
     try:
-        with JsonLinesDataSource(path) as source:
-            assert every_record(source) == with_library
+        assert records_of(JsonLinesDataSource(path)) == with_library
     finally:
         json_lines._loads.cache_clear()
 

@@ -13,7 +13,7 @@ from millstream.sources import TFRecordDataSource
 from millstream.sources.formats import format_of_file
 from millstream.sources.records import tfrecord
 from millstream.sources.records.tfrecord import masked_crc32c_of_lengths
-from support.files.record_files import assert_records, emptied, every_record, masked_crc, write_tfrecord
+from support.files.record_files import assert_records, emptied, masked_crc, records_of, write_tfrecord
 
 
 @settings(max_examples=50)
@@ -36,8 +36,7 @@ def test_large_records_are_found_header_by_header(tmp_path: Path, monkeypatch: p
     records = [bytes([n]) * size for n, size in enumerate([5, 90_000, *[30_000] * 8, 7, 7, 7, 50_000, 0])]
     path = write_tfrecord(tmp_path / "a", records)
 
-    with TFRecordDataSource(path) as source:
-        assert every_record(source) == records
+    assert records_of(TFRecordDataSource(path)) == records
 
 
 def test_without_the_library_records_are_read_unchecked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +48,7 @@ def test_without_the_library_records_are_read_unchecked(tmp_path: Path, monkeypa
     try:
         with pytest.raises(ImportError, match=r"pip install 'millstream\[tfrecord\]', or pass check_crc=False"):
             TFRecordDataSource(path)
-        with TFRecordDataSource(path, check_crc=False) as source:
-            assert every_record(source) == records
+        assert records_of(TFRecordDataSource(path, check_crc=False)) == records
         assert format_of_file(str(path)).name == "tfrecord"
     finally:
         tfrecord.crc32c_function.cache_clear()
@@ -63,8 +61,7 @@ def test_files_without_checksums_can_be_read(tmp_path: Path) -> None:
 
     with pytest.raises(DataSourceError, match=r"not a TFRecord file, or is damaged: the length of record 0, at byte 0"):
         TFRecordDataSource(tmp_path / "a")
-    with TFRecordDataSource(tmp_path / "a", check_crc=False) as source:
-        assert every_record(source) == [b"one", b"", b"three"]
+    assert records_of(TFRecordDataSource(tmp_path / "a", check_crc=False)) == [b"one", b"", b"three"]
 
 
 def test_a_range_beyond_its_file_is_an_error(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import WebDatasetDataSource
-from support.files.record_files import assert_records, emptied, every_record, write_tar
+from support.files.record_files import assert_records, emptied, every_record, records_of, write_tar
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 FOLDERS = st.sampled_from(["", "a/", "./", "a.b/c/", "x" * 90 + "/" + "y" * 50 + "/"])
@@ -65,8 +65,7 @@ def test_members_that_are_not_files_are_passed_over(tmp_path: Path) -> None:
         for name in ("1.x", "1.y"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO())
 
-    with WebDatasetDataSource(path) as source:
-        assert every_record(source) == [{"__key__": "1", "x": b"", "y": b""}]
+    assert records_of(WebDatasetDataSource(path)) == [{"__key__": "1", "x": b"", "y": b""}]
 
 
 def test_a_size_of_absurdly_many_digits_is_an_error(tmp_path: Path) -> None:

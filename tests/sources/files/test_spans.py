@@ -21,7 +21,7 @@ from millstream.sources.files import multi_file as files
 from millstream.sources.files import spans
 from millstream.sources.storage import byte_files, offsets, progress
 from millstream.sources.storage.progress import CancelledScanError, Progress
-from support.files.record_files import every_record, write_tfrecord
+from support.files.record_files import every_record, records_of, write_tfrecord
 
 RECORDS = [b"record %d" % number for number in range(100)]
 
@@ -131,8 +131,7 @@ def test_a_pattern_with_several_recursive_parts_gives_each_file_once(tmp_path: P
     """`**/**` matches a file in a folder in several ways."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "x.jsonl").write_text("1\n")
-    with JsonLinesDataSource(tmp_path / "**" / "**" / "*.jsonl") as source:
-        assert every_record(source) == [1]
+    assert records_of(JsonLinesDataSource(tmp_path / "**" / "**" / "*.jsonl")) == [1]
 
 
 def steps_of(source: Any, keys: list[int]) -> int:

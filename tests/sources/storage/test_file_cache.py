@@ -19,7 +19,7 @@ from millstream.errors import DataSourceError
 from millstream.samplers import HierarchicalSampler
 from millstream.sources import FileCache, TFRecordDataSource
 from millstream.sources.storage import file_cache
-from support.files.record_files import every_record, tfrecord_bytes
+from support.files.record_files import every_record, records_of, tfrecord_bytes
 from support.stores.object_server import ObjectServer, Request
 
 pytestmark = pytest.mark.third_party
@@ -66,8 +66,7 @@ def test_each_file_is_copied_once(store: ObjectServer, urls: list[str], tmp_path
         store.forget()
         assert source.__getitems__(range(0, 200, 3)) == RECORDS[::3]
         assert store.requests == []
-    with TFRecordDataSource(urls, cache=FileCache(FILES * LARGEST, tmp_path / "copies")) as source:
-        assert every_record(source) == RECORDS
+    assert records_of(TFRecordDataSource(urls, cache=FileCache(FILES * LARGEST, tmp_path / "copies"))) == RECORDS
     assert len(store.requests) == FILES
     assert len(copies(tmp_path / "copies")) == FILES
 
@@ -159,8 +158,7 @@ def test_what_a_killed_process_leaves_is_taken_away(store: ObjectServer, urls: l
     process.send_signal(signal.SIGKILL)
     process.wait()
     store.failure = lambda _: None
-    with TFRecordDataSource(urls[1], cache=FileCache(LARGEST, folder)) as source:
-        assert every_record(source) == RECORDS[ROWS : 2 * ROWS]
+    assert records_of(TFRecordDataSource(urls[1], cache=FileCache(LARGEST, folder))) == RECORDS[ROWS : 2 * ROWS]
     assert len(copies(folder)) == 1
 
 
@@ -187,8 +185,7 @@ def test_a_damaged_copy_is_made_again(
         damage(copy)
         if is_open:
             assert every_record(source) == RECORDS[:ROWS]
-    with TFRecordDataSource(urls[0], cache=cache) as source:
-        assert every_record(source) == RECORDS[:ROWS]
+    assert records_of(TFRecordDataSource(urls[0], cache=cache)) == RECORDS[:ROWS]
     assert copy.read_bytes() == CONTENTS[0]
 
 
@@ -236,8 +233,7 @@ def test_the_folder_is_private(urls: list[str], tmp_path: Path) -> None:
 def test_files_of_others_are_left_alone(urls: list[str], tmp_path: Path) -> None:
     """Files that the cache did not write are neither counted nor removed."""
     (tmp_path / "mine.txt").write_bytes(bytes(10 * LARGEST))
-    with TFRecordDataSource(urls[:2], cache=FileCache(LARGEST, tmp_path)) as source:
-        assert every_record(source) == RECORDS[: 2 * ROWS]
+    assert records_of(TFRecordDataSource(urls[:2], cache=FileCache(LARGEST, tmp_path))) == RECORDS[: 2 * ROWS]
     assert (tmp_path / "mine.txt").stat().st_size == 10 * LARGEST
 
 

@@ -31,7 +31,7 @@ from millstream.sources.storage.offset_index import (
 )
 from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, StoredOffsets
 from millstream.sources.storage.paths import FileIdentity
-from support.files.record_files import every_record, write_megatron
+from support.files.record_files import every_record, records_of, write_megatron
 from support.processes.worker_pools import python
 
 LINES = [f"line {number}" for number in range(100)]
@@ -73,8 +73,7 @@ KEEPERS = [index_in_cache, index_beside]
 
 
 def read_lines(path: Path) -> list[str]:
-    with TextLineDataSource(path) as source:
-        return every_record(source)
+    return records_of(TextLineDataSource(path))
 
 
 def test_the_index_is_made_once_and_kept_in_the_cache(path: Path) -> None:
@@ -280,8 +279,7 @@ def test_limits_that_change_beside_a_bagz_file_are_noticed(path: Path) -> None:
     limits = path.with_name("limits.t.bag")
     for ends, expected in (([2, 6], [b"aa", b"bbbb"]), ([3, 6], [b"aab", b"bbb"])):
         limits.write_bytes(np.array(ends, "<u8").tobytes())
-        with BagzDataSource(place) as source:
-            assert every_record(source) == expected
+        assert records_of(BagzDataSource(place)) == expected
     source = BagzDataSource(place)
     limits.unlink()
     with pytest.raises(DataSourceError, match=r"limits\.t\.bag' has changed"):

@@ -52,6 +52,13 @@ class File:
             self.disk.open.remove(self.path)
 
 
+def use(files: OpenFiles[File], disk: Disk, *paths: str) -> None:
+    """Acquires files and releases them, one after another."""
+    for path in paths:
+        files.acquire(path, disk.open_file)
+        files.release(path)
+
+
 @settings(deadline=None)
 @given(st.integers(1, 4), st.lists(st.sampled_from("abcdef")))
 def test_the_last_used_files_stay_open(max_open: int, paths: list[str]) -> None:
@@ -80,8 +87,7 @@ def test_files_in_use_stay_open_beyond_the_bound() -> None:
     assert all(file.is_open for file in held)
     for path in "abc":
         files.release(path)
-    files.acquire("d", disk.open_file)
-    files.release("d")
+    use(files, disk, "d")
     assert disk.open == ["d"]
 
 
@@ -89,9 +95,7 @@ def test_idle_files_make_room_when_descriptors_run_out() -> None:
     """Out of descriptors, idle files are closed one by one; with none idle, the error is the caller's."""
     disk = Disk(descriptors=2)
     files = OpenFiles[File](100)
-    for path in "abcd":
-        files.acquire(path, disk.open_file)
-        files.release(path)
+    use(files, disk, *"abcd")
     assert disk.open == ["c", "d"]
     files.acquire("c", disk.open_file)
     files.acquire("d", disk.open_file)
@@ -121,8 +125,7 @@ def test_close_waits_for_the_last_user() -> None:
     files = OpenFiles[File](4)
     files.acquire("a", disk.open_file)
     files.acquire("a", disk.open_file)
-    files.acquire("b", disk.open_file)
-    files.release("b")
+    use(files, disk, "b")
     files.close()
     files.close()
     assert disk.open == ["a"]
@@ -140,7 +143,7 @@ def test_threads_share_files_that_are_open_while_used() -> None:
     disk = Disk(descriptors=10)
     files = OpenFiles[File](3)
 
-    def use(number: int) -> bool:
+    def is_open(number: int) -> bool:
         path = "abcdefgh"[(number * 5 + number // 7) % 8]
         file = files.acquire(path, disk.open_file)
         try:
@@ -149,9 +152,8 @@ def test_threads_share_files_that_are_open_while_used() -> None:
             files.release(path)
 
     with ThreadPoolExecutor(8) as threads:
-        assert all(threads.map(use, range(4000)))
-    files.acquire("a", disk.open_file)
-    files.release("a")
+        assert all(threads.map(is_open, range(4000)))
+    use(files, disk, "a")
     assert len(disk.open) == len(files) <= 3
     files.close()
     assert disk.open == []
@@ -165,9 +167,7 @@ def test_sources_share_half_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) 
     disk, one, other = Disk(), OpenFiles[File](100), OpenFiles[File](100)
 
     def open_all(files: OpenFiles[File]) -> int:
-        for number in range(30):
-            files.acquire(str(number), disk.open_file)
-            files.release(str(number))
+        use(files, disk, *map(str, range(30)))
         return len(files)
 
     resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard))

@@ -106,6 +106,12 @@ def assert_records(source: Any, expected: Sequence[Any]) -> None:
     assert source.__getitems__(order) == [expected[key] for key in order]
 
 
+def records_of(source: Any) -> list[Any]:
+    """Returns all records of a source, and closes it."""
+    with source:
+        return every_record(source)
+
+
 def every_record(source: Any) -> list[Any]:
     """Returns all records of a source, by one batched read."""
     return list(source.__getitems__(range(len(source))))
