@@ -33,11 +33,9 @@ class Execution:
     """Creates the iterators of a pipeline.
 
     Args:
-        pipeline: the pipeline to run.
         workers: the options of worker processes or actors.
         reading: the options of threads, in this process or in each worker.
         feed: the source of the elements of stage 0; None if records are read.
-        profiler: sums up measured times; None for a new one.
         instrument: wraps each function that does part of the work, given its name; None for the profiler's.
         ray_workers: the actors to use instead of processes, if any.
         front: the API with which the pipeline was built, for advice.

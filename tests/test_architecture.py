@@ -124,7 +124,6 @@ MODULE_LINES = 300
 LONG_MODULES = {
     "millstream.dataset.iter_dataset": "the methods of one class, each with all that a user has to know of it",
     "millstream.dataset.map_dataset": "the methods of one class, each with all that a user has to know of it",
-    "millstream.loader.checkpoints.description": "one recursive walk over every kind of Python value",
     "millstream.loader.data_loader": "the methods of one class, each with all that a user has to know of it",
     "millstream.samplers.mixtures.mixture": "the methods of one class, each with all that a user has to know of it",
     "millstream.loader.device_iterator": "what one thread and the consumer share, to be read together",

@@ -194,7 +194,7 @@ with iter(millstream.load([1, 2], batch_size=2, read_options=millstream.ReadOpti
     next(batches)
 print(*sys.modules)
 """
-    others = {"cluster.options", "pipeline.dropped_records", "pipeline.feed", "pipeline.join"}
-    others |= {"pipeline.regrouping", "processes.pool", "threads.recorder", "threads.thread_executor"}
+    others = {"cluster.options", "scheduling.dropped_records", "scheduling.feed", "scheduling.join"}
+    others |= {"processes.pool", "threads.recorder", "threads.thread_executor"}
     others = {f"millstream.loader.{name}" for name in others} | {"millstream.sources.remote.object_stores"}
     assert others.isdisjoint(run_python(code, tmp_path).split())

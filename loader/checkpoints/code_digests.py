@@ -36,7 +36,6 @@ def written_name(value: Any) -> str:
 
 
 def is_foreign(module: object) -> bool:
-    """Returns True if a module belongs to Python, to an array library or to millstream."""
     return str(module).partition(".")[0] in _FOREIGN_MODULES
 
 

@@ -122,12 +122,10 @@ class Description:
 
 
 def text_of(value: object) -> str:
-    """Returns a value as one short text, both tiers together."""
     return _shortened(_Writer().text(value), value)
 
 
 def identity_of(value: object) -> str:
-    """Returns the identity of a value as one text."""
     found = Description()
     found.add("", value)
     first, *others = [found.identity.pop("", ""), *(f"{path[1:]}: {text}" for path, text in found.identity.items())]
@@ -139,7 +137,6 @@ def printable(text: str) -> str:
 
 
 def own_fingerprint(value: object) -> str | None:
-    """Returns the result of an object's `fingerprint()`; None if it has no such method."""
     own = None if isinstance(value, type) else getattr(value, "fingerprint", None)
     if not callable(own):
         return None

@@ -170,7 +170,6 @@ def _own_texts(path: str, text: str) -> dict[str, str]:
 
 
 def _kind_of(operation: Transformation) -> str:
-    """Returns the kind of an operation and its class, such as `Map Crop`."""
     name = written_name(type(operation))
     kind = next((kind.__name__ for kind in _KINDS if isinstance(operation, kind)), name)
     return kind if kind == name else f"{kind} {name}"

@@ -101,7 +101,6 @@ def _read_all(folder: Any, own: str) -> dict[str, bytes]:
 
 
 def _check_complete(folder: Any, names: list[str]) -> None:
-    """Raises an error unless these are the states of all processes that saved together."""
     counts = sorted({int(name.removesuffix(".json").rpartition("-")[2]) for name in names})
     if len(counts) > 1:
         raise CheckpointError(

@@ -111,7 +111,6 @@ def check_randomness(operations: Sequence[Transformation], sampler: VectorisedSa
 
 
 def check_sources(sampler: MixedSampler, source: Any) -> None:
-    """Refuses sources that do not match the mixture's components."""
     if not all(hasattr(source, member) for member in ("names", "lengths", "locate")):
         if len(source) != sum(sampler.source_lengths):
             raise ValueError(
@@ -138,7 +137,6 @@ def check_sources(sampler: MixedSampler, source: Any) -> None:
 
 
 def check_scopes(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:
-    """Refuses an OnlyFor without a mixture, for an unknown component, or after a Batch."""
     names = sampler.names if is_mixed(sampler) else ()
     batch = next((number for number, operation in enumerate(operations) if operation.gathers), None)
     for number, operation in enumerate(operations):
@@ -156,7 +154,6 @@ def check_scopes(operations: Sequence[Transformation], sampler: VectorisedSample
 
 
 def check_component_seeds(operations: Sequence[Transformation], sampler: MixedSampler) -> None:
-    """Refuses random operations on elements of a component whose sampler has no randomness."""
     by_name = dict(zip(sampler.names, sampler.samplers, strict=True))
     for number, operation in enumerate(operations):
         if not operation.num_random:
@@ -170,7 +167,6 @@ def check_component_seeds(operations: Sequence[Transformation], sampler: MixedSa
 
 
 def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> None:
-    """Refuses arguments that contradict `Batch(..., pad_remainder=True)`."""
     batches = {number: operation for number, operation in enumerate(operations) if isinstance(operation, Batch)}
     if not any(batch.pad_remainder for batch in batches.values()):
         return
@@ -240,7 +236,6 @@ def check_shapes(operations: Sequence[Transformation], shard: ShardOptions) -> N
 
 
 def check_logical_shards(operations: Sequence[Transformation], shard: ShardOptions) -> None:
-    """Refuses several logical shards if no Batch can concatenate their elements."""
     first, share = first_dynamic(operations), (shard.logical_shards or shard.shard_count) // shard.shard_count
     if first is None or share == 1:
         return

@@ -2,15 +2,12 @@
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
-from millstream.loader.pipeline.outputs import BlockOutputs, GroupOutputs, Outputs, num_bytes
+from millstream.loader.pipeline.outputs import BlockOutputs, FormedGroup, GroupOutputs, Outputs, num_bytes
 from millstream.loader.pipeline.stages import Stage
-
-if TYPE_CHECKING:
-    from millstream.loader.pipeline.regrouping import FormedGroup
 
 
 class Blocks(NamedTuple):
@@ -131,7 +128,7 @@ class GroupCall(Call):
 
     __slots__ = ("_elements", "_skip", "_span", "_stage")
 
-    def __init__(self, shard: int, stage: int, group: "FormedGroup", compiled: Stage, skip: int) -> None:
+    def __init__(self, shard: int, stage: int, group: FormedGroup, compiled: Stage, skip: int) -> None:
         super().__init__(shard, stage, len(group.elements.values), 0)
         self._elements = group.elements
         self._span = group[1:]

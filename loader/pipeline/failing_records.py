@@ -79,9 +79,6 @@ class ErrorLog:
     def _cut(self, outputs: Outputs, failure: FailedRecord, *, are_blocks: bool) -> None:
         origins = outputs.origins
         is_before = origins.block < failure.block if are_blocks else origins.position < failure.position
-        row = int(np.count_nonzero(is_before))
-        outputs.values, outputs.origins = outputs.values[:row], origins.take(slice(row))
-        outputs.first = min(outputs.first, row)
         limit = "no record is left" if self._tolerance.max_errors is None else f"max_errors is {self._limit}"
         add_note(failure.error, f"millstream: on_error='skip' has skipped {len(self.texts)} records, and {limit}.")
-        outputs.error, outputs.error_block = failure.error, failure.block
+        outputs.end_with(failure.error, int(np.count_nonzero(is_before)), failure.block)

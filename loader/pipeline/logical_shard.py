@@ -49,7 +49,7 @@ class LogicalShard(NamedTuple):
         cls, number: int, pipeline: Pipeline, stages: Sequence[Sequence[Transformation]], instrument: Instrument
     ) -> Self:
         shard, one_to_one = pipeline.logical_shards[number], first_dynamic(pipeline.operations) is None
-        leading = [operation for operation in stages[0] if isinstance(operation, Batch)]
+        leading = _leading(stages)
         partition = Partition(
             block=records_per_block(stages, pipeline.share),
             shard=shard,
@@ -92,14 +92,17 @@ class LogicalShard(NamedTuple):
 
 def records_per_block(stages: Sequence[Sequence[Transformation]], share: Batch | None) -> int:
     """Returns the number of positions per block, given the operations of each stage."""
-    leading = [operation for operation in stages[0] if isinstance(operation, Batch)]
-    if leading:
+    if leading := _leading(stages):
         return math.prod(batch.batch_size for batch in leading)
     # A record before a FlatMap may have more children than a batch has elements.
     if len(stages) == 1 or any(isinstance(leaf, FlatMap) for operation in stages[0] for leaf in leaves(operation)):
         return 1
     regrouping = share if share is not None and len(stages) == 2 else stages[1][0]
     return regrouping.batch_size if isinstance(regrouping, Batch) else 1
+
+
+def _leading(stages: Sequence[Sequence[Transformation]]) -> list[Batch]:
+    return [operation for operation in stages[0] if isinstance(operation, Batch)]
 
 
 def _tail_rule(leading: Sequence[Batch], shard: ShardOptions) -> Tail:

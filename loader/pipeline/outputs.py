@@ -6,7 +6,7 @@ A position in the stream of a shard has one cursor for each of its logical shard
 import abc
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,26 @@ Position: TypeAlias = tuple[Cursor, ...]
 """A position between two outputs of a shard: the cursors of its logical shards, in order."""
 
 
+class FormedGroup(NamedTuple):
+    """A group of elements.
+
+    Attributes:
+        elements: its elements, whose origins contain the group's decisions about each.
+        start, end: the positions before its first output and after its last.
+        others: the positions after it in the other logical shards, if it has elements of several.
+    """
+
+    elements: Elements
+    start: Cursor
+    end: Cursor
+    others: tuple[Cursor, ...] = ()
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Self:
+        nowhere = Cursor(0, (0,))
+        return cls(Elements.failed(error), nowhere, nowhere)
+
+
 class Outputs(abc.ABC):
     """The outputs of one call, in order.
 
@@ -94,6 +114,11 @@ class Outputs(abc.ABC):
         self.first = min(first, len(elements.values))
         self.num_records = num_records
         self.num_bytes = num_bytes(values)
+
+    def end_with(self, error: BaseException, row: int, block: int | None) -> None:
+        """Replaces the outputs from a row on by an error."""
+        self.values, self.origins = self.values[:row], self.origins.take(slice(row))
+        self.first, self.error, self.error_block = min(self.first, row), error, block
 
     @abc.abstractmethod
     def after(self, row: int) -> Cursor:

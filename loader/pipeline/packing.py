@@ -66,7 +66,6 @@ def _check_indices(rows: NDArray[np.int64], row_length: int) -> None:
 
 
 def pack_step(operation: Pack, order: VectorisedSampler | AdaptedSampler, where: str) -> Step:
-    """Returns the step that builds rows from the documents of each position."""
     # `check_packing` has checked that the order is a PackedSampler.
     row_length = cast("PackedSampler", order).row_length
 

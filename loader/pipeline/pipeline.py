@@ -153,12 +153,10 @@ class Pipeline:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """The labels of the operations in reports about the pipeline."""
         return tuple(f"{path}, {name}" for path, name in zip(paths_of(self.operations), self.names, strict=True))
 
     @functools.cached_property
     def error_labels(self) -> tuple[str, ...]:
-        """The labels of the operations in error texts."""
         numbers = numbers_of(self.operations)
         return tuple(f"operation {number}, {name}" for number, name in zip(numbers, self.names, strict=True))
 

@@ -23,7 +23,7 @@ from millstream.loader.pipeline.arguments import check_balance, first_dynamic
 from millstream.loader.pipeline.calls import Blocks, Fed, Group, Request, Rest
 from millstream.loader.pipeline.failing_records import ErrorLog, without_failures
 from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
-from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
+from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.packing import max_batches
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -32,7 +32,7 @@ from millstream.randomness import OF_BATCHES, derive_seed
 from millstream.samplers.protocols import is_mixed
 from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources.source_checks import batched_read_of, reads_in_one_call
-from millstream.transforms import Batch, Transformation
+from millstream.transforms import Transformation
 from millstream.warn import log_warning
 
 KEYS = "keys"
@@ -60,6 +60,7 @@ class Plan:
         blocks_are_batches: True if a block is a batch; otherwise it is one or more records.
         max_blocks_per_call: the number of blocks above which a call gains nothing; None if it returns no batches.
         errors: the records that failed in all passes of this process; None if the first error is raised.
+        gathers_first: True if stage 0 gathers elements, so that an output of it is made of complete blocks.
 
     Args:
         pipeline: the pipeline to compile.
@@ -75,11 +76,11 @@ class Plan:
         self.has_batched_reads = batched_read_of(source) is not None
         self.record_seconds = math.inf
         self.source_may_depend_on_thread = may_depend_on_thread(source)
-        self.blocks_are_batches = any(isinstance(operation, Batch) for operation in groups[0])
         self.shards = tuple(
             LogicalShard.of(number, pipeline, groups, functools.partial(instrument, KEYS))
             for number in range(len(pipeline.logical_shards))
         )
+        self.blocks_are_batches = bool(self.shards[0].leading)
         self.source_is_stream = self.source_may_depend_on_thread and len(source) >= MAX_HELD_RECORDS
         self._warned: set[str] = set()
         tolerance = pipeline.tolerance
@@ -93,8 +94,8 @@ class Plan:
         self._record_steps, self._block_steps = remote[: first.num_record_steps], remote[first.num_record_steps :]
         self._rest_record_steps = first.steps[rest : first.num_record_steps]
         self._rest_block_steps = first.steps[max(rest, first.num_record_steps) :]
-        self._gathers_first = first.num_record_steps < len(first.steps)
-        self._replaces_failures = self.one_to_one or self._gathers_first
+        self.gathers_first = first.num_record_steps < len(first.steps)
+        self._replaces_failures = self.one_to_one or self.gathers_first
         # Records that are batched here come in calls of several batches.
         sends_batches = self.blocks_are_batches and first.num_remote_steps > first.num_record_steps
         self.max_blocks_per_call = max_batches(groups[0], self.partition.block) if sends_batches else None
@@ -190,7 +191,6 @@ class Plan:
         return isolated(self._read_records, self.locate(start, stop, shard))
 
     def run_record_steps(self, run: Elements) -> Elements:
-        """Prepares records that were read: runs the operations before the first Batch of stage 0."""
         return isolated(self._complete, run)
 
     def prepare(self, origins: Origins) -> Elements:
@@ -229,13 +229,7 @@ class Plan:
             label = self.pipeline.labels[num_steps - 1]
             self.warn_once("none", f"{label}, returned None for the first batch: did you forget `return`?")
 
-    def record_failures(self, outputs: Outputs) -> None:
-        """Records the failures in outputs of stage 0, and truncates the outputs if there are too many."""
-        if self.errors is not None:
-            self.errors.check(outputs, are_blocks=self._gathers_first)
-
     def warn_once(self, topic: str, text: str) -> None:
-        """Logs a warning, unless one on the same topic has been logged."""
         if topic not in self._warned:
             self._warned.add(topic)
             log_warning(text)

@@ -49,7 +49,6 @@ class Stage(NamedTuple):
 
     @property
     def num_cursor_numbers(self) -> int:
-        """The number of numbers that a position has for this stage."""
         return 2 if self.divides_units else 1
 
 

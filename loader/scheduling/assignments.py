@@ -81,12 +81,10 @@ class Assignments:
         return NO_LONGER_WANTED if call is None else self._schedule.describe(call)
 
     def is_suspect(self, number: int) -> bool:
-        """Returns True if a worker has died with a call."""
         assigned = self._assigned.get(number)
         return assigned is not None and assigned.deaths > 0
 
     def complete(self, number: int, elements: Elements) -> None:
-        """Stores the outputs of a call, or the error in their place."""
         assigned = self._assigned.pop(number, None)
         if assigned is not None:
             self._schedule.complete(assigned.call, elements)

@@ -20,7 +20,6 @@ class BlockLeaf:
         self._block = block
 
     def next_blocks(self, limit: int) -> int:
-        """Returns the number of blocks of the next call, at most `limit`."""
         last = self._num_blocks
         return limit if last is None else max(0, min(limit, last - self._block))
 
@@ -117,8 +116,8 @@ class Branch:
 
     def check(self, call: Call, outputs: Outputs) -> None:
         """Records failures and dropped records, in the order of the stream. May truncate the outputs."""
-        if outputs.failures:
-            self._plan.record_failures(outputs)
+        if outputs.failures and self._plan.errors is not None:
+            self._plan.errors.check(outputs, are_blocks=self._plan.gathers_first)
         # Outputs that end with an error do not count as empty, unless the source has ended.
         if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
             self._empty_epochs.record(call.stage, call.num_blocks, len(outputs.values))

@@ -87,10 +87,8 @@ class FilterWindows:
             row = int(np.searchsorted(positions, self._end))
             dropped = 1 - (self._kept + _num_different(positions[counted:row])) / WINDOW
             if self._exceeds_limit(dropped):
-                outputs.values, outputs.origins = outputs.values[:row], outputs.origins.take(slice(row))
-                outputs.first = min(outputs.first, row)
-                outputs.error = ValueError(self._text(dropped, "error"))
-                outputs.error_block = (self._end - 1) // self._plan.partition.global_block
+                block = (self._end - 1) // self._plan.partition.global_block
+                outputs.end_with(ValueError(self._text(dropped, "error")), row, block)
                 return
             self._kept, counted, self._end = 0, row, self._end + WINDOW
         self._kept += _num_different(positions[counted:])

@@ -8,15 +8,18 @@ A batch takes the same number of elements from each logical shard, in their orde
 depends on these logical shards only, not on which others the same shard runs. At the end of the streams, a batch
 contains the remaining elements, or is omitted if it would be short. An error of a logical shard is raised in place of
 the first batch that lacks its share.
+
+The position of a group is the position, in the stage before, of the first element that is not consumed. If a group may
+begin within an element, it also contains the part of the element that is consumed.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import final
 
-from millstream.loader.operations.elements import Elements, SourceEnded
-from millstream.loader.pipeline.outputs import Cursor, Outputs
-from millstream.loader.pipeline.regrouping import FormedGroup, Regrouping
+from millstream.loader.operations.elements import Elements, Origins, SourceEnded
+from millstream.loader.pipeline.outputs import Cursor, FormedGroup, Outputs
 from millstream.loader.pipeline.stages import Stage
 
 
@@ -40,32 +43,87 @@ class Lane:
     def __init__(self, stage: Stage, cursor: Cursor, number: int) -> None:
         if stage.grouping is None:
             raise AssertionError("stage 0 has a leaf")
-        self._keeps_remainder = stage.grouping.keeps_remainder
         self.groups: deque[FormedGroup] = deque()
         self.error: BaseException | None = None
         self.has_ended = self.stops = False
         self.made = self.ready = 0
-        start = Cursor(cursor.block, cursor.skip[:number])
-        used = 0 if stage.unit is None else cursor.skip[number]
-        self._regrouping = Regrouping(stage.grouping, start, used, divides_units=stage.divides_units)
+        self._grouping = stage.grouping
+        # The position after the last share that was taken.
         self._position = cursor
+        # The position in the stage before at which the group begins, and the part of its first element that is used.
+        self._start = Cursor(cursor.block, cursor.skip[:number])
+        self._used = 0 if stage.unit is None else cursor.skip[number]
+        # If outputs divide units, positions in the stage contain a second number, of outputs.
+        self._outputs = (0,) * stage.divides_units
+        self._group = self._grouping.begin(self._used)
+        self._taken: list[tuple[Outputs, int, int]] = []
 
     def add(self, outputs: Outputs) -> None:
-        count = len(outputs.values) - outputs.first
-        self.made += count
-        self.ready += count
-        self.groups.extend(self._regrouping.add(outputs))
+        row, stop, sizes = outputs.first, len(outputs.values), outputs.origins.sizes
+        self.made += stop - row
+        self.ready += stop - row
+        while row < stop:
+            taken = self._group.take(sizes[:, row:stop])
+            if taken:
+                self._taken.append((outputs, row, row + taken))
+                row += taken
+            while self._group.is_full:
+                self.groups.append(self._take_group())
         if isinstance(outputs.error, SourceEnded):
             self.end()
         elif outputs.error is not None:
-            self.groups.extend(self._regrouping.truncate())
+            self._truncate()
             self.error, self.has_ended, self.stops = outputs.error, True, True
 
     def end(self) -> None:
-        """Forms the last, short group, unless an error came before."""
+        """Forms the last, short group if it is to be kept, unless an error came before."""
         if not self.has_ended:
-            self.groups.extend(self._regrouping.finish())
-            self.has_ended, self.stops = True, not self._keeps_remainder
+            keeps = self._grouping.keeps_remainder
+            if self._taken and keeps:
+                group = self._take_group()
+                self.groups.append(group._replace(end=group.end._replace(is_final=True)))
+            self.has_ended, self.stops = True, not keeps
+
+    def _truncate(self) -> None:
+        """Forms a group of the complete outputs of the last one, because an error follows.
+
+        The bounds of such groups depend on where a stream was resumed, but the outputs do not.
+        """
+        if self._taken and (count := self._group.truncate()):
+            used = self._used + count * (self._grouping.output_size or 1)
+            self.groups.append(FormedGroup(self._elements(), self._within(self._used), self._within(used)))
+
+    def _take_group(self) -> FormedGroup:
+        elements, start, used = self._elements(), self._within(self._used), self._group.used
+        last, _, stop = self._taken[-1]
+        self._start, self._used = self._before_last() if used else last.after(stop - 1), used
+        self._group, self._taken = self._grouping.begin(used), []
+        if used:
+            # The remainder of the last element belongs to the next group.
+            self._group.take(last.origins.sizes[:, stop - 1 : stop])
+            self._taken.append((last, stop - 1, stop))
+        return FormedGroup(elements, start, self._within(used))
+
+    def _elements(self) -> Elements:
+        runs = [outputs.values[row:stop] for outputs, row, stop in self._taken]
+        values = runs[0] if len(runs) == 1 else list(itertools.chain.from_iterable(runs))
+        origins = Origins.concatenate([outputs.origins.take(slice(row, stop)) for outputs, row, stop in self._taken])
+        return Elements(values, origins.with_sizes(self._group.decisions()))
+
+    def _before_last(self) -> Cursor:
+        """Returns the position in the stage before at which the last element of the group begins."""
+        last, first, stop = self._taken[-1]
+        if stop - 1 > first:
+            return last.after(stop - 2)
+        if len(self._taken) > 1:
+            earlier, _, end = self._taken[-2]
+            return earlier.after(end - 1)
+        return self._start
+
+    def _within(self, used: int) -> Cursor:
+        """Returns the position in the group after a consumed amount."""
+        start = self._start
+        return Cursor(start.block, (*start.skip, used, *self._outputs), start.is_final)
 
     def take_groups(self) -> Sequence[FormedGroup]:
         """Removes and returns the complete groups. An error is a group of its own, the last one."""

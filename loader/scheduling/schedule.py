@@ -59,7 +59,6 @@ class Schedule:
             self._settle(branch, 0)
 
     def _join(self) -> None:
-        """Joins the branches: they share one last stage."""
         from millstream.loader.scheduling.join import Join  # noqa: PLC0415  (lazy: rare)
 
         self._last.branches = slice(None)
@@ -104,7 +103,6 @@ class Schedule:
         return held
 
     def next_blocks(self, limit: int) -> int:
-        """Returns the number of blocks of the next call of stage 0, at most `limit`."""
         branch = self._branch_to_read()
         return 0 if branch is None else branch.next_blocks(limit)
 
@@ -162,10 +160,6 @@ class Schedule:
         return self._plan.describe(call.request)
 
     def split(self, call: BlockCall) -> list[BlockCall]:
-        """Replaces a call by calls of one block each, to find the faulty block.
-
-        Returns none if the outputs of the call are no longer wanted.
-        """
         if not self.wants(call):
             return []
         calls, pending = call.split(), self._branches[call.shard].queues[0].pending

@@ -1,10 +1,9 @@
 """A checkpoint that a group of JAX processes cannot resume from is refused by all of them, and changes nothing."""
 
-import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,11 +27,6 @@ def cut_short(states: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
 
 
-def remove_all(states: Path) -> None:
-    for file in states.glob("*.json"):
-        file.unlink()
-
-
 def move(states: Path) -> None:
     """Moves one process's state a batch further than the others."""
     file = states / "process_2-of-3.json"
@@ -44,9 +38,7 @@ def move(states: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "half-written": (cut_short, "Cannot read"),
-    "empty": (lambda states: (states / "process_1-of-3.json").write_bytes(b""), "Cannot read"),
     "one missing": (lambda states: (states / "process_1-of-3.json").unlink(), "process_1-of-3.json is missing"),
-    "all missing": (remove_all, "holds no loader state"),
     "mixed": (
         lambda states: shutil.copy(states / "process_0-of-3.json", states / "process_0-of-4.json"),
         "states of 3 and 4 processes",
@@ -55,14 +47,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 """What may be wrong with a checkpoint, and what the error says."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """What a group of three processes saved.
-
-    Attributes:
-        folder: the folders of checkpoints `whole` and `filtered`.
-        filtered: what each process yields after the checkpoint, in a filtered pipeline restored by itself.
-    """
+class Saved(NamedTuple):
+    """The folders of checkpoints `whole` and `filtered`, and what each process of the latter yields after it."""
 
     folder: Path
     filtered: list[Any]
@@ -83,12 +69,14 @@ def damaged(saved: Saved, folder: Path, damage: Callable[[Path], object]) -> Pat
 
 
 def attempts_at(saved: Saved, folder: Path) -> dict[str, tuple[Path, int, bool]]:
-    """Returns every way to fail that does not depend on the number of processes."""
+    """Returns ways to fail that do not depend on the number of processes, and two that do: `places` and `filtered`."""
     broken = {name: damaged(saved, folder / name, damage) for name, (damage, _) in DAMAGES.items()}
     return {
         **{name: (path, SEED, False) for name, path in broken.items()},
         "another seed": (saved.folder / "whole", SEED + 1, False),
         "another pipeline": (saved.folder / "whole", SEED, True),
+        "places": (damaged(saved, folder / "places", move), SEED, False),
+        "filtered": (saved.folder / "filtered", SEED, True),
     }
 
 
@@ -107,10 +95,7 @@ def test_all_processes_refuse_what_one_of_them_cannot_read(saved: Saved, tmp_pat
 
     Positions that differ are fine here: each process resumes from the one that it saved.
     """
-    attempts = attempts_at(saved, tmp_path) | {
-        "places": (damaged(saved, tmp_path / "places", move), SEED, False),
-        "filtered": (saved.folder / "filtered", SEED, True),
-    }
+    attempts = attempts_at(saved, tmp_path)
     for told in run_group("restore_each", PROCESSES, tmp_path / "log", attempts=attempts):
         assert_all_refused(told)
         assert [told["places"][0], told["filtered"][0]] == ["", ""]
@@ -118,11 +103,7 @@ def test_all_processes_refuse_what_one_of_them_cannot_read(saved: Saved, tmp_pat
 
 def test_another_number_of_processes_refuses_the_same(saved: Saved, tmp_path: Path) -> None:
     """Files missing, damaged or at different positions: each is a CheckpointError here too, in a group of one."""
-    attempts = attempts_at(saved, tmp_path) | {
-        "places": (damaged(saved, tmp_path / "places", move), SEED, False),
-        "filtered": (saved.folder / "filtered", SEED, True),
-    }
-    told = restore_each(attempts)
+    told = restore_each(attempts_at(saved, tmp_path))
     assert_all_refused(told)
     assert "shard 1 at step 4, position 48, shard 2 at step 5, position 60" in told["places"][0]
     assert "logical_shards: saved 3, here 1" in told["filtered"][0]

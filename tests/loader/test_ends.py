@@ -9,7 +9,7 @@ import pytest
 import millstream
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Filter, FlatMap, PaddedBatch, Transformation
+from millstream.transforms import Batch, Filter, PaddedBatch, Transformation
 from support.draw.random_pipelines import DropMultiples, Split
 from support.streams import comparable
 
@@ -63,15 +63,16 @@ def documented(positions: list[int], batch_size: int, shard_count: int, rule: st
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shard_count", [1, 2, 3, 4])
 def test_every_small_combination_is_as_documented(shard_count: int, rule: str) -> None:
-    """Every shard yields the batches of the documented table, and `len` counts them, for all small sizes."""
-    for num_records, batch_size, num_epochs in itertools.product(range(1, 14), range(1, 5), (1, 2)):
-        made = loaders(
-            range(num_records),
-            Batch(batch_size, drop_remainder=rule == "drop in Batch", pad_remainder=rule == "pad"),
-            shard_count,
-            drop_remainder=rule == "drop in shard",
-            sampler=IndexSampler(num_records, num_epochs=num_epochs),
-        )
+    """Every shard yields the batches of the documented table, and `len` counts them, for all small sizes.
+
+    A loader without a Batch follows the table with batches of one record.
+    """
+    batches = [Batch(size, drop_remainder=rule == "drop in Batch", pad_remainder=rule == "pad") for size in range(1, 5)]
+    kinds = [*batches, *([None] if rule in {"keep", "drop in shard"} else [])]
+    for num_records, batch, num_epochs in itertools.product(range(1, 14), kinds, (1, 2)):
+        sampler = IndexSampler(num_records, num_epochs=num_epochs)
+        made = loaders(range(num_records), batch, shard_count, rule == "drop in shard", sampler=sampler)
+        batch_size = 1 if batch is None else batch.batch_size
         streams = [list(loader) for loader in made]
         got = [[rows_of(batch) for batch in stream] for stream in streams]
 
@@ -85,19 +86,6 @@ def test_every_small_combination_is_as_documented(shard_count: int, rule: str) -
             )
             assert {batch.batch.shape for stream in streams for batch in stream} == {(batch_size,)}
             assert [[loader.record_keys(k).tolist() for k in range(len(loader))] for loader in made] == got
-
-
-@pytest.mark.parametrize("drop_remainder", [False, True])
-@pytest.mark.parametrize("shard_count", [1, 2, 3, 4])
-def test_without_a_batch_every_small_combination_is_as_documented(shard_count: int, drop_remainder: bool) -> None:
-    """A loader without a Batch follows the documented table with batches of one record."""
-    for num_records, num_epochs in itertools.product(range(1, 14), (1, 2)):
-        sampler = IndexSampler(num_records, num_epochs=num_epochs)
-        made = loaders(range(num_records), None, shard_count, drop_remainder, sampler=sampler)
-        rule = "drop in shard" if drop_remainder else "keep"
-        expected = documented([*range(num_records)] * num_epochs, 1, shard_count, rule)
-
-        assert [[[record] for record in loader] for loader in made] == expected
 
 
 def test_columns_are_padded_as_records_are() -> None:
@@ -117,48 +105,19 @@ def test_a_template_that_fails_is_an_error_at_its_turn() -> None:
     """A shard without a record in the last global batch processes the last record, and raises its error there."""
 
     def refuse_last(record: int) -> int:
-        if record == 8:
-            raise KeyError("eight")
+        if record == 9:
+            raise KeyError("nine")
         return record
 
-    everyone = loaders(range(9), Batch(2, pad_remainder=True), 4, operations=[refuse_last])
+    everyone = loaders(range(10), Batch(2, pad_remainder=True), 4, operations=[refuse_last])
     for loader in everyone:
         stream = iter(loader)
         assert next(stream).mask.all()
-        with pytest.raises(KeyError, match="eight") as caught:
+        with pytest.raises(KeyError, match="nine") as caught:
             next(stream)
-        assert "operation 0, Map(refuse_last), at record key 8 (position 8)" in caught.value.__notes__[0]
+        assert "operation 0, Map(refuse_last), at record key 9 (position 9)" in caught.value.__notes__[0]
         stream.seek(2)
         assert list(stream) == []
-
-
-@pytest.mark.parametrize(
-    "operation", [Filter(lambda number: number % 3 != 0), FlatMap(lambda number: [number] * (number % 3), 2)]
-)
-def test_behind_a_filter_the_last_batch_is_padded(operation: Transformation) -> None:
-    """After a Filter, too, batches have `batch_size` rows and hold every element once; no element means no batch."""
-    kept = [number for number in range(11) for _ in range(number % 3 if isinstance(operation, FlatMap) else 1)]
-    kept = [number for number in kept if number % 3]
-    (loader,) = loaders(range(11), Batch(4, pad_remainder=True), 1, operations=[operation])
-    stream = list(loader)
-
-    assert [number for batch in stream for number in rows_of(batch)] == kept
-    assert [batch.mask.tolist() for batch in stream[:-1]] == [[True] * 4] * (len(kept) // 4)
-    assert stream[-1].batch.tolist() == [*kept[len(kept) // 4 * 4 :], *[0] * (-len(kept) % 4)]
-    assert list(loaders(range(3), Batch(4, pad_remainder=True), 1, operations=[Filter(lambda _: False)])[0]) == []
-
-
-def test_operations_behind_a_padded_batch_see_it_whole() -> None:
-    """A later Map sees batch and mask of every batch, full ones too; a later Filter drops whole batches."""
-
-    def count(padded: PaddedBatch) -> tuple[int, int]:
-        return len(padded.batch), int(padded.mask.sum())
-
-    (counted,) = loaders(range(7), None, 1, operations=[Batch(3, pad_remainder=True), count])
-    (filtered,) = loaders(range(7), None, 1, operations=[Batch(3, pad_remainder=True), Filter(lambda b: b.mask.all())])
-
-    assert list(counted) == [(3, 3), (3, 3), (3, 1)]
-    assert [rows_of(batch) for batch in filtered] == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.parametrize("operation", [DropMultiples(3), Split(2)])
@@ -174,14 +133,6 @@ def test_shards_that_may_end_apart_are_warned_of(operation: Transformation) -> N
     loaders(range(9), Batch(2), 1, operations=[operation])
     loaders(range(9), Batch(2), 2, operations=[operation], sampler=IndexSampler(9))
     loaders(range(9), Batch(2), 2, sampler=IndexSampler(2, num_epochs=1, keys=[4, 5]))
-
-
-def test_the_short_way_warns_as_well() -> None:
-    """`load` has the warning of `DataLoader`."""
-    with pytest.warns(
-        UserWarning, match=r"operations\[0\], DropMultiples\(of=3\), drops or adds elements on each of the 2 shards"
-    ):
-        millstream.load(range(9), num_epochs=1, transformations=[DropMultiples(3)], shard_options=ShardOptions(0, 2))
 
 
 EMPTY: dict[str, Any] = {

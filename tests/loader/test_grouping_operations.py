@@ -1,10 +1,7 @@
 """Operations that group elements as they come, through the loader: the oracle's stream, whoever makes it."""
 
-import contextlib
 import dataclasses
 import itertools
-import os
-import signal
 import zlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,11 +17,8 @@ from millstream import (
     BestFitPack,
     BOSHandling,
     BucketBatch,
-    CheckpointError,
     ConcatThenSplit,
     DataLoader,
-    DataLoaderIterator,
-    FilterTransform,
     FirstFitPack,
     IndexSampler,
     MapTransform,
@@ -33,14 +27,13 @@ from millstream import (
     TokenBudgetBatch,
     WindowShuffle,
 )
-from millstream.loader.checkpoints.state import LoaderState
-from millstream.transforms import Map, Transformation
-from millstream.transforms.grouping import GroupingOperation
-from support.draw.random_groupings import GROUPINGS, ROW, Document, Halves, Label, Rows, grouping_pipelines, is_even
+from millstream.randomness import OF_GROUPS, generator
+from millstream.transforms import Transformation
+from millstream.transforms.grouping import GroupId, GroupingOperation
+from support.draw.random_groupings import GROUPINGS, ROW, Document, Label, Rows, grouping_pipelines
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline
 from support.laws import expected_of, loader_of
-from support.processes.worker_pools import workers_of
-from support.streams import comparable, drain
+from support.streams import drain
 
 pytestmark = pytest.mark.usefixtures("small_groups")
 EVERY_OPERATION = pytest.mark.parametrize("name", GROUPINGS)
@@ -86,12 +79,6 @@ def test_next_after_an_error_that_was_caught_repeats_and_loses_nothing(name: str
     assert (got, found) == (expected, error)
 
 
-def endless(operations: list[Transformation], **options: Any) -> DataLoader:
-    """Returns a loader of operations over 100 numbers, again and again."""
-    sampler = IndexSampler(100, shuffle=True, seed=3, num_epochs=None)
-    return loader_of(Pipeline(range(100), sampler, tuple(operations), ShardOptions(0, 1)), **options)
-
-
 EXAMPLES: dict[str, list[Transformation]] = {
     "FirstFitPack": [Document(), FirstFitPack({"a": ROW, "b": ROW}, num_packing_bins=4), Batch(3)],
     "BestFitPack": [Document(), BestFitPack({"a": ROW}, num_packing_bins=4), Label(), Batch(3)],
@@ -115,55 +102,6 @@ EXAMPLES: dict[str, list[Transformation]] = {
 """One pipeline of each."""
 
 EVERY_EXAMPLE = pytest.mark.parametrize("name", EXAMPLES)
-
-
-def taken(iterator: DataLoaderIterator, count: int) -> list[object]:
-    return [comparable(next(iterator)) for _ in range(count)]
-
-
-@EVERY_EXAMPLE
-def test_a_worker_killed_within_a_group_changes_nothing(name: str) -> None:
-    """If a worker dies within a group, its calls run again and the group is the same."""
-    with iter(endless(EXAMPLES[name])) as iterator:
-        expected = taken(iterator, 40)
-    with endless(EXAMPLES[name], worker_count=2) as loader:
-        iterator = iter(loader)
-        got = taken(iterator, 3)
-        for step in range(3, 40):
-            if step in {3, 35}:  # Far apart: two deaths over the same outputs would be an error.
-                # The one killed before may not have been replaced yet.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(workers_of(iterator)[step % 2].pid or 0, signal.SIGKILL)
-            got += taken(iterator, 1)
-        assert got == expected
-
-
-@pytest.mark.parametrize(
-    ("after", "numbers"), [([Map(dict)], 3), ([WindowShuffle(2)], 4), ([FilterTransform(is_even)], 4), ([Halves()], 4)]
-)
-def test_a_state_of_the_earlier_release_is_refused_only_where_it_may_be_wrong(
-    after: list[Transformation], numbers: int
-) -> None:
-    """A state of the earlier release is an error only if a later operation divides the rows of a group."""
-    operations = [Document(3 * ROW), ConcatThenSplit({"a": ROW}), *after, Batch(2)]
-    with iter(endless(operations)) as iterator:
-        next(iterator)
-        state = LoaderState.decode(iterator.get_state())
-        (cursor,) = state.cursors
-        assert len(cursor.skip) == numbers
-        if isinstance(after[0], (Map, WindowShuffle)):
-            return
-        earlier = state._replace(cursors=(cursor._replace(skip=(*cursor.skip[:2], cursor.skip[3])),))
-        with pytest.raises(CheckpointError, match="the numbers of a position: saved 3, here 4"):
-            iterator.set_state(earlier.encode())
-
-
-@EVERY_EXAMPLE
-def test_another_option_is_another_stream(name: str) -> None:
-    """A state is refused by a pipeline without the operation."""
-    state = iter(endless(EXAMPLES[name])).get_state()
-    with pytest.raises(CheckpointError, match=r"operations\[1\]"):
-        iter(endless([EXAMPLES[name][0], Batch(3)])).set_state(state)
 
 
 class FailAt(MapTransform):
@@ -344,13 +282,32 @@ def test_meta_features_come_with_each_segment() -> None:
     """A single value is repeated in each row that its document is in; too many for a row are an error at its turn."""
     documents = [{"tokens": np.full(length, length), "id": length} for length in (2, 5, 1)]
     packed = ConcatThenSplit({"tokens": 3, "id": 2}, meta_features=["id"])
-    loader = DataLoader(data_source=documents, sampler=IndexSampler(3, num_epochs=1), operations=[packed])
-    assert [row["id"].tolist() for row in loader] == [[2, 5], [5, 0], [5, 1]]
-    assert all(row.keys() == {"tokens", "tokens_segment_ids", "tokens_positions", "id"} for row in loader)
+    rows = list(millstream.load(documents, num_epochs=1, transformations=[packed]))
+    assert [row["id"].tolist() for row in rows] == [[2, 5], [5, 0], [5, 1]]
+    assert all(row.keys() == {"tokens", "tokens_segment_ids", "tokens_positions", "id"} for row in rows)
 
-    loader = DataLoader(data_source=documents[2:] * 6, sampler=IndexSampler(6, num_epochs=1), operations=[packed])
+    loader = millstream.load(documents[2:] * 6, num_epochs=1, transformations=[packed])
     with pytest.raises(ValueError, match=r"length_struct\['id'\] must be at least 3 for a row of 3 segments, got 2"):
         next(iter(loader))
+
+
+def test_every_public_grouping_is_in_the_list() -> None:
+    """A grouping of `millstream.transforms` that GROUPINGS lacks is found. PackAndBatchOperation is two of them."""
+    public = [getattr(millstream.transforms, name) for name in millstream.transforms.__all__]
+    groupings = {each.__name__ for each in public if isinstance(each, type) and issubclass(each, GroupingOperation)}
+
+    assert groupings - GROUPINGS.keys() == {"PackAndBatchOperation"}
+
+
+@given(
+    seed=st.integers(0, 2**64 - 1), position=st.integers(0, 99), index=st.integers(0, 99), operation=st.integers(0, 9)
+)
+def test_groups_draw_what_no_random_operation_draws(seed: int, position: int, index: int, operation: int) -> None:
+    """Under one seed, the stream of a group is none of those of records, whatever their epoch and index."""
+    ours = GroupId(position, index).generator(seed)
+
+    assert ours.integers(2**63) != generator(seed, position, index, operation).integers(2**63)
+    assert ours.bit_generator.state["state"]["counter"][3] == OF_GROUPS
 
 
 SHUFFLES: dict[str, Callable[..., list[Transformation]]] = {

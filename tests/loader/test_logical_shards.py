@@ -236,24 +236,17 @@ def test_what_cannot_be_laid_end_to_end_is_refused(operations: list[Transformati
 
 
 def test_states_of_other_streams_are_refused_and_change_nothing() -> None:
-    """Another number of logical shards, another global batch and a state alone each have an error that says so."""
+    """Another global batch, states that lack some and a state alone each have an error that says so."""
     four, two = ([iter(loader_of(one)) for one in on_shards(WHOLE, count)] for count in (4, 2))
     for iterator in four:
         next(iterator)
     states = [iterator.get_state() for iterator in four]
     before = two[0].get_state()
-    for given_states, text in (
-        (states[:1], "shards 1, 2, 3 are missing"),
-        ([*states[:3], states[0]], "Two of the 4 states are of shard 0"),
-    ):
-        with pytest.raises(CheckpointError, match=text):
-            two[0].set_states(given_states)
+    with pytest.raises(CheckpointError, match="shards 1, 2, 3 are missing"):
+        two[0].set_states(states[:1])
     with pytest.raises(CheckpointError, match=r"the logical shards 0 to 0, but 0 to 1 are needed\. .* to set_states"):
         two[0].set_state(states[0])
     larger = dataclasses.replace(WHOLE, operations=(*WHOLE.operations[:3], Batch(24)))
-    of_eight = iter(loader_of(dataclasses.replace(larger, shard=ShardOptions(0, 1, logical_shards=8))))
-    with pytest.raises(CheckpointError, match=r"logical_shards: saved 4, here 8.* Give .* logical_shards=4"):
-        of_eight.set_states(states)
     with pytest.raises(CheckpointError, match=r"batch_size: saved 12 over all shards, here 24 over all shards"):
         iter(loader_of(larger)).set_states(states)
     assert two[0].get_state() == before

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.samplers import IndexSampler, SequentialSampler
-from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Filter, Map, Transformation
+from millstream.transforms import Batch, Transformation
 from support.draw.random_pipelines import AddIndex, DropMultiples, FailOn, Jitter, Scale, Split
-from support.laws import assert_shards_agree
 from support.streams import drain
 
 deterministic = st.lists(
@@ -22,40 +20,22 @@ deterministic = st.lists(
 )
 
 
-@given(size=st.integers(1, 700), operations=deterministic, num_threads=st.sampled_from([0, 3]))
+@given(
+    size=st.integers(1, 700),
+    operations=deterministic,
+    threads=st.sampled_from([0, 3]),
+    batch_size=st.integers(1, 5),
+)
 @settings(max_examples=80)
 def test_surviving_keys_are_the_records_whose_element_is_left(
-    size: int, operations: list[Transformation], num_threads: int
+    size: int, operations: list[Transformation], threads: int, batch_size: int
 ) -> None:
-    """The keys are those of the records that survive a pass with the same operations, in order."""
-    keys = millstream.surviving_keys(
-        range(size), operations, read_options=millstream.ReadOptions(num_threads=num_threads)
-    )
-    expected = [key for key in range(size) if survives(key, operations)]
-
-    assert keys.tolist() == expected
-    assert keys.dtype == np.int64
-    assert keys.shape == (len(expected),)
-
-
-def survives(value: Any, operations: Sequence[Transformation]) -> bool:
-    """Says whether the element of a record is left, one operation after the other."""
-    for operation in operations:
-        if isinstance(operation, Map):
-            value = operation.map(value)
-        elif isinstance(operation, Filter) and not operation.filter(value):
-            return False
-    return True
-
-
-@given(size=st.integers(1, 60), operations=deterministic, batch_size=st.integers(1, 5))
-@settings(max_examples=60)
-def test_reading_the_surviving_keys_gives_what_filtering_gives(
-    size: int, operations: list[Transformation], batch_size: int
-) -> None:
-    """The pipeline over the surviving keys gives the batches of the one that filters, in the source's order."""
-    keys = millstream.surviving_keys(range(size), operations)
+    """The keys are those of the records that survive; a pipeline over them gives the batches of one that filters."""
+    options = millstream.ReadOptions(num_threads=threads)
+    keys = millstream.surviving_keys(range(size), operations, read_options=options)
     filtered = loader_of(range(size), SequentialSampler(size), [*operations, Batch(batch_size)])
+
+    assert keys.dtype == np.int64
     if not len(keys):
         assert list(filtered) == []
         return
@@ -88,19 +68,6 @@ def test_workers_find_the_same_and_read_it(tmp_path: Path) -> None:
         assert drain(batches) == drain(iter(loader_of(range(1000), sampler, [Batch(64)])))
 
 
-def test_a_filtered_pipeline_becomes_elastic() -> None:
-    """Over surviving keys `len` is known, all shards end together, and a state resumes on other shards."""
-    keys = millstream.surviving_keys(range(100), [DropMultiples(3)])
-    sampler = IndexSampler(len(keys), shuffle=True, seed=1, num_epochs=1, keys=keys)
-
-    def make(index: int, count: int) -> millstream.DataLoader:
-        operations = [Batch(12 // count, pad_remainder=True)]
-        return loader_of(range(100), sampler, operations, shard_options=ShardOptions(index, count))
-
-    assert {len(make(index, count)) for count in (1, 2, 3, 4) for index in range(count)} == {6}
-    assert_shards_agree(make, (2, 3, 4), 3)
-
-
 def test_other_keys_are_another_stream() -> None:
     """A state says which keys it belongs to, by their number and a digest of all; others are refused."""
     keys = np.arange(100_000)
@@ -127,10 +94,6 @@ def test_operations_without_a_verdict_on_a_record_are_refused(operation: Transfo
         millstream.surviving_keys(range(5), [abs, operation])
 
 
-def nothing_left(_: Any) -> bool:
-    return False
-
-
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
@@ -143,11 +106,3 @@ def test_mistakes_are_errors(make: Callable[[], object], error: type[Exception],
     """Wrong arguments are refused as by DataLoader, and an operation's error is raised."""
     with pytest.raises(error, match=text):
         make()
-
-
-def test_nothing_left_is_an_empty_array() -> None:
-    """The result is an empty int64 array if every record is dropped."""
-    keys = millstream.surviving_keys(range(5), [Filter(nothing_left)])
-
-    assert keys.tolist() == []
-    assert keys.dtype == np.int64

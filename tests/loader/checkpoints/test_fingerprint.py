@@ -1,15 +1,13 @@
 """A fingerprint holds everything that decides the stream, under paths that a person understands."""
 
 import dataclasses
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from millstream.loader.checkpoints.fingerprint import OWN_TEXT_LIMIT, SAMPLE_SIZE, Fingerprint, fingerprint_of
+from millstream.loader.checkpoints.fingerprint import OWN_TEXT_LIMIT, SAMPLE_SIZE, fingerprint_of
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.transforms import Batch, Filter, FlatMap, Map
@@ -187,39 +185,3 @@ def test_code_is_marked_by_part_and_function_but_not_millstreams_own() -> None:
     assert list(fingerprint.content) == ["sampler.record_keys_at()", "operations[0].map()", "operations[1].filter()"]
     assert all(mark.startswith("code #") for mark in fingerprint.content.values())
     assert fingerprint.python == f"{sys.version_info.major}.{sys.version_info.minor}"
-
-
-PIPELINE = """
-import dataclasses, sys
-import numpy as np
-import millstream
-from millstream.loader.checkpoints.fingerprint import fingerprint_of
-from millstream.transforms import Batch, Map
-
-class Crop(Map):
-    def __init__(self, size):
-        self._size, self._names = (size, size), {"left", "right", "up", "down"}
-        self._mean = np.full(99, 0.5)
-    def map(self, element):
-        return element
-
-def main():
-    operations = [Crop(224), Map(lambda x, k={"a", "b", "c"}: x), Batch(4)]
-    print(ascii(dataclasses.asdict(fingerprint_of(list("abc"), millstream.IndexSampler(3, seed=1), operations))))
-
-main()
-"""
-
-
-def test_equal_pipelines_have_equal_fingerprints_in_all_processes(tmp_path: Path) -> None:
-    """Another process, folder and hash seed describe the same pipeline with the same words and marks."""
-    printed = []
-    for number in (1, 2):
-        file = tmp_path / str(number) / "train.py"
-        file.parent.mkdir()
-        file.write_text("#\n" * number + PIPELINE)
-        command = [sys.executable, str(file)]
-        environment = {"PYTHONHASHSEED": str(number)}
-        printed.append(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert printed[0] == printed[1]
-    assert isinstance(Fingerprint(**eval(printed[0])), Fingerprint)

@@ -31,16 +31,10 @@ class Spec:
     """All that may change.
 
     Attributes:
-        size: a plain parameter of the operation.
-        seed: that of the order.
         calls: how often the operation's tokenizer was called.
         code: which code the operation runs, of two that compute the same.
         extra: how many further operations there are.
-        threads: how many read.
-        epochs: how many there are.
         kind: the name of the operation's class.
-        private: a private attribute of the operation.
-        constant: a constant of its class.
         nested: a number in a list in a dict.
         row: a number in a small array.
         large: a number in an array of half a megabyte.

@@ -84,29 +84,24 @@ def refusal(raw: Any, *likely: Stream) -> str:
 
 
 @settings(deadline=None, max_examples=60)
-@given(states(), st.sampled_from([None, 0, 3, "\t"]), st.booleans(), st.randoms(use_true_random=False))
-def test_round_trip_through_any_json_writer(state: LoaderState, indent: Any, ascii_only: bool, random: Any) -> None:
-    """Bytes are canonical; a state comes back equal from them, and from other white space, escapes and key order."""
+@given(states(), states(), st.sampled_from([None, 0, 3, "\t"]), st.booleans(), st.randoms(use_true_random=False))
+def test_round_trip_through_any_json_writer(
+    state: LoaderState, other: LoaderState, indent: Any, ascii_only: bool, random: Any
+) -> None:
+    """Bytes are canonical; a state comes back equal from them, and from other white space, escapes and key order.
+
+    To be told of a stream, the right one or another, saves work and changes nothing.
+    """
     raw = state.encode()
     fields = json.loads(raw)
     shuffled = dict(random.sample([*fields.items()], len(fields)))
     rewritten = json.dumps(shuffled, indent=indent, ensure_ascii=ascii_only).encode()
 
     assert raw == canonical(fields)
-    assert LoaderState.decode(raw) == state
-    assert LoaderState.decode(rewritten) == state
+    for here in (None, state.stream, other.stream):
+        assert LoaderState.decode(raw, here) == LoaderState.decode(rewritten, here) == state
+    assert LoaderState.decode(raw, state.stream).stream is state.stream
     assert LoaderState.decode(rewritten).encode() == raw
-
-
-@settings(deadline=None, max_examples=60)
-@given(states(), states(), st.sampled_from([None, 0]))
-def test_a_state_says_the_same_whichever_stream_it_is_likely_to_be_of(
-    state: LoaderState, other: LoaderState, indent: Any
-) -> None:
-    """To be told of a stream, the right one or another, saves work and changes nothing."""
-    for raw in (state.encode(), json.dumps(json.loads(state.encode()), indent=indent).encode()):
-        assert LoaderState.decode(raw, state.stream) == LoaderState.decode(raw, other.stream) == state
-    assert LoaderState.decode(state.encode(), state.stream).stream is state.stream
 
 
 def test_a_state_is_small_canonical_json_and_every_buffer_reads() -> None:
@@ -132,37 +127,6 @@ def test_every_damaged_byte_is_refused(state: LoaderState) -> None:
         refusal(raw[offset + 1 :], state.stream)
         refusal(raw[:offset] + raw[offset + 1 :], state.stream)
         refusal(raw[:offset] + b"\0" + raw[offset:], state.stream)
-
-
-@settings(deadline=None, max_examples=100)
-@given(states(), st.data())
-def test_damage_is_refused_or_changes_nothing(state: LoaderState, data: st.DataObject) -> None:
-    """Overwritten runs of bytes are refused, unless the JSON still means exactly the same."""
-    raw = bytearray(state.encode())
-    start = data.draw(st.integers(0, len(raw) - 1))
-    raw[start : start + 8] = data.draw(st.binary(max_size=8) | st.sampled_from([b" ", b"0", b"9", b'"', b",", b"}"]))
-    for here in (None, state.stream):
-        try:
-            read = LoaderState.decode(raw, here)
-        except CheckpointError:
-            continue
-        assert read == state
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    st.binary()
-    | st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: (
-            st.lists(inner) | st.dictionaries(st.text() | st.sampled_from([*json.loads(STATE.encode())]), inner)
-        ),
-        max_leaves=8,
-    ).map(lambda value: json.dumps(value).encode())
-)
-def test_other_bytes_and_other_json_are_refused(raw: bytes) -> None:
-    """Bytes that `encode` did not write are refused, whether or not they are JSON."""
-    refusal(raw)
 
 
 def test_missing_and_extra_fields_are_refused_by_name() -> None:

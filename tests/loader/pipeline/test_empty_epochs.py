@@ -10,12 +10,6 @@ import pytest
 import millstream
 from millstream.transforms import Batch, Filter, FlatMap
 
-EXECUTORS = pytest.mark.parametrize(
-    "options",
-    [{"read_options": millstream.ReadOptions(0)}, {"read_options": millstream.ReadOptions(4)}, {"worker_count": 1}],
-    ids=["inline", "threads", "workers"],
-)
-
 
 def lines_of(caplog: pytest.LogCaptureFixture, *operations: Any, **options: Any) -> tuple[list[str], list[Any]]:
     """Returns what a pass over 100 records, for some epochs, writes to the log, and its first two outputs."""
@@ -42,7 +36,7 @@ def kept_from(position: int) -> list[Any]:
     return [Index(), Filter(lambda index: index >= position)]
 
 
-@EXECUTORS
+@pytest.mark.parametrize("options", [{"read_options": millstream.ReadOptions(0)}, {}, {"worker_count": 1}])
 def test_a_filter_that_keeps_nothing_is_named_once_in_ten_times_as_many_epochs(
     caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
@@ -56,10 +50,7 @@ def test_a_filter_that_keeps_nothing_is_named_once_in_ten_times_as_many_epochs(
         assert line.startswith(said)
 
 
-@EXECUTORS
-def test_a_stream_that_ends_without_an_output_says_so_once(
-    caplog: pytest.LogCaptureFixture, options: dict[str, Any]
-) -> None:
+def test_a_stream_that_ends_without_an_output_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     """One epoch logs one line, even where a shard or a Batch leaves some records out, and whatever comes after."""
     for operations in (
         [Filter(lambda _: False)],
@@ -68,7 +59,7 @@ def test_a_stream_that_ends_without_an_output_says_so_once(
         [Batch(7, drop_remainder=True), Filter(lambda _: False)],
         [Filter(lambda _: True), Batch(7), Filter(lambda _: False)],
     ):
-        lines, outputs = lines_of(caplog, *operations, num_epochs=1, **options)
+        lines, outputs = lines_of(caplog, *operations, num_epochs=1)
         assert (len(lines), outputs) == (1, [])
         assert re.search(r"dropped all (100|98) records of an epoch", lines[0])
 
@@ -86,27 +77,16 @@ def test_a_chain_names_the_operations_that_its_user_wrote(caplog: pytest.LogCapt
         assert caplog.messages[0].startswith(said)
 
 
-@EXECUTORS
-def test_a_filter_that_keeps_something_is_never_named(
-    caplog: pytest.LogCaptureFixture, options: dict[str, Any]
-) -> None:
+def test_a_filter_that_keeps_something_is_never_named(caplog: pytest.LogCaptureFixture) -> None:
     """One record an epoch is enough, and so is a batch that takes many epochs to fill."""
-    lines, outputs = lines_of(caplog, Filter(lambda number: number == 50), Batch(30), **options)
+    lines, outputs = lines_of(caplog, Filter(lambda number: number == 50), Batch(30))
 
     assert (lines, len(outputs)) == ([], 2)
 
 
-@EXECUTORS
-def test_what_fails_is_not_said_to_let_nothing_through(
-    caplog: pytest.LogCaptureFixture, options: dict[str, Any]
-) -> None:
+def test_what_fails_is_not_said_to_let_nothing_through(caplog: pytest.LogCaptureFixture) -> None:
     """An error before anything has come, in a call that reads a whole epoch, is the error alone."""
-    loader = millstream.DataLoader(
-        data_source=range(1),
-        sampler=millstream.IndexSampler(1),
-        operations=[Filter(lambda number: 1 // number > 0)],
-        **options,
-    )
+    loader = millstream.load(range(1), transformations=[Filter(lambda number: 1 // number > 0)])
     with caplog.at_level(logging.WARNING, "millstream"), pytest.raises(ZeroDivisionError):
         next(iter(loader))
 

@@ -2,48 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.loader.operations.elements import Origins
 from millstream.loader.pipeline.chunk_cache import MAX_CHUNKS, ChunkCache
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.sharding import ShardOptions
-
-
-@st.composite
-def deals(draw: st.DrawFn) -> Partition:
-    """Draws one shard's partition of a short order."""
-    count = draw(st.integers(1, 9))
-    shard = ShardOptions(draw(st.integers(0, count - 1)), count)
-    return Partition(draw(st.integers(1, 12)), shard, draw(st.integers(0, 250)), draw(st.sampled_from(Tail)))
-
-
-def naive_blocks(partition: Partition) -> list[list[int]]:
-    """Returns the positions of each block, by cutting lists."""
-    count, index, blocks = partition.shard.shard_count, partition.shard.shard_index, []
-    positions = list(range(partition.length or 0))
-    for start in range(0, len(positions), partition.block * count):
-        rest = positions[start : start + partition.block * count]
-        if partition.tail_rule is Tail.PADDED:
-            blocks.append(rest[index * partition.block : (index + 1) * partition.block] or [rest[-1]])
-            continue
-        if partition.tail_rule is Tail.TRIMMED and len(rest) < partition.block * count:
-            rest = rest[: len(rest) // count * count]
-        blocks.append(np.array_split(rest, count)[index].tolist())
-    return [block for block in blocks if block]
-
-
-@given(deals())
-@settings(deadline=None, max_examples=300)
-def test_blocks_are_those_of_a_naive_list(partition: Partition) -> None:
-    """Number, positions and sizes of a shard's blocks are what cutting the list of all positions gives."""
-    blocks = naive_blocks(partition)
-
-    assert partition.num_blocks == len(blocks)
-    assert [partition.positions(k, k + 1).tolist() for k in range(len(blocks))] == blocks
-    assert [list(partition.tail)] == (blocks[partition.whole_blocks :] or [[]])
-    assert partition.positions(0, len(blocks)).dtype == np.int64
 
 
 def test_a_block_larger_than_memory_is_its_tail() -> None:
@@ -76,17 +41,6 @@ def test_chunks_are_whole_but_for_the_last(size: int, limit: int, data: st.DataO
         assert chunk.block.tolist() == list(range(first, min(first + size, limit)))
     assert all(start % size == 0 and stop == min(start + size, limit) for start, stop in asked)
     assert len(ahead._chunks) <= MAX_CHUNKS
-
-
-def test_a_chunk_is_found_once_while_it_is_kept() -> None:
-    """Asked again, a chunk is the same object; after MAX_CHUNKS others, it is found anew."""
-    ahead = ChunkCache(origins_of, 2, 100)
-    _, first = ahead.chunk_of(0)
-    assert ahead.chunk_of(1)[1] is first
-    for block in range(2, 2 * MAX_CHUNKS + 2, 2):
-        ahead.chunk_of(block)
-
-    assert ahead.chunk_of(0)[1] is not first
 
 
 def test_nobody_waits_for_a_chunk_that_is_being_found() -> None:

@@ -30,16 +30,6 @@ def test_arrays_in_use_never_share_memory(requests: list[tuple[int, bool]]) -> N
         assert all((view == value).all() for value, view in kept)
 
 
-def test_dropped_memory_is_used_again() -> None:
-    """The next array of the same size lies where the last one, now gone, was."""
-    memory = RecycledMemory()
-    array = memory.allocate((MIN_BYTES,), np.dtype(np.uint8))
-    first = address(array)
-    del array
-
-    assert address(memory.allocate((MIN_BYTES,), np.dtype(np.uint8))) == first
-
-
 def test_what_lies_idle_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many arrays dropped together, some are kept for the next; sizes no longer asked for are not kept for long."""
     monkeypatch.setattr(recycled_memory, "MAX_IDLE_BYTES", 8 * MIN_BYTES)

@@ -38,7 +38,6 @@ class Chain:
 
 
 def total(element: Any) -> int:
-    """Returns the sum of all numbers in an element."""
     if isinstance(element, (tuple, list)):
         return sum(map(total, element))
     return element if isinstance(element, int) else 0
@@ -48,17 +47,14 @@ class Mark(MapTransform[Any, Any]):
     """Shows that the element was mapped."""
 
     def map(self, element: Any) -> Any:
-        """Returns the element in a tuple."""
         return ("mapped", element)
 
 
 def mark_some(element: Any) -> Any:
-    """Returns the element in a tuple, or None for some."""
     return None if total(element) % 5 == 0 else ("hole", element)
 
 
 def mark_position(position: int, element: Any) -> Any:
-    """Returns the element with its position."""
     return ("at", position, element)
 
 
@@ -66,7 +62,6 @@ class Draw(RandomMapTransform[Any, Any]):
     """Shows what was drawn."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns the element with a draw."""
         return ("drew", int(rng.integers(1000)), element)
 
 
@@ -74,7 +69,6 @@ class KeepSome(FilterTransform[Any]):
     """Drops every third element or so."""
 
     def filter(self, element: Any) -> bool:
-        """Returns whether the element stays."""
         return total(element) % 3 != 0
 
 
@@ -85,7 +79,6 @@ class Split(FlatMapTransform[Any, Any]):
     max_fan_out: int
 
     def flat_map(self, element: Any) -> list[Any]:
-        """Returns the children."""
         return [("child", number, element) for number in range(total(element) % (self.max_fan_out + 1))]
 
 
@@ -144,7 +137,6 @@ def sources(draw: st.DrawFn) -> Chain:
 
 
 def chains(most_nodes: int = 6) -> st.SearchStrategy[Chain]:
-    """Draws chains and trees of datasets."""
     if most_nodes <= 1:
         return sources()
     return st.one_of(sources(), extended(most_nodes), extended(most_nodes), joined(most_nodes))
@@ -168,52 +160,44 @@ def _after(chain: Chain, dataset: MapDataset[Any], plain: Oracle, **changes: Any
 
 
 def repeat(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a repeat."""
     number, reseed = draw(st.integers(1, 3)), draw(st.booleans())
     plain = oracle.repeated(chain.oracle, number, reseed_each_epoch=reseed)
     return _after(chain, chain.dataset.repeat(number, reseed_each_epoch=reseed), plain)
 
 
 def cut(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a slice."""
     rows = draw(st.slices(chain.oracle.length))
     return _after(chain, chain.dataset[rows], oracle.sliced(chain.oracle, rows))
 
 
 def shuffle(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a shuffle."""
     seed = draw(SEEDS)
     return _after(chain, chain.dataset.shuffle(seed=seed), oracle.shuffled(chain.oracle, seed))
 
 
 def window(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a shuffle within windows."""
     size, seed = draw(st.integers(1, 7)), draw(SEEDS)
     plain = oracle.window_shuffled(chain.oracle, size, derive_seed(seed, size))
     return _after(chain, WindowShuffleMapDataset(chain.dataset, window_size=size, seed=seed), plain)
 
 
 def mark(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a map."""
     del draw
     return _after(chain, chain.dataset.map(Mark()), oracle.mapped(chain.oracle, Mark().map))
 
 
 def hole(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a map that makes holes."""
     del draw
     return _after(chain, chain.dataset.map(mark_some), oracle.mapped(chain.oracle, mark_some), is_dense=False)
 
 
 def position(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a map with positions."""
     del draw
     plain = oracle.mapped_with_index(chain.oracle, mark_position)
     return _after(chain, chain.dataset.map_with_index(mark_position), plain)
 
 
 def random(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a random map."""
     seed = draw(SEEDS)
     plain = oracle.mapped_at_random(chain.oracle, Draw().random_map, seed, chain.seeds.count(seed))
     longer = _after(chain, chain.dataset.random_map(Draw(), seed=seed), plain)
@@ -221,7 +205,6 @@ def random(draw: st.DrawFn, chain: Chain) -> Chain:
 
 
 def keep(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a filter."""
     del draw
     return _after(
         chain, chain.dataset.filter(KeepSome()), oracle.filtered(chain.oracle, KeepSome().filter), is_dense=False
@@ -229,21 +212,18 @@ def keep(draw: st.DrawFn, chain: Chain) -> Chain:
 
 
 def split(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a flat map."""
     operation = Split(draw(st.integers(1, 3)))
     plain = oracle.split(chain.oracle, operation.flat_map, operation.max_fan_out)
     return _after(chain, chain.dataset.flat_map(operation), plain, is_dense=False)
 
 
 def batch(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds batches, as lists."""
     size, drops = draw(st.integers(1, 5)), draw(st.booleans())
     plain = oracle.batched(chain.oracle, size, drop_remainder=drops)
     return _after(chain, chain.dataset.apply(Batch(size, drop_remainder=drops, batch_fn=list)), plain)
 
 
 def own(draw: st.DrawFn, chain: Chain) -> Chain:
-    """Adds a user's own dataset."""
     stride = draw(st.integers(1, 3))
     plain = oracle.sliced(chain.oracle, slice(None, None, stride))
     # A dataset of the user's is an epoch of its own, whatever it does.
@@ -267,14 +247,12 @@ def _joined(parts: list[Chain], dataset: MapDataset[Any], plain: Oracle, *, is_d
 
 
 def concatenate(draw: st.DrawFn, parts: list[Chain]) -> Chain:
-    """Lays datasets end to end."""
     del draw
     plain = oracle.concatenated([part.oracle for part in parts])
     return _joined(parts, MapDataset.concatenate([part.dataset for part in parts]), plain)
 
 
 def mix(draw: st.DrawFn, parts: list[Chain]) -> Chain:
-    """Mixes datasets."""
     weights = draw(st.lists(st.integers(1, 4), min_size=len(parts), max_size=len(parts)))
     divisor = functools.reduce(np.gcd, weights)
     plain = oracle.mixed([part.oracle for part in parts], [weight // int(divisor) for weight in weights])
@@ -282,7 +260,6 @@ def mix(draw: st.DrawFn, parts: list[Chain]) -> Chain:
 
 
 def select(draw: st.DrawFn, parts: list[Chain]) -> Chain:
-    """Picks elements of datasets."""
     some = st.integers(0, len(parts) - 1).flatmap(
         lambda number: st.tuples(st.just(number), st.integers(0, parts[number].oracle.length - 1))
     )
@@ -292,7 +269,6 @@ def select(draw: st.DrawFn, parts: list[Chain]) -> Chain:
 
 
 def zip_up(draw: st.DrawFn, parts: list[Chain]) -> Chain:
-    """Zips datasets, cut to the shortest."""
     del draw
     shortest = min(part.oracle.length for part in parts)
     plain = oracle.zipped([oracle.sliced(part.oracle, slice(shortest)) for part in parts])

@@ -90,7 +90,6 @@ def with_layout(array: NDArray[Any], layout: int) -> NDArray[Any]:
 
 
 def object_array(values: list[Any]) -> NDArray[Any]:
-    """Returns an array of Python objects."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array

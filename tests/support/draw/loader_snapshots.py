@@ -62,10 +62,8 @@ def with_stage(snapshot: LoaderSnapshot, which: str, **changes: Any) -> LoaderSn
 
 
 def with_source(snapshot: LoaderSnapshot, **changes: Any) -> LoaderSnapshot:
-    """Returns a snapshot with another source."""
     return dataclasses.replace(snapshot, source=dataclasses.replace(snapshot.source, **changes))
 
 
 def with_order(snapshot: LoaderSnapshot, **changes: Any) -> LoaderSnapshot:
-    """Returns a snapshot with another order."""
     return dataclasses.replace(snapshot, order=dataclasses.replace(snapshot.order, **changes))

@@ -19,7 +19,6 @@ UNEVEN_ENDS = pytest.mark.filterwarnings("ignore:.*so shards may end at differen
 
 
 def total(element: Any) -> int:
-    """Returns the sum of all numbers in an element."""
     return int(np.sum(element.batch if isinstance(element, PaddedBatch) else element))
 
 
@@ -35,7 +34,6 @@ class Scale(Map):
     factor: int
 
     def map(self, element: Any) -> Any:
-        """Returns the element times the factor."""
         return on_numbers(lambda numbers: numbers * self.factor, element)
 
 
@@ -47,7 +45,6 @@ class ScaleTogether(Map):
     fails_on: int = 23
 
     def map_batch(self, elements: list[Any]) -> list[Any]:
-        """Returns the elements times the factor, or raises IndexError."""
         if any(total(element) % 23 == self.fails_on for element in elements):
             raise IndexError(self.fails_on)
         return [on_numbers(lambda numbers: numbers * self.factor, element) for element in elements]
@@ -57,7 +54,6 @@ class Jitter(RandomMap):
     """Adds a random number."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        """Returns the element plus a draw."""
         return on_numbers(lambda numbers: numbers + int(rng.integers(1000)), element)
 
 
@@ -65,7 +61,6 @@ class AddIndex(MapWithIndex):
     """Adds the index."""
 
     def map_with_index(self, index: int, element: Any) -> Any:
-        """Returns the element plus its index."""
         return on_numbers(lambda numbers: numbers + index, element)
 
 
@@ -76,7 +71,6 @@ class DropMultiples(Filter):
     of: int
 
     def filter(self, element: Any) -> bool:
-        """Says whether the element's sum is not a multiple."""
         return total(element) % self.of != 0
 
 
@@ -88,7 +82,6 @@ class Split(FlatMap):
     strict: bool = False
 
     def flat_map(self, element: Any) -> Sequence[Any]:
-        """Returns as many children as the element's sum says."""
         count = total(element) % (self.max_fan_out + 1 + self.strict)
         return [on_numbers(functools.partial(operator.add, child), element) for child in range(count)]
 
@@ -100,7 +93,6 @@ class FailOn(Map):
     remainder: int
 
     def map(self, element: Any) -> Any:
-        """Returns the element, or raises KeyError."""
         if total(element) % 23 == self.remainder:
             raise KeyError(self.remainder)
         return element

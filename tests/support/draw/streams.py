@@ -45,7 +45,6 @@ class Stream:
 
     @property
     def values(self) -> list[Any]:
-        """What the dataset should yield."""
         return [value for _, _, value in self.elements]
 
     def __repr__(self) -> str:
@@ -77,11 +76,9 @@ class HalvesIterator(DatasetIterator[Any]):
         return element
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the parent's state and which turn it is."""
         return {"parent": self._parent.get_state(), "is_second": self._is_second}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes there."""
         self._parent.set_state(state["parent"])
         self._is_second = state["is_second"]
 
@@ -97,7 +94,6 @@ class Doubled(IterDataset[Any]):
 
 @st.composite
 def reads(draw: st.DrawFn) -> Stream:
-    """Draws the stream of a MapDataset."""
     chain = draw(chains(4))
     read = draw(st.sampled_from([None, ReadOptions(0, 0), ReadOptions(2, 3)]))
     values = chain.oracle.first(chain.oracle.length)
@@ -106,7 +102,6 @@ def reads(draw: st.DrawFn) -> Stream:
 
 
 def streams(most_nodes: int = 5) -> st.SearchStrategy[Stream]:
-    """Draws streams of any kind."""
     if most_nodes <= 1:
         return reads()
     return st.one_of(reads(), extended(most_nodes), extended(most_nodes), combined(most_nodes))
@@ -135,13 +130,11 @@ def _each(stream: Stream, dataset: IterDataset[Any], values: list[Any], **change
 
 
 def mark(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a map."""
     del draw
     return _each(stream, stream.dataset.map(Mark()), [Mark().map(value) for value in stream.values])
 
 
 def position(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a map with indices."""
     del draw
     marked = [mark_position(index, value) for _, index, value in stream.elements]
     return _each(stream, stream.dataset.map_with_index(mark_position), marked)
@@ -161,20 +154,17 @@ def random(draw: st.DrawFn, stream: Stream) -> Stream:
 
 
 def seed(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a seed."""
     chosen = draw(st.sampled_from([0, 5, 7]))
     return dataclasses.replace(stream, dataset=stream.dataset.seed(chosen), seed=chosen)
 
 
 def keep(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a filter."""
     del draw
     kept = tuple(element for element in stream.elements if KeepSome().filter(element[2]))
     return dataclasses.replace(stream, dataset=stream.dataset.filter(KeepSome()), elements=kept, is_one_to_one=False)
 
 
 def split(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a flat map."""
     operation = Split(draw(st.integers(1, 3)))
     children = tuple(
         (position, part_index(index, operation.max_fan_out, number), child)
@@ -185,7 +175,6 @@ def split(draw: st.DrawFn, stream: Stream) -> Stream:
 
 
 def batch(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds batches, as lists."""
     size, drops = draw(st.integers(1, 5)), draw(st.booleans())
     batches = []
     remaining = iter(stream.elements)
@@ -196,7 +185,6 @@ def batch(draw: st.DrawFn, stream: Stream) -> Stream:
 
 
 def window(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a shuffle within windows."""
     operation = WindowShuffle(draw(st.integers(1, 6)), seed=3)
     shuffled = tuple(PLAIN[WindowShuffle](operation, stream.elements))
     return dataclasses.replace(stream, dataset=stream.dataset.apply(operation), elements=shuffled, is_one_to_one=False)
@@ -250,25 +238,21 @@ def ahead(draw: st.DrawFn, stream: Stream) -> Stream:
 
 
 def halves(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a dataset of the user's."""
     del draw
     return _numbered(stream, Halves(stream.dataset), stream.values[::2])
 
 
 def doubled(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a dataset of the user's without states."""
     del draw
     return _numbered(stream, Doubled(stream.dataset), [value for value in stream.values for _ in range(2)])
 
 
 def limit(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Cuts the stream off."""
     count = draw(st.integers(1, 10))
     return _numbered(stream, LimitIterDataset(stream.dataset, count), stream.values[:count])
 
 
 def repeat(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Repeats the stream, from memory or not."""
     number, is_cached = draw(st.integers(1, 3)), draw(st.booleans())
     parent = CacheIterDataset(stream.dataset) if is_cached else stream.dataset
     return _numbered(stream, RepeatIterDataset(parent, number), stream.values * number)

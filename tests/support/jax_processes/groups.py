@@ -20,18 +20,15 @@ from support.processes.worker_pools import environment, still_there
 
 
 def run_group(program: str, count: int, log: Path, *, devices: int = 1, **task: Any) -> list[Any]:
-    """Returns what each process of a group reports; None for one that died before it could.
-
-    When one has killed itself, the others are told to report, and are killed: JAX would leave them waiting.
+    """Returns what each process of a group reports.
 
     Args:
         program: which function of `programs` all of them run.
         count: how many processes.
         log: where they write what they print.
         devices: how many devices each of them has.
-        task: arguments of the program; `killed` is the process that is to kill itself, if any.
+        task: arguments of the program.
     """
-    killed = task.get("killed")
     with contextlib.ExitStack() as stack:
         mark = f"{log}:{os.urandom(8).hex()}"
         stack.callback(_assert_gone, mark)
@@ -47,18 +44,11 @@ def run_group(program: str, count: int, log: Path, *, devices: int = 1, **task: 
             stack.enter_context(_member([program, address, str(index), str(count)], task, settings, output))
             for index in range(count)
         ]
-        pipes = [pipe for _, pipe in members]
-        lost = _results(pipes if killed is None else [pipes[killed]])
-        for process, _ in members:
-            assert process.stdin is not None
-            process.stdin.close()
-        results = lost if killed is None else _results([*pipes[:killed], *pipes[killed + 1 :]])
-        is_whole = None not in results and (killed is None or lost == [None])
-        statuses = [process.wait(WAIT_SECONDS) for process, _ in members] if is_whole and killed is None else []
+        results = _results([pipe for _, pipe in members])
+        is_whole = None not in results
+        statuses = [process.wait(WAIT_SECONDS) for process, _ in members] if is_whole else []
     assert is_whole, f"Not all of the processes said what they have:\n{log.read_text()[-4000:]}"
     assert not any(statuses), f"The processes ended with {statuses}:\n{log.read_text()[-4000:]}"
-    if killed is not None:
-        results.insert(killed, None)
     return results
 
 
@@ -84,7 +74,7 @@ def _member(
             try:
                 assert process.stdin is not None
                 process.stdin.write(pickle.dumps(task))
-                process.stdin.flush()
+                process.stdin.close()
                 yield process, reader
             finally:
                 process.kill()

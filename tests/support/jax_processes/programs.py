@@ -5,13 +5,10 @@ The arguments of the program come pickled on standard input; what it returns lea
 
 import asyncio
 import collections
-import contextlib
 import itertools
 import os
 import pickle
-import signal
 import sys
-import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -19,14 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-import psutil
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
 from millstream.loader.checkpoints.state_files import read_states, write_state
-from support.faults.user_faults import report
 from support.streams import equal_streams
 
 SIZE = 100
@@ -38,7 +33,6 @@ class Noise(millstream.RandomMapTransform):
     """Makes a number into leaves of several types, one of them random."""
 
     def random_map(self, element: int, rng: np.random.Generator) -> dict[str, Any]:
-        """Returns the number itself, four random numbers, and bytes in two dimensions."""
         return {
             "number": np.int32(element),
             "noise": rng.normal(size=4).astype(np.float32),
@@ -50,7 +44,6 @@ class Row(millstream.RandomMapTransform):
     """Makes a number into an array."""
 
     def random_map(self, element: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Returns the number itself and three random ones."""
         return np.concatenate([[element], rng.normal(size=3)]).astype(np.float32)
 
 
@@ -58,7 +51,6 @@ class NotThird(millstream.FilterTransform):
     """Drops multiples of three."""
 
     def filter(self, element: int) -> bool:
-        """Says whether the number is not one."""
         return element % 3 != 0
 
 
@@ -68,7 +60,6 @@ class Repeat(millstream.FlatMapTransform):
     max_fan_out = 3
 
     def flat_map(self, element: int) -> list[int]:
-        """Returns the number as often as itself says."""
         return [element] * (element % 4)
 
 
@@ -76,17 +67,17 @@ class Document(millstream.MapTransform):
     """Makes a number into tokens."""
 
     def map(self, element: int) -> dict[str, Any]:
-        """Returns up to ten of them."""
         return {"tokens": np.arange(element * 7 % 11, dtype=np.int32) + 100 * element}
 
 
 LOGICAL_SHARDS = 4
 DEALT: dict[str, list[Any]] = {
+    "1:1": [Noise()],
     "filter": [NotThird(), Noise()],
     "flat map": [Repeat(), Noise()],
     "packed": [NotThird(), Document(), millstream.FirstFitPack({"tokens": 12}, num_packing_bins=3)],
 }
-"""Operations that decide while reading, before the Batch: each is dealt to LOGICAL_SHARDS logical shards."""
+"""Operations before the Batch. Those that decide while reading are dealt to LOGICAL_SHARDS logical shards."""
 
 
 EVALUATIONS: dict[str, list[Any]] = {"all": [], "filtered ahead": [NotThird()]}
@@ -109,86 +100,6 @@ def loader(
 def devices_in_a_row() -> NamedSharding:
     """Returns the sharding that splits the first axis over all devices of all processes."""
     return NamedSharding(jax.make_mesh((jax.device_count(),), ("data",)), PartitionSpec("data"))
-
-
-def new_model(sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Returns an untrained model, of integers, so that no order of adding them up makes a difference."""
-    weights = np.arange(48, dtype=np.int32)
-    return {"weights": jax.make_array_from_callback(weights.shape, sharding, lambda index: weights[index])}
-
-
-@jax.jit
-def trained(model: dict[str, jax.Array], batch: dict[str, Any]) -> dict[str, jax.Array]:
-    """Returns the model after one more step: all that it has ever seen, and in which order, decides what it is."""
-    noise = jax.lax.bitcast_convert_type(batch["noise"], np.int32).sum()
-    return {"weights": model["weights"] * 31 + noise + batch["number"].sum()}
-
-
-def train(
-    folder: Path, save_at: int, stop_at: int, worker_count: int, *, arrivals: Path, killed: int | None = None
-) -> dict[str, Any]:
-    """Trains from the newest checkpoint on, saves once, and reports what it has seen.
-
-    Args:
-        folder: the checkpoints.
-        save_at: the step at which model and loader are saved, while training goes on.
-        stop_at: the step at which training ends.
-        worker_count: processes that load.
-        arrivals: a named pipe, in which the others report that they have begun the last step.
-        killed: the process that kills itself in the last step, between taking its batch and training on it.
-    """
-    sharding, shard = devices_in_a_row(), millstream.ShardByJaxProcess(drop_remainder=True)
-    model, batches = new_model(sharding), iter(loader(shard, Noise(), worker_count=worker_count))
-    told: dict[str, Any] = {"process": jax.process_index(), "devices": jax.device_count(), "local": [], "global": []}
-    if killed is not None:
-        threading.Thread(target=close_when_told, args=(batches, told), daemon=True).start()
-    with ocp.CheckpointManager(folder) as manager:
-        if (newest := manager.latest_step()) is not None:
-            wanted = ocp.args.Composite(model=ocp.args.StandardRestore(model), loader=CheckpointRestore(batches))
-            model = manager.restore(newest, args=wanted).model
-        told["begin"] = batches.step
-        while batches.step < stop_at:
-            local = next(batches)
-            if killed is not None and batches.step == stop_at:
-                if jax.process_index() == killed:
-                    # Not before: what it has sent of the step before might be lost with it.
-                    with arrivals.open() as pipe:
-                        list(itertools.islice(pipe, jax.process_count() - 1))
-                    os.kill(os.getpid(), signal.SIGKILL)
-                report(arrivals, jax.process_index())
-                take_part_in_vain(model, jax.make_array_from_process_local_data(sharding, local))
-            batch = jax.make_array_from_process_local_data(sharding, local)
-            model = trained(model, batch)
-            told["local"].append(local)
-            told["global"].append(multihost_utils.process_allgather(batch, tiled=True))
-            if batches.step == save_at:
-                now = ocp.args.Composite(model=ocp.args.StandardSave(model), loader=CheckpointSave(batches))
-                manager.save(batches.step, args=now)
-                if killed is not None:
-                    manager.wait_until_finished()  # So that the test knows which checkpoint is the newest.
-    batches.close()
-    told["weights"] = multihost_utils.process_allgather(model["weights"], tiled=True)
-    return told
-
-
-def take_part_in_vain(model: dict[str, jax.Array], batch: dict[str, Any]) -> None:
-    """Trains on a batch of which a part is lost with its process, until this one is killed too.
-
-    JAX hangs, or raises; at its exit a process would then wait for the others, or abort them.
-    """
-    with contextlib.suppress(ValueError, RuntimeError):
-        jax.block_until_ready(trained(model, batch))
-    threading.Event().wait()
-
-
-def close_when_told(batches: millstream.DataLoaderIterator, told: dict[str, Any]) -> None:
-    """Closes the loader and reports what it has seen, once the launcher has closed this process's standard input.
-
-    In a thread: the main one may hang in a collective operation of JAX, which a process of the group has left.
-    """
-    sys.stdin.buffer.read()
-    batches.close()
-    say(told | {"left": [(child.name(), child.status()) for child in psutil.Process().children(recursive=True)]})
 
 
 def save_both(folder: Path, step: int) -> list[Any]:
@@ -234,13 +145,11 @@ def restore_each(attempts: dict[str, tuple[Path, int, bool]]) -> dict[str, tuple
 
 
 def save_with_manager(folder: Path, batches: millstream.DataLoaderIterator) -> None:
-    """Saves with Orbax's `CheckpointManager`."""
     with ocp.CheckpointManager(folder) as manager:
         manager.save(batches.step, args=CheckpointSave(batches))
 
 
 def restore_with_manager(folder: Path, batches: millstream.DataLoaderIterator) -> None:
-    """Restores with Orbax's `CheckpointManager`."""
     with ocp.CheckpointManager(folder) as manager:
         manager.restore(manager.latest_step(), args=CheckpointRestore(batches))
 
@@ -256,6 +165,7 @@ def restore_by_itself(folder: Path, batches: millstream.DataLoaderIterator) -> N
 
 
 INTERFACES = {
+    "1:1": (save_with_manager, restore_with_manager),
     "filter": (save_with_manager, restore_with_manager),
     "flat map": (save_with_manager, restore_with_manager),
     "packed": (save_with_manager, restore_by_itself),

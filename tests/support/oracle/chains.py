@@ -28,12 +28,10 @@ class Oracle:
     epoch_length: int
 
     def first(self, count: int) -> list[Element]:
-        """Returns the first elements."""
         return [self.at(position) for position in range(count)]
 
 
 def source(records: Sequence[Any]) -> Oracle:
-    """Returns records, again in each epoch."""
     return Oracle(len(records), lambda i: records[i % len(records)], len(records))
 
 
@@ -65,13 +63,10 @@ def sliced(parent: Oracle, rows: slice) -> Oracle:
 
 
 def mapped(parent: Oracle, function: Callable[[Element], Element]) -> Oracle:
-    """Returns what a function makes of elements that are there."""
     return mapped_with_index(parent, lambda _, element: function(element))
 
 
 def mapped_with_index(parent: Oracle, function: Callable[[int, Element], Element]) -> Oracle:
-    """Returns what a function makes of positions and elements."""
-
     def at(i: int) -> Element:
         element = parent.at(i)
         return None if element is None else function(i, element)
@@ -89,7 +84,6 @@ def mapped_at_random(
 
 
 def filtered(parent: Oracle, keeps: Callable[[Element], bool]) -> Oracle:
-    """Returns elements, None for those that are dropped."""
     return mapped(parent, lambda element: element if keeps(element) else None)
 
 
@@ -105,7 +99,6 @@ def split(parent: Oracle, function: Callable[[Element], Sequence[Element]], max_
 
 
 def batched(parent: Oracle, size: int, *, drop_remainder: bool) -> Oracle:
-    """Returns lists of elements of one epoch."""
     length = parent.length // size + (parent.length % size > 0 and not drop_remainder)
 
     def at(i: int) -> Element:
@@ -154,7 +147,6 @@ def selected(parts: Sequence[Oracle], pairs: Sequence[tuple[int, int]]) -> Oracl
 
 
 def zipped(parts: Sequence[Oracle]) -> Oracle:
-    """Returns tuples of the elements at the same position."""
     return Oracle(parts[0].length, lambda i: tuple(part.at(i) for part in parts), parts[0].epoch_length)
 
 

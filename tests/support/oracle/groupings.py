@@ -198,7 +198,6 @@ def windows(elements: Iterable[Element], size: int) -> Iterator[list[Element]]:
 
 
 def shuffled(operation: WindowShuffle, elements: Iterable[Element]) -> Iterator[Element]:
-    """Yields each window in its order."""
     for window in windows(elements, operation.window_size):
         position, index, _ = window[0]
         for number in generator(operation.seed or 0, position, index, OF_GROUPS).permutation(len(window)):
@@ -206,7 +205,6 @@ def shuffled(operation: WindowShuffle, elements: Iterable[Element]) -> Iterator[
 
 
 def longest(operation: TokenBudgetBatch | BucketBatch, element: Element) -> int:
-    """Returns the length of the longest of the features that are padded."""
     return max(len(element[2][name]) for name in operation.features.names)
 
 

@@ -231,7 +231,6 @@ def apply(  # noqa: C901  (one case an operation)
 
 
 def batches(operation: Batch, elements: Iterator[Element], template: int | None) -> Iterator[Element]:
-    """Yields what a Batch makes of the elements."""
     while group := list(itertools.islice(elements, operation.batch_size)):
         if len(group) < operation.batch_size and operation.drop_remainder:
             return
