@@ -332,9 +332,12 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         """
         self._profiler = self._new_profiler() if whole is None else whole._profiler  # noqa: SLF001  (of this class)
         self._passes = RepeatedPasses(self._pipeline)
+        workers = self._workers
+        if self._ray_workers is not None:
+            workers = dataclasses.replace(workers, num_workers=self._ray_workers.num_workers)
         self._execution = Execution(
             self._pipeline,
-            self._worker_options,
+            workers,
             self._read_options,
             profiler=self._profiler,
             instrument=self._instrument(),
@@ -345,13 +348,6 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         self._plan = self._execution.plan
         if whole is not None:
             self._plan.errors = whole._plan.errors  # noqa: SLF001  (of this class)
-
-    @property
-    def _worker_options(self) -> MultiprocessingOptions:
-        """The options of the workers, whether processes or actors."""
-        if self._ray_workers is None:
-            return self._workers
-        return dataclasses.replace(self._workers, num_workers=self._ray_workers.num_workers)
 
     def _new_profiler(self) -> Profiler:
         if not self._records_timeline:

@@ -27,7 +27,6 @@ RECORDS = 4
 """The number of records of each block that are read again, to find out whether they have changed."""
 
 DEPTH = 8
-"""The deepest level of nested objects that is compared."""
 
 
 @final

@@ -23,8 +23,6 @@ from millstream.loader.reporting.phrases import (
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot
 
 PERIOD_SECONDS = 60.0
-"""The time between two summaries of one pipeline."""
-
 COLUMNS = ("node", "wait share", "total", "min", "max", "mean", "elements", "memory")
 
 

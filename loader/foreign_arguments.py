@@ -43,7 +43,6 @@ DATA_LOADER_REPLACEMENTS = MappingProxyType(
         "transformations": "use operations=[...].",
     }
 )
-"""Replacements for arguments that DataLoader does not have, by name."""
 
 LOAD_REPLACEMENTS = MappingProxyType(
     {
@@ -60,4 +59,3 @@ LOAD_REPLACEMENTS = MappingProxyType(
         "repeat": "use num_epochs.",
     }
 )
-"""Replacements for arguments that `load` does not have, by name."""

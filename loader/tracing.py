@@ -22,7 +22,6 @@ from millstream.loader.reporting.summary import render_loader
 from millstream.loader.threads.inline_executor import InlineExecutor
 
 MAX_LEAVES = 16
-"""The largest number of leaves that are described per element."""
 
 
 def first_outputs(pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> Iterator[Any]:

@@ -19,7 +19,6 @@ from millstream.sources.formats import FORMATS
 from millstream.tools.cli_paths import find_files
 
 _EXPECTED_ERRORS = (OSError, ValueError, ImportError, WorkerDiedError, WorkerError, WorkerStalledError)
-"""Errors that are printed as one sentence."""
 
 _INTERRUPTED, _BROKEN_PIPE = 130, 141
 """Exit statuses as in shells: 128 plus the number of SIGINT or SIGPIPE."""

@@ -12,7 +12,7 @@ from millstream.sources.storage.compression import HEAD_BYTES, compression_of, i
 from millstream.tools.cli_paths import find_files, load_callable
 from millstream.tools.conversion import convert
 from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS
-from millstream.tools.unpacking import MAX_RATIO, unpack
+from millstream.tools.unpacking import unpack
 
 
 def run_convert(
@@ -22,13 +22,13 @@ def run_convert(
     format: str | None,  # noqa: A002  (the name of the option)
     shards: int,
     jobs: int | None,
-    function: str | None = None,
+    function: str | None,
     encode: str,
-    feature: str | None = None,
-    dtype: str | None = None,
+    feature: str | None,
+    dtype: str | None,
     compression: str | None,
     overwrite: bool,
-    max_ratio: int = MAX_RATIO,
+    max_ratio: int,
 ) -> str:
     """Converts or decompresses, and returns a summary in one line."""
     destination = os.path.join(os.getcwd(), os.path.expanduser(destination))  # noqa: PTH109, PTH111, PTH118

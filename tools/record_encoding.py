@@ -51,9 +51,7 @@ def example_bytes(record: Any) -> bytes:
 
 
 _ENCODERS: dict[str, Callable[[Any], bytes]] = {"raw": raw_bytes, "json": json_text, "example": example_bytes}
-
 ENCODINGS = tuple(_ENCODERS)
-"""The names of the encodings of files that hold any bytes."""
 
 
 @final

@@ -12,16 +12,9 @@ from millstream.sources.storage.compression import zstandard_library
 from millstream.tools.record_encoding import TOKEN_DTYPES, TOKENS, Encoding
 
 RECORD_EXTENSIONS = (".array_record", ".bag", ".bagz")
-"""The extensions of files whose records are any bytes."""
-
 BIN_EXTENSION = ".bin"
-
 EXTENSIONS = (*RECORD_EXTENSIONS, BIN_EXTENSION)
-"""The extensions of the files that can be written."""
-
 _DEFAULT_LEVEL = 3
-"""The default level of zstd itself."""
-
 _MEGATRON = struct.Struct("<9sQBQQ")
 
 

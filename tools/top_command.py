@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _STYLES = {HEAD: "bold", SOFT: "dim", FULL: "cyan", HOT: "bold red", PLAIN: ""}
-
 _HELP = "q quit · s stacks · ↓ and ↑ scroll"
 
 _SCROLLS = {
@@ -48,7 +47,6 @@ _KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 """One key. An arrow is a sequence that begins with the byte of Escape, which alone quits."""
 
 MAX_BYTES = 1024
-"""Number of bytes that are read together."""
 
 
 def trainer_lines() -> Iterator[str]:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 from millstream.loader.reporting.phrases import bytes_text, count_text, seconds_text, share_text
 
 BAR = 24
-"""Width of a bar, in characters."""
 
 WIDTH = 100
 """Width to which advice is wrapped if the terminal's is unknown."""
@@ -21,17 +20,9 @@ BESIDE_LABELS = 4 + 2 + 7 + 2 + BAR + 6
 """Characters beside a stage's label: margins, the location, the bar and the share."""
 
 MAX_COMMAND = 200
-"""Longest command line that is displayed; longer ones are cut."""
-
 MIN_LABEL = 16
-"""Shortest length to which labels are cut on a narrow terminal."""
-
 LARGE_WAIT = 0.05
-"""Share of waiting above which a trainer is marked."""
-
 MIN_FRAMES = 2
-"""Smallest number of frames to which a stack is shortened."""
-
 _OWN = re.compile(r"/millstream/(?:loader|dataset)/|/threading\.py\"|^File \"<string>\"")
 _HEAD = re.compile(r"^(?:Current thread|Thread) (.*) \(most recent call first\):$")
 

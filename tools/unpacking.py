@@ -15,13 +15,8 @@ from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.progress import Progress
 
 MAX_RATIO = 200
-"""The default limit of the ratio of the decompressed to the compressed size."""
-
 _ALWAYS_BYTES = 1 << 30
-"""Decompressed size that is always allowed."""
-
 _BLOCK_BYTES = 1 << 17
-"""Bytes per read from the file, and per write."""
 
 _ZSTD_BLOCK_BYTES = 1 << 8
 """Bytes per read of zstd, whose output is not limited: four bytes decompress to up to 128 KB, and these to 8 MB."""

@@ -18,9 +18,7 @@ from http import HTTPStatus
 from typing import Any, final
 
 VARIABLE = "MILLSTREAM_METRICS_PORT"
-
 REQUEST_SECONDS = 5.0
-"""Timeout for a client to send or take the next bytes."""
 
 
 def address_from(text: str) -> tuple[str, int]:

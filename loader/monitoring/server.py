@@ -36,14 +36,8 @@ POLL_SECONDS = 0.5
 """Interval at which the thread checks if any pipeline is still served."""
 
 ANSWER_SECONDS = 1.0
-"""Timeout for a client to send its question and to read the answer."""
-
 START_SECONDS = 2.0
-"""Timeout for the socket to listen."""
-
 CLOSE_SECONDS = 2.0
-"""Timeout for the thread to end with the interpreter."""
-
 MAX_REQUEST_BYTES = 1000
 
 

@@ -14,7 +14,6 @@ from millstream.loader.measuring.profiler import Event
 from millstream.loader.measuring.recorder import TRAINER, Sample, Span
 
 TROUBLE = "deaths and stalls"
-"""Name of the track with the deaths and stalls of workers."""
 
 
 def chrome_trace(spans: Sequence[Span], memory: Iterable[Sample], events: Iterable[Event]) -> str:

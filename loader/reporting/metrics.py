@@ -10,7 +10,6 @@ PREFIX = "loader/"
 """Prefix of all names. Experiment trackers group names by the part before a slash."""
 
 STAGE_SECONDS = "stage_seconds"
-"""The family of the stages' seconds."""
 
 
 def metrics_of(snapshot: LoaderSnapshot, previous: Measurements | None = None) -> dict[str, float]:

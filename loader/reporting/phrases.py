@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Location, Measurements, StageSnapshot
 
 COMPONENTS_SHOWN = 8
-"""The number of a mixture's components that a line of text names."""
 
 
 def bytes_text(number: float) -> str:

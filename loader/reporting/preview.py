@@ -16,16 +16,9 @@ from millstream.html_fragments import document, escaped, figure, table
 from millstream.loader.reporting.phrases import count_text
 
 Decode: TypeAlias = Callable[[list[int]], str]
-"""Turns token ids into text."""
-
 IMAGE_PIXELS = 256
-"""Largest width and height of an image; larger ones are reduced."""
-
 TEXT_LENGTH = 1_000
-"""Longest text; longer ones are cut."""
-
 TOKENS_SHOWN = 512
-"""Number of tokens displayed of a row."""
 
 COMPANIONS = ("_segment_ids", "_positions")
 """Suffixes of the leaves that describe the packing of another leaf: `tokens_segment_ids` describes `tokens`."""

@@ -18,26 +18,20 @@ from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.loader.reporting.summary import STYLE, advice_list, loader_boxes
 
 PACKAGES = ("millstream", "numpy", "jax", "torch")
-"""The packages whose versions a report states, if they are imported."""
-
 SECONDS_SHOWN = 10.0
-"""Duration of the drawing: the end of the recording."""
 
 WIDTH = 1000
 """Width of a lane in units of the drawing. Spans that begin within the same unit are drawn as one."""
 
 LANE = 20
 GUTTER = 190
-
 _OF_TRAINER = {STARTS: "ms-starts", WAITS: "ms-waits", TRAINS: "ms-trains"}
-"""Style classes of what the trainer does."""
 
 _KEYS = {
     "start-up, until the first batch of a pass": "var(--ms-soft)",
     "the trainer waits": "var(--ms-hot)",
     "the trainer computes": "var(--ms-line)",
 }
-"""Colours of what the trainer does, for the legend."""
 
 LABEL = 60
 """Smallest width of a start-up with a label, in units of the drawing."""
@@ -53,7 +47,6 @@ TIMELINE_STYLE = """
 .millstream svg .ms-event{stroke:var(--ms-hot);stroke-width:1.5}
 .millstream a{color:var(--ms-bar)}
 """
-"""Style sheet of the drawing, in addition to the common one."""
 
 
 def write_report(path: str | Path, profiler: Profiler, snapshot: Callable[[], LoaderSnapshot]) -> Path:

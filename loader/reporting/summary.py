@@ -25,7 +25,6 @@ from millstream.loader.reporting.phrases import (
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, StageSnapshot
 
 WIDTH = 80
-"""Width to which advice is wrapped, in characters."""
 
 STYLE = """
 .millstream .ms-flow{margin:.1em 1em;color:var(--ms-soft)}
@@ -45,7 +44,6 @@ font-family:system-ui,sans-serif}
 .millstream h1{font-size:1.3em;margin:0 0 .3em}
 .millstream h2{font-size:1.1em;margin:1.4em 0 .5em}
 """
-"""Style sheet of loaders, in addition to the common one."""
 
 _FLOW = '<div class="ms-flow">↓</div>'
 

@@ -250,7 +250,7 @@ def test_the_script_is_installed(data: Path) -> None:
     script = Path(sys.executable).parent / "millstream"
     done = subprocess.run([script, "inspect", "a.txt"], cwd=data, capture_output=True, text=True, check=True)
 
-    assert done.stdout == run("inspect", "a.txt", folder=data)[0]
+    assert done.stdout == run_here("inspect", "a.txt", folder=data)[0]
 
 
 def test_names_in_files_cannot_control_the_terminal(tmp_path: Path) -> None:

@@ -81,34 +81,25 @@ def test_array_records_are_best_for_random_access(tmp_path: Path) -> None:
     assert (tmp_path / "small.array_record").stat().st_size < 200_000
 
 
-def test_json_lines_stay_as_they_are_written(tmp_path: Path) -> None:
-    """JSON Lines are copied as text, without blank lines and line ends."""
-    lines = ['{"b": 1E5,  "a": 1.10}', '{"a": 123456789012345678901234567890, "a": 2}', '"text"', "[1, 2]"]
-    (tmp_path / "a.jsonl").write_text("\n\n".join(lines) + "\r\n")
-    for encode in ("auto", "json", "raw"):
-        run_here("convert", "a.jsonl", f"{encode}.bag", f"--encode={encode}", folder=tmp_path)
-        assert records_in(tmp_path / f"{encode}.bag") == [line.encode() for line in lines]
+JSON_LINES = ['{"b": 1E5,  "a": 1.10}', '{"a": 123456789012345678901234567890, "a": 2}', '"text"', "[1, 2]"]
 
 
-def test_lines_that_are_not_json_are_an_error(tmp_path: Path) -> None:
-    """A line that is not JSON is an error of the conversion, and leaves no file."""
-    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"a": \n')
-    _, reported = run_here("convert", "a.jsonl", "a.bag", folder=tmp_path, status=1)
-
-    assert "record 1 of" in reported
-    assert visible(tmp_path) == ["a.jsonl"]
-    assert not list(tmp_path.glob(".*.conversion"))
-
-
-def test_rows_become_json_and_lines_stay_text(tmp_path: Path) -> None:
-    """A dict of texts is JSON in UTF-8; a line of text is its bytes."""
-    (tmp_path / "a.csv").write_text('name,text\nä,"two\nlines"\n')
-    (tmp_path / "a.txt").write_text("ä b\nc\n")
-    run_here("convert", "a.csv", "csv.array_record", folder=tmp_path)
-    run_here("convert", "a.txt", "txt.array_record", folder=tmp_path)
-
-    assert records_in(tmp_path / "csv.array_record") == ['{"name":"ä","text":"two\\nlines"}'.encode()]
-    assert records_in(tmp_path / "txt.array_record") == ["ä b".encode(), b"c"]
+@pytest.mark.parametrize(
+    ("name", "text", "encodes", "records"),
+    [
+        ("a.csv", 'name,text\nä,"two\nlines"\n', ["auto"], ['{"name":"ä","text":"two\\nlines"}']),
+        ("a.txt", "ä b\nc\n", ["auto"], ["ä b", "c"]),
+        ("a.jsonl", "\n\n".join(JSON_LINES) + "\r\n", ["auto", "json", "raw"], JSON_LINES),
+    ],
+)
+def test_rows_become_json_and_lines_stay_text(
+    name: str, text: str, encodes: list[str], records: list[str], tmp_path: Path
+) -> None:
+    """A dict of texts is JSON in UTF-8. A line of text is its bytes, and so is one of JSON, without blank lines."""
+    (tmp_path / name).write_text(text)
+    for encode in encodes:
+        run_here("convert", name, f"{encode}.bag", f"--encode={encode}", folder=tmp_path)
+        assert records_in(tmp_path / f"{encode}.bag") == [record.encode() for record in records]
 
 
 def test_rows_of_parquet_become_json_or_examples(tmp_path: Path) -> None:
@@ -356,6 +347,7 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
         (["a.txt", "a.csv", "b.bag"], "Cannot convert files of several formats, text, csv, together"),
         (["a.txt", "b.parquet"], "DST must end in .array_record, .bag, .bagz or .bin to write records"),
         (["absent.txt", "b.bag"], "No such file or directory: "),
+        (["bad.jsonl", "b.bag"], "record 1 of"),
         (["empty.txt", "b.bag"], "SRC must have at least one record, got none in "),
         (["a.txt", "a.csv", "b.txt"], "To decompress, pass a single SRC, got 2"),
         *(
@@ -368,12 +360,13 @@ def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str
     """A conversion that cannot be done is one sentence with the reason, and leaves no file."""
     (tmp_path / "a.txt").write_text("a\nb\n")
     (tmp_path / "a.csv").write_text("a\n1\n")
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": \n')
     (tmp_path / "empty.txt").touch()
     _, reported = run_here("convert", *arguments, folder=tmp_path, status=1)
 
     assert words in reported
     assert reported.count("millstream: ") == 1  # Indices that are made are reported, too.
-    assert visible(tmp_path) == ["a.csv", "a.txt", "empty.txt"]
+    assert visible(tmp_path) == ["a.csv", "a.txt", "bad.jsonl", "empty.txt"]
     assert not list(tmp_path.glob(".*.conversion"))
 
 
