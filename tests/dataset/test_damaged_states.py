@@ -24,6 +24,7 @@ from millstream.experimental import (
     ZipIterDataset,
 )
 from millstream.transforms import Filter, FirstFitPack, Map
+from support.user_streams import Counted
 
 NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
 BEFORE = 5
@@ -52,11 +53,6 @@ class OwnStates(DatasetIterator[Any]):
 class Own(IterDataset[Any]):
     def __iter__(self) -> Any:
         return OwnStates(iter(self._parent))
-
-
-class Counted(IterDataset[Any]):
-    def __iter__(self) -> Any:
-        return iter(range(100))
 
 
 def numbers(start: int = 0) -> IterDataset[Any]:
@@ -93,9 +89,9 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "interleave": lambda: iter(InterleaveIterDataset([numbers(), numbers(1000), numbers(2000)], cycle_length=2)),
     "window shuffle": lambda: iter(WindowShuffleIterDataset(mixed(), window_size=4, seed=1)),
     "iterable": lambda: iter(IterDataset.source(list(range(100))).map(abs)),
-    "counted stream": lambda: iter(Counted().map(float)),
+    "counted stream": lambda: iter(Counted(100).map(float)),
     "own iterator below a chain": lambda: iter(Own(numbers()).map(float)),
-    "own iterators below a join": lambda: iter(ZipIterDataset([Own(numbers()), Counted()])),
+    "own iterators below a join": lambda: iter(ZipIterDataset([Own(numbers()), Counted(100)])),
     "elastic": lambda: ElasticIterator(
         MapDataset.range(100), global_batch_size=2, shard_options=ShardOptions(0, 1), read_options=NO_THREADS
     ),

@@ -14,43 +14,7 @@ from millstream.dataset import InterleaveIterDataset
 from millstream.experimental import assert_equal_output_after_checkpoint
 from millstream.loader.scheduling import feed
 from support.processes.process_tree import processes_below
-
-
-class Numbers(IterDataset[int]):
-    """Numbers, from a stream that counts how often it was read, and may fail."""
-
-    def __init__(self, count: int, fails_at: int | None = None) -> None:
-        super().__init__()
-        self.count = count
-        self.fails_at = fails_at
-        self.failures = 0
-
-    def __iter__(self) -> "NumbersIterator":
-        return NumbersIterator(self)
-
-
-class NumbersIterator(DatasetIterator[int]):
-    """Yields the numbers."""
-
-    def __init__(self, dataset: Numbers) -> None:
-        super().__init__()
-        self._dataset = dataset
-        self.next = 0
-
-    def __next__(self) -> int:
-        if self.next == self._dataset.fails_at and not self._dataset.failures:
-            self._dataset.failures += 1
-            raise ConnectionError("the network is gone")
-        if self.next == self._dataset.count:
-            raise StopIteration
-        self.next += 1
-        return self.next - 1
-
-    def get_state(self) -> dict[str, Any]:
-        return {"next": self.next}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.next = state["next"]
+from support.user_streams import Numbers
 
 
 def spread(dataset: IterDataset[Any], how: str) -> IterDataset[Any]:
@@ -121,7 +85,7 @@ def test_the_stream_is_read_once_and_not_ahead() -> None:
     stream = iter(Numbers(1_000_000).map(lambda number: number))
     list(itertools.islice(stream, 3))
 
-    assert stream.get_state()["stream"]["next"] <= 8
+    assert stream.get_state()["stream"]["step"] <= 8
 
 
 def names(number: int) -> IterDataset[int]:

@@ -17,6 +17,7 @@ import pytest
 import millstream
 from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions, experimental
 from millstream.checkpoint import CheckpointHandler
+from support.user_streams import Counted, Numbers
 
 COUNT = 12
 
@@ -46,40 +47,6 @@ def numbers(start: int = 0) -> IterDataset[Any]:
     return MapDataset.range(start, start + COUNT).to_iter_dataset(ReadOptions(2, 8))
 
 
-class Counted(IterDataset[int]):
-    """A user's stream, whose iterator has no states."""
-
-    def __iter__(self) -> Any:
-        return iter(range(COUNT))
-
-
-class OwnIterator(millstream.DatasetIterator[int]):
-    """A user's iterator."""
-
-    step = 0
-
-    def __next__(self) -> int:
-        if self.step >= COUNT:
-            raise StopIteration
-        self.step += 1
-        return self.step - 1
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the number of elements yielded."""
-        return {"step": self.step}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves there."""
-        self.step = state["step"]
-
-
-class Own(IterDataset[int]):
-    """A stream with that iterator."""
-
-    def __iter__(self) -> Any:
-        return OwnIterator()
-
-
 def mixed(*operations: Any) -> Any:
     """Returns an iterator over a mixture of straight chains, and operations after it."""
     return iter(IterDataset.mix([numbers(), numbers(100)]).apply(list(operations)))
@@ -100,7 +67,7 @@ KINDS = {
     ),
     "mixture, map": Kind(lambda: mixed(abs), True, True, True, True),
     "drawn mixture, map": Kind(lambda: sparse(abs), has_views=True),
-    "stream, map": Kind(lambda: iter(Counted().map(abs)), has_views=True),
+    "stream, map": Kind(lambda: iter(Counted(COUNT).map(abs)), has_views=True),
     "mixture": Kind(mixed, is_join=True),
     "zip": Kind(lambda: iter(experimental.ZipIterDataset([numbers(), numbers(100)])), is_join=True),
     "interleave": Kind(
@@ -110,8 +77,8 @@ KINDS = {
     "repeat": Kind(lambda: iter(experimental.RepeatIterDataset(numbers(), num_epochs=2)), is_join=True),
     "cache": Kind(lambda: iter(experimental.CacheIterDataset(numbers())), is_join=True),
     "window shuffle": Kind(lambda: iter(numbers().apply(millstream.WindowShuffle(3, seed=0))), False, True, True, True),
-    "a user's stream": Kind(lambda: iter(Counted())),
-    "a user's iterator": Kind(lambda: iter(Own())),
+    "a user's stream": Kind(lambda: iter(Counted(COUNT))),
+    "a user's iterator": Kind(lambda: iter(Numbers(COUNT))),
     "iterable": Kind(lambda: iter(IterDataset.source(list(range(COUNT))))),
     "device_put in a chain": Kind(
         lambda: iter(experimental.device_put(numbers().map(abs), None)), True, True, True, True

@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import methodcaller
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from millstream.experimental import (
     WindowShuffleIterDataset,
     ZipIterDataset,
 )
+from support.user_streams import Counted
 
 Step = Callable[[Any], Any]
 
@@ -97,11 +98,6 @@ def straight_mix() -> IterDataset[Any]:
     return IterDataset.mix([read(), read(1000)])
 
 
-class Numbers(IterDataset[int]):
-    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # wrapped by the class
-        return iter(range(40))
-
-
 CHAINS = {
     "map, map": Chain(read, [as_float, as_float]),
     "filter, batch": Chain(read, [odd, pairs]),
@@ -122,8 +118,8 @@ CHAINS = {
     "limit, map": Chain(read, [lambda data: LimitIterDataset(data, 20), as_float]),
     "limit": Chain(read, [lambda data: LimitIterDataset(data, 20)]),
     "map, repeat, batch": Chain(read, [as_float, lambda data: RepeatIterDataset(data, num_epochs=2), triples]),
-    "stream": Chain(Numbers, []),
-    "stream, map, batch": Chain(Numbers, [as_float, pairs]),
+    "stream": Chain(lambda: Counted(40), []),
+    "stream, map, batch": Chain(lambda: Counted(40), [as_float, pairs]),
 }
 
 JOINS: dict[str, Callable[[Step], Any]] = {
@@ -149,7 +145,7 @@ JOINS: dict[str, Callable[[Step], Any]] = {
         [ahead(odd(read()).map(FailsAt(57))), ahead(read(1000))], cycle_length=2
     ),
     "an error before a filter": lambda ahead: ZipIterDataset([ahead(odd(read().map(FailsAt(42)))), ahead(read(1000))]),
-    "mixture of a stream": lambda ahead: IterDataset.mix([ahead(Numbers().map(float)), ahead(read(1000))]),
+    "mixture of a stream": lambda ahead: IterDataset.mix([ahead(Counted(40).map(float)), ahead(read(1000))]),
     "mixture of a mixture": lambda ahead: IterDataset.mix([ahead(straight_mix().map(float)), read().filter(is_odd)]),
     "interleave": lambda ahead: InterleaveIterDataset(
         [ahead(read()), ahead(odd(read(1000))), ahead(read())], cycle_length=2
