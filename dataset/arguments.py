@@ -34,6 +34,14 @@ def depth_above(parents: Iterable[Any]) -> int:
     return depth
 
 
+def only_parent(node: Any) -> Any:
+    """Returns the single parent of a dataset or iterator."""
+    parents = node._parents  # noqa: SLF001  (the attribute that subclasses know)
+    if len(parents) != 1:
+        raise AttributeError(f"{type(node).__name__} has {len(parents) or 'no'} parents, not one.")
+    return parents[0]
+
+
 def as_operation(given: Any, kind: type[Operation]) -> Operation:
     """Returns an operation of a kind: `given` itself, or a new one for a function."""
     given = adopted_operation(given) or given

@@ -13,6 +13,7 @@ from millstream.dataset.arguments import (
     count_random_maps,
     count_shuffles,
     depth_above,
+    only_parent,
     seed_for,
 )
 from millstream.dataset.chain_rendering import content_marks_of, extent_of, fingerprint_of, html_of, sketch_of, text_of
@@ -93,10 +94,9 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
     @property
     def _parent(self) -> "MapDataset[Any]":
-        """The single parent."""
-        if len(self._parents) != 1:
-            raise AttributeError(f"{type(self).__name__} has {len(self._parents)} parents, not one: see `parents`.")
-        return self._parents[0]
+        """The single parent; AttributeError if there are none, or several."""
+        parent: MapDataset[Any] = only_parent(self)
+        return parent
 
     @staticmethod
     def source(source: DataSource[Out]) -> "MapDataset[Out]":

@@ -4,6 +4,7 @@ Programs and Keras also read private attributes of Grain's loader, because it ha
 """
 
 import contextlib
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, final
 
 if TYPE_CHECKING:
@@ -42,25 +43,11 @@ STATS = Stats()
 class DataLoader:
     """The base of `millstream.DataLoader`: its arguments, under the private names of Grain's loader."""
 
-    @property
-    def _data_source(self) -> Any:
-        return self.data_source  # type: ignore[attr-defined]  # of the subclass
-
-    @property
-    def _sampler(self) -> Any:
-        return self.sampler  # type: ignore[attr-defined]  # as above
-
-    @property
-    def _operations(self) -> Any:
-        return self.operations  # type: ignore[attr-defined]  # as above
-
-    @property
-    def _shard_options(self) -> Any:
-        return self.shard_options  # type: ignore[attr-defined]  # as above
-
-    @property
-    def _multiprocessing_options(self) -> Any:
-        return self._workers  # type: ignore[attr-defined]  # as above
+    _data_source = property(attrgetter("data_source"))
+    _sampler = property(attrgetter("sampler"))
+    _operations = property(attrgetter("operations"))
+    _shard_options = property(attrgetter("shard_options"))
+    _multiprocessing_options = property(attrgetter("_workers"))
 
 
 class _Dataset:

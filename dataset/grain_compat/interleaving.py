@@ -72,18 +72,11 @@ _KIND = "interleaved datasets"
 
 
 class _Slot:
-    """An open dataset.
+    """An open dataset with its number, -1 for none. Once it has ended, `last` is its state at its end."""
 
-    Attributes:
-        number: the number of the dataset; -1 for none.
-        iterator: draws from it; None if it has ended.
-        last: its state at its end.
-    """
-
-    def __init__(self) -> None:
-        self.number = -1
-        self.iterator: DatasetIterator[Any] | None = None
-        self.last: Any = None
+    number = -1
+    iterator: DatasetIterator[Any] | None = None
+    last: Any = None
 
     def state(self) -> dict[str, Any]:
         last = self.last if self.iterator is None else state_below(self.iterator)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from millstream.closing import Closing
+from millstream.dataset.arguments import only_parent
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.insight import Insight
@@ -149,10 +150,3 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(CLOSED)
-
-
-def only_parent(node: Any) -> Any:
-    """Returns the single parent of a dataset or iterator."""
-    if len(node._parents) != 1:  # noqa: SLF001  (the attribute that subclasses know)
-        raise AttributeError(f"This {type(node).__name__} has {len(node._parents) or 'no'} parents.")  # noqa: SLF001
-    return node._parents[0]  # noqa: SLF001

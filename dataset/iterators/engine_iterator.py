@@ -7,7 +7,6 @@ from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator, MeasuringConsumer
 from millstream.loader.operations.elements import Elements
-from millstream.loader.pipeline.outputs import Position
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms.of_chains import AbsentElement
 
@@ -98,14 +97,6 @@ class EngineIterator(DatasetIterator[Any]):
         from millstream.loader.reporting.summary import render_loader  # noqa: PLC0415  (lazy: for notebooks)
 
         return render_loader(self.insight.snapshot(), iterator=repr(self))
-
-    def position_and_step(self) -> tuple[Position, int]:
-        """Returns the position of the plan, and the number of elements yielded."""
-        return self._inner.position_in_plan(), self._inner.step
-
-    def go(self, position: Position, step: int) -> None:
-        """Moves to a position of the plan, which `step` elements precede."""
-        self._inner.go(position, step)
 
     def _change_plan(self, missing: AbsentElement) -> None:
         raise missing

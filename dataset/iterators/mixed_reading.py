@@ -184,7 +184,7 @@ class MixtureIterator(EngineIterator):
     def get_state(self) -> dict[str, Any]:
         if not self._is_random:
             return self._fed.get_state()
-        position, step = self.position_and_step()
+        position, step = self._inner.position_in_plan(), self._inner.step
         if self._restored is not None and self._restored[:2] == (position, step):
             state: dict[str, Any] = json.loads(self._restored[2])
             return state
@@ -202,7 +202,8 @@ class MixtureIterator(EngineIterator):
         self._was_sought = False
         if not self._is_random:
             return
-        position, step = self._fed.position_and_step()
+        _, drawing = self._fed.engine
+        position, step = drawing.position_in_plan(), drawing.step
         (cursor,) = position
         begin, drawn = self._stream.step, self._stream.drawn
         # Elements may have been missing in the drawn stream, but not in one read with random access.
@@ -218,7 +219,7 @@ class MixtureIterator(EngineIterator):
         if begin != self._first_of(cursor.block):
             self._draw()
             return
-        self.go(position, step)
+        self._inner.go(position, step)
         self._restored = position, step, json.dumps(state)
 
     def seek(self, step: int) -> None:

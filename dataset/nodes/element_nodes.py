@@ -153,10 +153,7 @@ class Filtered(ElementNode):
     """The elements that a Filter keeps; the others are missing."""
 
     operation: Filter
-
-    @functools.cached_property
-    def is_sparse(self) -> bool:
-        return True
+    is_sparse = True
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         del positions
@@ -169,6 +166,8 @@ class Split(UnaryNode):
     """The children of elements: `max_fan_out` positions per element, of which its children occupy the first ones."""
 
     operation: FlatMap
+    # An element may have fewer children.
+    is_sparse = True
 
     def __post_init__(self) -> None:
         name = type(self.operation).__name__
@@ -181,10 +180,6 @@ class Split(UnaryNode):
     @functools.cached_property
     def epoch_length(self) -> int:
         return min(ENDLESS, self.parent.epoch_length * self.operation.max_fan_out)
-
-    @functools.cached_property
-    def is_sparse(self) -> bool:
-        return True
 
     def locate(self, positions: Positions) -> Any:
         """Returns the child number and the family of each position, the families' positions, and their location."""

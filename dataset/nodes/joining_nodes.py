@@ -212,6 +212,7 @@ class Zipped(Node):
     """Tuples of the elements at the same position of parents of equal length. A missing element is None in it."""
 
     above: tuple[Node, ...]
+    is_sparse = False
 
     @property
     def parents(self) -> tuple[Node, ...]:
@@ -224,10 +225,6 @@ class Zipped(Node):
     @functools.cached_property
     def epoch_length(self) -> int:
         return self.above[0].epoch_length
-
-    @functools.cached_property
-    def is_sparse(self) -> bool:
-        return False
 
     def locate(self, positions: Positions) -> Any:
         return [parent.locate(positions) for parent in self.above]

@@ -108,6 +108,8 @@ class Own(Node):
 
     dataset: Any
     above: tuple[Node, ...]
+    # Positions are passed on unchanged, and elements are read one by one.
+    looks_ahead = reads_one_by_one = True
 
     @property
     def parents(self) -> tuple[Node, ...]:
@@ -116,14 +118,6 @@ class Own(Node):
     @functools.cached_property
     def length(self) -> int:
         return len(self.dataset)
-
-    @functools.cached_property
-    def looks_ahead(self) -> bool:
-        return True
-
-    @functools.cached_property
-    def reads_one_by_one(self) -> bool:
-        return True
 
     def locate(self, positions: Positions) -> Positions:
         return positions

@@ -82,8 +82,6 @@ FOR_THE_LIBRARY = {
 }
 FOR_THE_LIBRARY |= {
     "draw",
-    "noted_state",
-    "position_and_step",
     "position_in_plan",
     "loader_state",
     "go",

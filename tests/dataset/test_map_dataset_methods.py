@@ -277,7 +277,7 @@ def test_users_subclass_map_dataset() -> None:
     assert Every(both, 2)._parent is both
     with pytest.raises(AttributeError, match="Both has 2 parents, not one"):
         _ = both._parent
-    with pytest.raises(AttributeError, match="Squares has 0 parents"):
+    with pytest.raises(AttributeError, match="Squares has no parents"):
         _ = Squares(3)._parent
 
 
