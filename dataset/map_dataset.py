@@ -25,8 +25,7 @@ from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.randomness import as_seed, derive_seed
-from millstream.samplers.mixtures.mixture_checks import named_components
-from millstream.samplers.mixtures.weights import checked_weights
+from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys
 from millstream.sources.source_checks import check_range, check_readable

@@ -13,8 +13,7 @@ from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.stream_nodes import Combined
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers.mixtures.mixture_checks import named_components
-from millstream.samplers.mixtures.weights import checked_weights
+from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
 from millstream.transforms import Transformation
 
 

@@ -25,7 +25,7 @@ from millstream.samplers.base import (
 )
 from millstream.samplers.occurrences import Occurrences
 from millstream.samplers.order import Order, positions_between
-from millstream.samplers.protocols import Located, MixedPackedSampler, PackedSampler, is_mixed, is_packed
+from millstream.samplers.protocols import Located, MixedPackedSampler, is_packed
 from millstream.segments import Segments
 from millstream.sharding import ShardOptions
 
@@ -34,6 +34,11 @@ _LARGEST_COST = 1 << 31
 
 _POSITIONS_PER_CALL = 1 << 15
 """The order is called for the positions of several global batches together, up to this number."""
+
+_OF_ROWS_AND_MIXTURES = frozenset(
+    {"row_length", "num_source_records", "lengths_at", "names", "samplers", "source_lengths", "drawn_before"}
+)
+"""The members of rows and mixtures that are those of the order."""
 
 
 @final
@@ -175,15 +180,10 @@ class BalancedSampler(Order):
         is_before = positions < stop
         return Occurrences(found.rows[is_before], positions[is_before])
 
-    @property
-    def row_length(self) -> int | None:
-        """The number of tokens per row; None if the order has no rows of documents."""
-        return getattr(self.order, "row_length", None)
-
-    @property
-    def num_source_records(self) -> int:
-        """The number of records of the source."""
-        return self._rows.num_source_records
+    def __getattr__(self, name: str) -> Any:
+        if name not in _OF_ROWS_AND_MIXTURES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.order, name)
 
     def segments_at(self, positions: NDArray[np.int64]) -> Segments:
         """Returns the documents of the rows at any positions, in their order; the order must have rows.
@@ -191,30 +191,7 @@ class BalancedSampler(Order):
         Args:
             positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
         """
-        return self._rows.segments_at(self._positions_in_order(positions))
-
-    def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of tokens of documents, shape (m,); the order must have rows.
-
-        Args:
-            record_keys: the documents, shape (m,).
-        """
-        return self._rows.lengths_at(record_keys)
-
-    @property
-    def names(self) -> tuple[Any, ...]:
-        """The names of the components; empty if the order is not a mixture."""
-        return self._mixture.names if is_mixed(self.order) else ()
-
-    @property
-    def samplers(self) -> tuple[Any, ...]:
-        """The samplers of the components."""
-        return self._mixture.samplers
-
-    @property
-    def source_lengths(self) -> tuple[int, ...]:
-        """The number of records of the source of each component."""
-        return self._mixture.source_lengths
+        return self._of_order.segments_at(self._positions_in_order(positions))
 
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:  # noqa: ARG002
         """Returns the order itself, because the rows of each global batch are arranged already.
@@ -225,32 +202,24 @@ class BalancedSampler(Order):
         """
         return self
 
-    def drawn_before(self, position: int) -> tuple[int, ...]:
-        """Returns the number of elements of each component before the first position of a global batch."""
-        return self._mixture.drawn_before(position)
-
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the component at each position, and the position in its own order; both of shape (m,).
 
         Args:
             positions: any positions, from 0 on, shape (m,), in any order; they may repeat.
         """
-        return self._mixture.locate(self._positions_in_order(positions))
+        return self._of_order.locate(self._positions_in_order(positions))
 
     def located(self, positions: NDArray[np.int64]) -> Located:
         """Returns the component, the index and the record key of any positions."""
-        return self._mixture.located(self._positions_in_order(positions))
+        return self._of_order.located(self._positions_in_order(positions))
 
     def located_segments(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
         """Returns the component, the index and the documents of the rows at any positions."""
-        return self._mixture.located_segments(self._positions_in_order(positions))
+        return self._of_order.located_segments(self._positions_in_order(positions))
 
     @property
-    def _rows(self) -> PackedSampler:
-        return cast("PackedSampler", self.order)
-
-    @property
-    def _mixture(self) -> MixedPackedSampler:
+    def _of_order(self) -> MixedPackedSampler:
         return cast("MixedPackedSampler", self.order)
 
     def _positions_in_order(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:

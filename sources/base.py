@@ -158,6 +158,11 @@ class HeldRecords(Generic[T_co]):
         return list(map(_COPY if kinds in ({dict}, {list}) else own, records))
 
 
+def is_held(source: object) -> bool:
+    """Returns True for a list or tuple that does not read on its own."""
+    return isinstance(source, list | tuple) and not hasattr(source, "__getitems__")
+
+
 _COPY: Callable[[Any], Any] = operator.methodcaller("copy")
 
 

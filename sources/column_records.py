@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream import tree
-from millstream.columnar import Allocate, ColumnarRecords
+from millstream.columnar import Allocate, ColumnarRecords, copy_images
 from millstream.sources.base import in_order
-from millstream.sources.memory import InMemoryDataSource, can_be_taken_from, copy_rows, rows_of, stacks
+from millstream.sources.memory import InMemoryDataSource, can_be_taken_from, rows_of, stacks
 
 
 def records_of_arrays(columns: Mapping[str, Any], count: int) -> Sequence[dict[str, Any]]:
@@ -129,7 +129,7 @@ class RecordsInMemory(ColumnarRecords):
         sorted_rows = np.empty((len(keys), *arrays[0].shape[1:]), arrays[0].dtype)
         for number, start, stop in runs:
             if are_views:
-                copy_rows(arrays[number], keys[start:stop], sorted_rows[start:stop])
+                copy_images(arrays[number][keys[start:stop]], sorted_rows[start:stop])
                 continue
             # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
             arrays[number].take(keys[start:stop], 0, sorted_rows[start:stop], "clip")

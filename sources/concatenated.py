@@ -19,6 +19,7 @@ from millstream.sources.base import (
     checked_record_key,
     checked_record_keys,
     in_order,
+    is_held,
 )
 from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
 from millstream.sources.source_checks import batched_read_of, check_source, reads_one_by_one
@@ -182,7 +183,7 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         return HeldRecords.concatenated(list(self.parts.values())) if self._held is None else self._held
 
     def _prepare(self, held: Any = None) -> None:
-        sources = [HeldRecords(source) if _is_held(source) else source for source in self.parts.values()]
+        sources = [HeldRecords(source) if is_held(source) else source for source in self.parts.values()]
         self._readers = [_reader(source) for source in sources]
         # Lists in memory are read as one: one call reads records from all over memory at twice the speed, because the
         # processor then waits for several together. It is built by the first read, so only processes that read have it.
@@ -224,10 +225,6 @@ class _Slice:
 
     def __getitem__(self, key: int) -> Any:
         return self._records[self._numbers[key]]
-
-
-def _is_held(source: Any) -> bool:
-    return isinstance(source, (list, tuple)) and not hasattr(source, "__getitems__")
 
 
 def _reader(source: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:

@@ -17,6 +17,7 @@ from millstream.sources.base import (
     RenderedSource,
     checked_record_key,
     checked_record_keys,
+    is_held,
     items_at,
 )
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
@@ -121,8 +122,7 @@ class InMemoryDataSource(RenderedSource):
             self._records = tree.map_leaves(np.asarray, records)
         else:
             self._num_records = _sequence_length(records)
-            is_held = isinstance(records, list | tuple) and not hasattr(records, "__getitems__")
-            self._records = HeldRecords(records) if is_held else records
+            self._records = HeldRecords(records) if is_held(records) else records
         self._kind = "columns" if self._is_columns else f"a {type(records).__name__}"
         self._stacks = self._is_columns and all(stacks(column) for _, column in _named_columns(self._records))
         self._fingerprint: str | None = None
@@ -216,7 +216,7 @@ class _ColumnRecords(ColumnarRecords):
 def _taken_into(allocate: Allocate, keys: NDArray[np.int64], column: NDArray[Any]) -> NDArray[Any]:
     batch = allocate((len(keys), *column.shape[1:]), column.dtype)
     if not can_be_taken_from(column):
-        copy_rows(column, keys, batch)
+        copy_images(column[keys], batch)
         return batch
     # The keys are checked: with any other mode than "raise", NumPy writes to `out` without a second copy.
     return np.take(column, keys, axis=0, out=batch, mode="clip")
@@ -233,11 +233,6 @@ def _taken(keys: Any, column: NDArray[Any]) -> Any:
     row = column[keys]
     # An array or a structured scalar is a view of the column.
     return row.copy() if column.ndim > 1 or isinstance(row, np.void) else row
-
-
-def copy_rows(column: NDArray[Any], keys: NDArray[np.int64], out: NDArray[Any]) -> None:
-    """Copies the rows of the keys of a view to `out`, without a copy of all rows."""
-    copy_images(column[keys], out)
 
 
 def can_be_taken_from(column: NDArray[Any]) -> bool:

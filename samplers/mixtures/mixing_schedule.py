@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.samplers.base import POSITION_LIMIT
+from millstream.samplers.mixtures.mixture_checks import reduced
 from millstream.samplers.mixtures.proportions import earliest_position, proportions
-from millstream.samplers.mixtures.weights import reduced
 from millstream.samplers.occurrences import by_number
 
 FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED = "first_exhausted", "all_exhausted", "drop_exhausted"

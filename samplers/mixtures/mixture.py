@@ -18,11 +18,11 @@ from millstream.samplers.mixtures.mixture_checks import (
     checked_component,
     checked_row_length,
     checked_source_lengths,
+    checked_weights,
     named_components,
 )
 from millstream.samplers.mixtures.mixture_fingerprint import first_turns, mixture_fingerprint
 from millstream.samplers.mixtures.mixture_lookup import ComponentOrders
-from millstream.samplers.mixtures.weights import checked_weights
 from millstream.samplers.occurrences import Occurrences
 from millstream.samplers.order import Order, positions_between
 from millstream.samplers.permutation import permute
@@ -131,7 +131,7 @@ class MixtureSampler(Order):
         self._changes: tuple[tuple[int, tuple[int, ...]], ...] = (first,)
         self._schedule = MixingSchedule([first], [sampler.length for sampler in self.samplers], stop)
         for position, changed in _checked_changes(changes):
-            self._change(position, changed)
+            vars(self).update(self._changed(position, changed))
         if self.num_source_records > POSITION_LIMIT:
             raise ValueError(f"The sources of a mixture can have 2**63 records at most, got {self.num_source_records}.")
 
@@ -156,8 +156,12 @@ class MixtureSampler(Order):
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.
         names = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "shard_options", "_changes")
-        own = {name: vars(self)[name] for name in (*names, "_schedule")}
-        return own | {"_global_batch_size": self._global_batch_size, "_batch_seed": self._batch_seed}
+        return {name: getattr(self, name) for name in (*names, "_schedule", "_global_batch_size", "_batch_seed")}
+
+    def _copied(self, **changes: Any) -> Self:
+        copied = object.__new__(type(self))
+        vars(copied).update(self.__getstate__() | changes)
+        return copied
 
     @property
     def length(self) -> int | None:
@@ -197,10 +201,7 @@ class MixtureSampler(Order):
         Raises:
             ValueError: the weights are not valid, or the mixture ends before the position.
         """
-        made = object.__new__(type(self))
-        vars(made).update(self.__getstate__())
-        made._change(position, weights)
-        return made
+        return self._copied(**self._changed(position, weights))
 
     @property
     def changes(self) -> list[tuple[int, Any]]:
@@ -248,18 +249,15 @@ class MixtureSampler(Order):
         return self._of_epoch(number, changes)
 
     def _of_epoch(self, number: int, changes: tuple[tuple[int, tuple[int, ...]], ...]) -> Self:
-        epoch = object.__new__(type(self))
-        vars(epoch).update(self.__getstate__())
-        epoch.parts = {name: sampler.of_epoch(number) for name, sampler in self.parts.items()}
-        epoch.samplers = tuple(checked_component(name, sampler) for name, sampler in epoch.parts.items())
-        schedule = MixingSchedule(changes[:1], [sampler.length for sampler in epoch.samplers], self.stop)
+        parts = {name: sampler.of_epoch(number) for name, sampler in self.parts.items()}
+        samplers = tuple(checked_component(name, sampler) for name, sampler in parts.items())
+        schedule = MixingSchedule(changes[:1], [sampler.length for sampler in samplers], self.stop)
         count = 1
         for position, weights in changes[1:]:
             if schedule.length is not None and position >= schedule.length:
                 break
             schedule, count = schedule.changed(position, weights), count + 1
-        epoch._schedule, epoch._changes = schedule, changes[:count]
-        return epoch
+        return self._copied(parts=parts, samplers=samplers, _schedule=schedule, _changes=changes[:count])
 
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
         """Returns the mixture with the rows of each global batch permuted, as a loader reads it.
@@ -272,10 +270,7 @@ class MixtureSampler(Order):
             global_batch_size: the number of rows per step, over all shards, at least 1.
             seed: selects the permutations, 0 … 2**64 - 1.
         """
-        shuffled = object.__new__(type(self))
-        own = {"_global_batch_size": global_batch_size, "_batch_seed": seed}
-        vars(shuffled).update(self.__getstate__() | own)
-        return shuffled
+        return self._copied(_global_batch_size=global_batch_size, _batch_seed=seed)
 
     def _permuted(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
         """Returns the positions in the unpermuted order, or the inverse, shape (m,)."""
@@ -289,7 +284,8 @@ class MixtureSampler(Order):
         complete = POSITION_LIMIT if self.length is None else self.length
         return np.where(batches < complete // size, permuted, positions)
 
-    def _change(self, position: int, weights: Weights) -> None:
+    def _changed(self, position: int, weights: Weights) -> dict[str, Any]:
+        """Returns the attributes of the mixture that has other weights from a position on."""
         position = as_integer(position, "position", minimum=0)
         if position >= POSITION_LIMIT:
             raise ValueError(f"position must be between 0 and {POSITION_LIMIT - 1}, got {position}.")
@@ -297,8 +293,8 @@ class MixtureSampler(Order):
         kept = self._changes[: bisect.bisect_left(self._changes, position, key=operator.itemgetter(0))]
         # If the same weights still hold, a new part would begin their period again.
         is_same = bool(kept) and kept[-1][1] == changed
-        self._schedule = self._schedule.changed(position, None if is_same else changed)
-        self._changes = kept if is_same else (*kept, (position, changed))
+        schedule = self._schedule.changed(position, None if is_same else changed)
+        return {"_schedule": schedule, "_changes": kept if is_same else (*kept, (position, changed))}
 
     def fingerprint(self) -> str:
         """Returns the components and, for each position from which on the weights are others, the weights.

@@ -1,7 +1,7 @@
 """Columns of structs, tensors and Python objects, and the records that all columns form."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,8 @@ from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.tables.arrow_columns import Lists
 from millstream.sources.tables.arrow_memory import Column, Memory, Rows
 from millstream.sources.tables.arrow_regions import Integers
+
+_T = TypeVar("_T")
 
 
 @final
@@ -170,12 +172,19 @@ def dicts_or_error(
     columns: Mapping[str, Column], rows: Rows, keys: NDArray[np.int64], explain: Explain
 ) -> list[dict[str, Any]]:
     """Returns a dict for each row, or raises the error of the first damaged row."""
+    return explained(lambda: dicts(columns, rows), lambda row: dicts(columns, rows.take([row])), keys, explain)
+
+
+def explained(
+    read_all: Callable[[], _T], read_one: Callable[[int], object], keys: NDArray[np.int64], explain: Explain
+) -> _T:
+    """Returns what is read of all keys, or raises the error of the first whose index fails alone."""
     try:
-        return dicts(columns, rows)
+        return read_all()
     except ValueError:
         for row, key in enumerate(keys.tolist()):
             try:
-                dicts(columns, rows.take([row]))
+                read_one(row)
             except ValueError as error:
                 raise explain(key, error) from error
         raise

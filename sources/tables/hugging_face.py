@@ -11,7 +11,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.tables.arrow_memory import Column, Rows
-from millstream.sources.tables.arrow_structures import Decoded, dicts, records_of
+from millstream.sources.tables.arrow_structures import Decoded, dicts, explained, records_of
 from millstream.sources.tables.arrow_tables import ArrowTable
 
 
@@ -65,15 +65,7 @@ class HuggingFaceDataSource(ReadsBatches):
         keys = checked_record_keys(record_keys, self._num_records)
         if not len(keys):
             return []
-        try:
-            rows = self._rows(keys)
-        except ValueError:
-            for key in keys.tolist():
-                try:
-                    self._rows(np.array([key]))
-                except ValueError as error:
-                    raise self._row_error(key, error) from error
-            raise
+        rows = explained(lambda: self._rows(keys), lambda row: self._rows(keys[[row]]), keys, self._row_error)
         return records_of(self._opened().columns, rows, keys, self._row_error)
 
     def __repr__(self) -> str:

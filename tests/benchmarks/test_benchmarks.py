@@ -17,9 +17,8 @@ from at_scale import tables
 from suite import data
 from suite.case import Case, Contender, Goal, Pick
 from suite.cases import CASES, GROUPS, cluster
-from suite.content import content_of, expected_content
 from suite.findings import Measured, as_json, find, from_json
-from suite.orders import carry_out
+from suite.orders import carry_out, content_of, expected_content
 from suite.peers import PEERS
 from suite.peers.clusters import RAY_ACTORS
 from suite.plot import ROWS, chart_of

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from millstream import Batch, DataLoader, IndexSampler, MixtureSampler, ReadOptions, RecordMetadata, ShardOptions
+from millstream.samplers.mixtures.mixture_checks import checked_weights, reduced
 from millstream.samplers.mixtures.proportions import TABLE_LIMIT, Table, Tree, proportions
-from millstream.samplers.mixtures.weights import checked_weights, reduced
 from support.draw.orders import STOPS
 
 Change = tuple[int, tuple[int, ...]]
