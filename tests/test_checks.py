@@ -1,5 +1,6 @@
 """The rules for arguments, which all of millstream shares."""
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -13,52 +14,38 @@ from millstream.checks import as_flag, as_integer, as_seconds, named_arguments
 from millstream.transforms import Batch, FlatMap
 
 
-@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
-def test_integers_are_plain_ints(value: Any) -> None:
-    """Whatever is an integer comes out as Python's."""
-    assert type(as_integer(value, "steps")) is int
-    assert as_integer(value, "steps", minimum=3) == 3
-
-
-@pytest.mark.parametrize("value", [True, np.True_, 3.0, np.float32(3), "3", None, np.array([3]), [3]])
-def test_what_is_not_an_integer_is_refused(value: Any) -> None:
-    """Booleans, floats, texts and arrays are not integers, and the error says what was given."""
-    with pytest.raises(TypeError, match=re.escape(f"steps must be an integer, got {value!r} of type")):
-        as_integer(value, "steps")
-
-
-def test_integers_have_a_minimum() -> None:
-    """An integer below the minimum is a ValueError that says the rule."""
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        as_integer(0, "steps", minimum=1)
-
-
-@pytest.mark.parametrize(("value", "expected"), [(True, True), (np.False_, False)])
-def test_flags_are_plain_bools(value: Any, expected: bool) -> None:
-    """A boolean of NumPy is one."""
-    assert as_flag(value, "shuffle") is expected
-
-
-@pytest.mark.parametrize("value", [1, 0, "no", None])
-def test_what_is_not_a_flag_is_refused(value: Any) -> None:
-    """What is merely true or false for Python is not a flag."""
-    with pytest.raises(TypeError, match=re.escape(f"shuffle must be True or False, got {value!r} of type")):
-        as_flag(value, "shuffle")
-
-
-@pytest.mark.parametrize("value", [1, 0.5, np.float32(2), float("inf")])
-def test_times_are_floats_above_zero(value: Any) -> None:
-    """Any number above 0 is a time."""
-    assert as_seconds(value, "timeout") == value
+@pytest.mark.parametrize(
+    ("check", "value", "expected"),
+    [
+        *((as_integer, value, 3) for value in (3, np.int64(3), np.uint8(3))),
+        (as_flag, True, True),
+        (as_flag, np.False_, False),
+        *((as_seconds, value, float(value)) for value in (1, 0.5, np.float32(2), float("inf"))),
+    ],
+)
+def test_values_of_numpy_become_plain_ones(check: Callable[..., Any], value: Any, expected: Any) -> None:
+    """Whatever is an integer, a flag or a number of seconds comes out as Python's."""
+    checked = check(value, "name")
+    assert (type(checked), checked) == (type(expected), expected)
 
 
 @pytest.mark.parametrize(
-    ("value", "kind"), [(0, ValueError), (float("nan"), ValueError), ("1", TypeError), (True, TypeError)]
+    ("check", "value", "error", "rule"),
+    [
+        *(
+            (as_integer, value, TypeError, f"must be an integer, got {value!r} of type")
+            for value in (True, np.True_, 3.0, np.float32(3), "3", None, np.array([3]), [3])
+        ),
+        (functools.partial(as_integer, minimum=1), 0, ValueError, "must be at least 1, got 0"),
+        *((as_flag, value, TypeError, f"must be True or False, got {value!r} of") for value in (1, 0, "no", None)),
+        *((as_seconds, value, ValueError, "must be a number of seconds") for value in (0, float("nan"))),
+        *((as_seconds, value, TypeError, "must be a number of seconds") for value in ("1", True)),
+    ],
 )
-def test_what_is_not_a_time_is_refused(value: Any, kind: type[Exception]) -> None:
-    """Everything else is an error that says so."""
-    with pytest.raises(kind, match="timeout must be a number of seconds"):
-        as_seconds(value, "timeout")
+def test_other_values_are_refused(check: Callable[..., Any], value: Any, error: type[Exception], rule: str) -> None:
+    """What is merely like an integer, a flag or a time is an error with the name, the rule and what was given."""
+    with pytest.raises(error, match=re.escape(f"name {rule}")):
+        check(value, "name")
 
 
 # Each constructor and function of the façade whose arguments are checked by name, with enough of them to be called.

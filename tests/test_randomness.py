@@ -1,7 +1,6 @@
 """Randomness is a pure function of seed, epoch, index and operation, and of nothing else."""
 
 import copy
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,25 +63,6 @@ def test_the_definition_is_philox_of_seed_index_epoch_operation(stream: tuple[in
     assert draw_words(generator(seed, epoch, index, operation)) == expected
 
 
-@given(streams, streams)
-@settings(deadline=None, max_examples=80)
-def test_different_numbers_give_different_streams(
-    one: tuple[int, int, int, int], other: tuple[int, int, int, int]
-) -> None:
-    """Two streams are equal exactly if seed, epoch, index and operation all are."""
-    assert (draw_words(generator(*one)) == draw_words(generator(*other))) == (one == other)
-
-
-def test_neighbours_share_no_draws() -> None:
-    """Of all streams with four small numbers, (0, 1) and (1, 0) in any two places among them, none shares a word."""
-    drawn = [
-        draw_words(generator(seed, epoch, index, operation), 64)
-        for seed, epoch, index, operation in itertools.product(range(4), repeat=4)
-    ]
-
-    assert len({word for stream in drawn for word in stream}) == 4**4 * 64
-
-
 @given(
     seed=words,
     operation=words,
@@ -131,15 +111,6 @@ def test_generators_from_parents_are_keyed_by_them(seed: int, indices: list[int]
         [word for block in (1, 2) for word in philox((int(key[0]), int(key[1])), (block, 0, index, operation))]
         for key, index in zip(keys, indices, strict=True)
     ]
-
-
-def test_operations_at_one_position_of_a_custom_sampler_differ() -> None:
-    """Random operations draw from streams of their own where the randomness is a custom sampler's, too."""
-    (one,), (other,) = (
-        [draw_words(rng) for rng in generators_from([np.random.default_rng(7)], [3], operation)] for operation in (0, 1)
-    )
-
-    assert not set(one) & set(other)
 
 
 def add_draw(element: list[int], rng: np.random.Generator) -> list[int]:

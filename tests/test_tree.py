@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -18,11 +18,7 @@ from millstream.loader.placement import Placement
 from millstream.loader.transport.payload import unpicklable_leaves
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack
-
-
-class Pair(NamedTuple):
-    left: Any
-    right: Any
+from support.draw.elements_of_all_kinds import Pair
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,15 +1,13 @@
 """The sources in memory against plain Python, and what they refuse."""
 
 import collections
-import dataclasses
 import pickle
 import subprocess
 import sys
 import tracemalloc
 import types
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,19 +18,9 @@ from millstream.columnar import ColumnarRecords
 from millstream.dataset import MapDataset
 from millstream.sources import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 from millstream.transforms.batching.stack import stack
+from support.draw.elements_of_all_kinds import Example, Pair
 from support.processes.worker_pools import environment, python
 from support.streams import comparable
-
-
-class Pair(NamedTuple):
-    image: Any
-    label: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sample:
-    image: Any
-    extra: Any
 
 
 def test_a_range_longer_than_a_source_may_be_is_refused() -> None:
@@ -44,27 +32,21 @@ def test_a_range_longer_than_a_source_may_be_is_refused() -> None:
 
 
 @settings(deadline=None)
-@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7), st.data())
-def test_range_is_pythons_range(start: int, stop: int, step: int, data: st.DataObject) -> None:
-    """The records are those of `range`, as Python ints; what `range` does not hold, or refuses, is an error."""
+@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-7, 7), st.sampled_from([0, 10**30]), st.data())
+def test_range_is_pythons_range(start: int, stop: int, step: int, shift: int, data: st.DataObject) -> None:
+    """The records are those of `range`, as Python ints of any size; a step of 0 is an error."""
     if step == 0:
         with pytest.raises(ValueError, match="step must not be 0"):
             RangeDataSource(start, stop, step)
         return
-    expected = range(start, stop, step)
-    source = RangeDataSource(start, stop, step)
+    expected = range(start + shift, stop + shift, step)
+    source = RangeDataSource(start + shift, stop + shift, step)
     keys = data.draw(st.lists(st.sampled_from(range(len(expected))))) if expected else []
     assert len(source) == len(expected)
     assert [source[key] for key in range(len(expected))] == list(expected)
     records = source.__getitems__(keys)
     assert records == [expected[key] for key in keys]
     assert all(type(record) is int for record in records)
-
-
-def test_range_of_huge_numbers() -> None:
-    """Integers beyond 64 bits are exact."""
-    source = RangeDataSource(10**30, 10**30 + 100, 7)
-    assert source.__getitems__([0, 14]) == [10**30, 10**30 + 98]
 
 
 def test_sequences_hand_out_their_own_records() -> None:
@@ -93,19 +75,11 @@ def test_containers_are_handed_out_as_copies(kind: Any) -> None:
             record.clear()
     assert list(given) == records()
     assert list(source.__getitems__(range(5))) == records()
+    # What is in a container is not copied.
     assert source[1]["boxes"] is source.__getitems__([1])[0]["boxes"] is given[1]["boxes"]
-
-
-def test_what_is_in_a_container_is_handed_out_as_it_is() -> None:
-    """Arrays, tuples and other objects are not copied, nor is anything of a source without dicts and lists."""
-    array, text = np.zeros(3), "text"
-    pair: tuple[list[int]] = ([],)
-    (record,) = InMemoryDataSource([{"array": array, "pair": pair, "text": text}]).__getitems__([0])
-    assert record["array"] is array
-    assert record["pair"] is pair
     cycle: dict[str, Any] = {}
     cycle["self"] = cycle
-    assert "self" in InMemoryDataSource([cycle])[0]
+    assert InMemoryDataSource(kind([cycle]))[0]["self"] is cycle
 
 
 def test_sequence_with_a_batched_read_is_read_by_it() -> None:
@@ -130,7 +104,7 @@ COLUMNS = {
     "nested": {"a": {"b": np.arange(12.0), "c": (np.arange(12), np.ones((12, 1, 2)))}, "d": np.arange(12) > 5},
     "tuple": (np.arange(12), np.arange(12) * 1j),
     "named tuple": Pair(np.arange(12, dtype=np.float32), np.arange(12).astype("M8[D]")),
-    "dataclass": Sample(np.arange(12), [np.ones((12, 2)), types.MappingProxyType({"x": np.arange(12)})]),
+    "dataclass": Example(np.arange(12), [np.ones((12, 2)), types.MappingProxyType({"x": np.arange(12)})]),
     "mapping": types.MappingProxyType({"a": np.arange(12), "none": {}, "nothing": (), "list": []}),
     "text": {
         "text": np.array([f"word {n}" for n in range(12)]),
@@ -143,19 +117,15 @@ def row(columns: Any, key: int) -> Any:
     """The oracle: row `key` of every array."""
     if isinstance(columns, Mapping):
         return {name: row(column, key) for name, column in columns.items()}
-    if isinstance(columns, Sample):
-        return Sample(row(columns.image, key), row(columns.extra, key))
+    if isinstance(columns, Example):
+        return Example(row(columns.image, key), row(columns.label, key))
     if isinstance(columns, list):
         return [row(column, key) for column in columns]
     if isinstance(columns, Pair):
-        return Pair(row(columns.image, key), row(columns.label, key))
+        return Pair(*(row(column, key) for column in columns))
     if isinstance(columns, tuple):
         return tuple(row(column, key) for column in columns)
     return columns[key]
-
-
-def assert_same(actual: Any, expected: Any) -> None:
-    assert comparable(actual) == comparable(expected)
 
 
 @settings(deadline=None, max_examples=40)
@@ -166,8 +136,8 @@ def test_columns_give_rows(kind: str, keys: list[int]) -> None:
     source = InMemoryDataSource(columns)
     expected = [row(columns, key) for key in keys]
     assert len(source) == 12
-    assert_same([source[key] for key in keys], expected)
-    assert_same(list(source.__getitems__(keys)), expected)
+    assert comparable([source[key] for key in keys]) == comparable(expected)
+    assert comparable(list(source.__getitems__(keys))) == comparable(expected)
 
 
 @settings(deadline=None, max_examples=40)
@@ -176,9 +146,9 @@ def test_columns_stack_as_their_records_do(kind: str, keys: list[int]) -> None:
     """The batch that columns give directly is what taking them apart and stacking the records gives."""
     records = InMemoryDataSource(COLUMNS[kind]).__getitems__(keys)
     assert isinstance(records, ColumnarRecords)
-    assert_same(stack(records), stack(list(records)))
-    assert_same(stack(records[1:]), stack(list(records)[1:])) if len(keys) > 1 else None
-    assert_same(records[-1], list(records)[-1])
+    assert comparable(stack(records)) == comparable(stack(list(records)))
+    assert len(keys) == 1 or comparable(stack(records[1:])) == comparable(stack(list(records)[1:]))
+    assert comparable(records[-1]) == comparable(list(records)[-1])
 
 
 @pytest.mark.parametrize("records", [COLUMNS["text"], [1, 2, 3], {"o": np.array([None, "x"])}])
@@ -262,11 +232,8 @@ def test_records_of_columns_are_copies() -> None:
         ),
         ({"a": None}, TypeError, r"Column \['a'\] must be .*got NoneType"),
         ({"a": np.ma.masked_array([1, 2], [True, False])}, TypeError, "got MaskedArray"),
-        ("text", TypeError, "must be a sequence of records.* got str"),
         ({1, 2}, TypeError, "must be a sequence of records.* got set"),
         (iter([1]), TypeError, r"must be a sequence of records.*: an iterator has no random access\. Pass list"),
-        (Path("x.array_record"), TypeError, r"Write millstream\.ArrayRecordDataSource\('x\.array_record'\)"),
-        (list, TypeError, r"got type: it is a class\. Pass an instance of it: list\(\.\.\.\)"),
         (types.MappingProxyType({"a": [1, 2]}), TypeError, r"Column \['a'\]\[0\] must be"),
     ],
 )
