@@ -151,11 +151,6 @@ class BalancedSampler(Order):
         return epoch
 
     def __getitem__(self, position: int) -> RecordMetadata:
-        """Returns the record key at a position, and its generator (None without a seed).
-
-        Raises:
-            IndexError: the position is negative or beyond the end.
-        """
         position = operator.index(position)
         (position_in_order,) = self._positions_in_order(positions_between(position, position + 1, self.length)).tolist()
         metadata = self.order[position_in_order]
@@ -168,7 +163,6 @@ class BalancedSampler(Order):
         return checked_keys_at(self.order, self._positions_in_order(positions))
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
-        """Returns the occurrences of keys before a position, in any order."""
         if not hasattr(self.order, "occurrences"):
             raise TypeError(
                 f"The positions of records are not known: the order, {type(self.order).__name__}, has no positions_of."

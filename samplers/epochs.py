@@ -64,11 +64,6 @@ class EpochSampler(Order):
         return epoch
 
     def __getitem__(self, position: int) -> RecordMetadata:
-        """Returns the record key at a position, and a fresh generator (None without a seed).
-
-        Raises:
-            IndexError: the position is negative or beyond the end.
-        """
         position = operator.index(position)
         (record_key,) = self.record_keys(position, position + 1).tolist()
         epoch = position // self.num_records

@@ -113,11 +113,6 @@ class IndexSampler(EpochSampler):
         return " ".join(fields)
 
     def __getitem__(self, position: int) -> RecordMetadata:
-        """Returns the record key at a position, and a fresh generator (None without a seed).
-
-        Raises:
-            IndexError: the position is negative or beyond the end.
-        """
         position = operator.index(position)
         check_range(position, position + 1, self.length)
         epoch, row = divmod(position, self.num_records)

@@ -92,7 +92,6 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         return record
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
-        """Returns the records of the keys, in their order; keys may repeat. Each source is read once."""
         keys = checked_record_keys(record_keys, self._num_records)
         if self._holds_all:
             self._held = self._all_held()

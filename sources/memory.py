@@ -61,7 +61,6 @@ class RangeDataSource(RenderedSource):
         return self._range[checked_record_key(record_key, len(self._range))]
 
     def __getitems__(self, record_keys: RecordKeys) -> list[int]:
-        """Returns the integers of the keys, in their order."""
         keys = checked_record_keys(record_keys, len(self._range))
         return list(map(self._range.__getitem__, keys.tolist()))
 
@@ -153,7 +152,6 @@ class InMemoryDataSource(RenderedSource):
         return self._records if self._stacks else None
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
-        """Returns the records of the keys, in their order."""
         keys = checked_record_keys(record_keys, self._num_records)
         if self._is_columns:
             records = _ColumnRecords(self._records, keys)

@@ -98,14 +98,12 @@ class CountingGroup(OpenGroup):
         self._missing = size
 
     def take(self, sizes: NDArray[np.int64]) -> int:
-        """Takes elements until the group has its full number."""
         taken: int = min(self._missing, sizes.shape[1])
         self._missing -= taken
         return taken
 
     @property
     def is_full(self) -> bool:
-        """True once the group has its full number of elements."""
         return self._missing == 0
 
 

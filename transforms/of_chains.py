@@ -26,7 +26,6 @@ class SeededRandomMap(RandomMap[Any, Any]):
         self.number = number
 
     def random_map(self, element: Any, rng: Any) -> Any:
-        """Returns the operation's result for an element."""
         return self.operation.random_map(element, rng)
 
     def __repr__(self) -> str:
@@ -59,7 +58,6 @@ class KeepAll(Filter[Any]):
     is_between: ClassVar[bool] = True
 
     def filter(self, element: Any) -> bool:
-        """Returns True."""
         del element
         return True
 
@@ -71,5 +69,4 @@ class DropAbsent(Filter[Any]):
     is_between: ClassVar[bool] = True
 
     def filter(self, element: Any) -> bool:
-        """Returns True if the element exists."""
         return element is not None

@@ -330,11 +330,6 @@ class MixtureSampler(Order):
         return self.locate(positions_between(start, stop, self.length))[0]
 
     def __getitem__(self, position: int) -> RecordMetadata:
-        """Returns the record key at a position, and the generator of the component's sampler.
-
-        Raises:
-            IndexError: the position is negative or beyond the end.
-        """
         position = operator.index(position)
         (component,), (index,) = (
             row.tolist() for row in self.locate(positions_between(position, position + 1, self.length))
@@ -346,7 +341,6 @@ class MixtureSampler(Order):
         return self.located(positions).record_keys
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
-        """Returns the occurrences of keys before a position, in any order."""
         found = []
         for component, count in enumerate(self.drawn_before(stop)):
             own = keys - self._offsets[component]

@@ -120,7 +120,6 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         self._chunks: UnitCache[_Chunk] = UnitCache(self._cache_bytes)
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
-        """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
         keys = checked_record_keys(record_keys, self._num_records)
         self._open_files.check_open()
         columns = {name: np.empty((len(keys), *kind.shape), kind.dtype) for name, kind in self._types.items()}

@@ -112,7 +112,6 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
         return {"tokens": super().__getitem__(record_key).astype(self.dtype, copy=False)}
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, NDArray[Any]]]:  # type: ignore[override]
-        """Returns the records of the keys, in their order; keys may repeat. A Batch takes them as one array."""
         found = super().__getitems__(record_keys)
         windows = np.concatenate(found) if isinstance(found, list) and found else np.asarray(found, self.dtype)
         return records_of_arrays({"tokens": windows.reshape(-1, self._window)}, len(found))

@@ -87,7 +87,6 @@ class ZarrDataSource(ReadsBatches):
         return self._num_records
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
-        """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
         keys = checked_record_keys(record_keys, self._num_records)
         columns = read_naming_failures(self._read, keys)
         return records_of_arrays(columns, len(keys))

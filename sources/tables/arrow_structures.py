@@ -178,7 +178,7 @@ def dicts_or_error(
 def explained(
     read_all: Callable[[], _T], read_one: Callable[[int], object], keys: NDArray[np.int64], explain: Explain
 ) -> _T:
-    """Returns what is read of all keys, or raises the error of the first whose index fails alone."""
+    """Reads all keys, or raises the error of the first one that fails alone, by its index."""
     try:
         return read_all()
     except ValueError:

@@ -61,7 +61,6 @@ class HuggingFaceDataSource(ReadsBatches):
         return self._num_records
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
-        """Returns the records of the keys, in their order; keys may repeat."""
         keys = checked_record_keys(record_keys, self._num_records)
         if not len(keys):
             return []

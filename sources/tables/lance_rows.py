@@ -89,7 +89,6 @@ class LanceDataSource(ReadsBatches):
         return self._num_records
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
-        """Returns the records of the keys, in their order; keys may repeat. A Batch takes the columns as they are."""
         keys = checked_record_keys(record_keys, self._num_records)
         if not len(keys):
             return []

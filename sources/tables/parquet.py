@@ -133,7 +133,6 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         self._has_advised = False
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
-        """Returns the records of the keys, in their order; keys may repeat. Each row group is decoded once."""
         keys = checked_record_keys(record_keys, self._num_records)
         self._open_files.check_open()
         if not len(keys):

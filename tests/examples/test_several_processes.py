@@ -1,12 +1,8 @@
 """The examples of several processes resume on fewer of them as if nothing had happened."""
 
 import math
-import os
 import re
-import signal
-import subprocess
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from support.documents.example_scripts import EXAMPLES, loaded
+from support.documents.example_scripts import EXAMPLES, lines_of, loaded
 
 pytestmark = pytest.mark.third_party
 
@@ -27,39 +23,17 @@ class Step(NamedTuple):
     batch: str
 
 
-def steps_in(lines: Iterable[str], last: int | None = None) -> tuple[dict[int, Step], int]:
-    """Reads what a training prints, until a step or to the end.
-
-    Returns:
-        The steps that it reported, and the step that it resumed at, 0 if at none.
-    """
-    steps, resumed_at = {}, 0
-    for line in lines:
-        if resumes := re.fullmatch(r"Resumes from the checkpoint of step (\d+)\.\n", line):
-            resumed_at = int(resumes[1])
-        elif step := LINE.fullmatch(line):
-            steps[int(step[1])] = Step(float(step[2]), step[3])
-        if last in steps:
-            break
-    return steps, resumed_at
-
-
-def run(command: list[str], kill_at: int | None = None) -> tuple[dict[int, Step], int]:
-    """Runs a program and all that it starts, until it ends or has reported a step; returns what it reported."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
-        try:
-            told = steps_in(process.stdout or (), kill_at)
-        finally:
-            if kill_at is not None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == (0 if kill_at is None else -signal.SIGKILL)
-    return told
+def steps_in(lines: list[str]) -> tuple[dict[int, Step], int]:
+    """Returns the steps that a training reported, and the step that it resumed at, 0 if at none."""
+    steps = {int(step[1]): Step(float(step[2]), step[3]) for line in lines if (step := LINE.fullmatch(line))}
+    resumed = re.search(r"^Resumes from the checkpoint of step (\d+)\.$", "".join(lines), re.MULTILINE)
+    return steps, int(resumed[1]) if resumed else 0
 
 
 def assert_resumes(whole: dict[int, Step], command: list[str], kill_at: int) -> None:
     """Kills two processes, resumes with one: each global batch and each loss is that of an undisturbed run."""
-    killed, _ = run([*command, "--processes=2"], kill_at)
-    resumed, resumed_at = run([*command, "--processes=1"])
+    killed, _ = steps_in(lines_of([*command, "--processes=2"], lambda line: line.startswith(f"step {kill_at}:")))
+    resumed, resumed_at = steps_in(lines_of([*command, "--processes=1"]))
 
     assert 0 < resumed_at <= kill_at
     assert killed.keys() | resumed.keys() == whole.keys()
@@ -83,7 +57,7 @@ def test_rows_of_text_resume_on_fewer_processes(tmp_path: Path) -> None:
     """One process resumes with the batches of two that were killed, of a mixture whose weights change meanwhile."""
     command = [sys.executable, str(EXAMPLES / "pretrain_text.py"), "--steps=6"]
     # The tokens are written once.
-    whole, _ = run([*command, "--processes=1", "--checkpoint_every=7", f"--output={tmp_path}"])
+    whole, _ = steps_in(lines_of([*command, "--processes=1", "--checkpoint_every=7", f"--output={tmp_path}"]))
 
     assert max(whole) == 6
     assert_resumes(whole, [*command, "--checkpoint_every=2", f"--output={tmp_path}"], 5)

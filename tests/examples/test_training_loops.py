@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,27 +10,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from support.documents.example_scripts import EXAMPLES, loaded
+from support.documents.example_scripts import EXAMPLES, lines_of, loaded
 
 pytestmark = pytest.mark.third_party
 
 LINE = re.compile(r"step (\d+): (?:loss )?([\d.e+-]+)( bits per byte)?\n")
 
 
-def run(command: list[str], kill_at: int | None = None) -> tuple[dict[int, str], str]:
-    """Runs a program until it ends or has reported a step; returns its losses as text, and its other lines."""
-    losses, others = {}, ""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        for line in process.stdout or ():
-            if step := LINE.fullmatch(line):
-                losses[int(step[1])] = step[2]
-            else:
-                others += line
-            if kill_at in losses:
-                process.kill()
-                break
-    assert process.returncode == (0 if kill_at is None else -signal.SIGKILL)
-    return losses, others
+def losses_in(lines: list[str]) -> tuple[dict[int, str], str]:
+    """Returns the losses that a training reported, as text, and its other lines."""
+    losses = {int(step[1]): step[2] for line in lines if (step := LINE.fullmatch(line))}
+    return losses, "".join(line for line in lines if not LINE.fullmatch(line))
 
 
 @pytest.mark.parametrize(
@@ -47,8 +36,8 @@ def test_a_killed_run_continues_with_the_losses_that_would_have_come(
     """The same command after a SIGKILL yields the same losses since the checkpoint, to the last digit, and learns."""
     command = [sys.executable, str(EXAMPLES / script), *options, "--checkpoint_every=20", f"--output={tmp_path}"]
     # By then the checkpoint of step 20 is complete, because that of step 40 has waited for it.
-    killed, _ = run(command, kill_at=50)
-    resumed, rest = run(command)
+    killed, _ = losses_in(lines_of(command, lambda line: line.startswith("step 50:")))
+    resumed, rest = losses_in(lines_of(command))
 
     assert re.match(r"Resumes from the checkpoint of step (20|40)\.\n", rest)
     assert killed.keys() & resumed.keys() >= {50}

@@ -291,9 +291,8 @@ def test_fingerprints_are_the_same_in_every_process() -> None:
         "module = importlib.util.module_from_spec(spec); sys.modules['here'] = module;"
         "spec.loader.exec_module(module); print('\\n'.join(module.fingerprints()))"
     )
-    for seed in ("1", "2"):
-        answer = python("-c", program, __file__, env=environment() | {"PYTHONHASHSEED": seed}, check=True)
-        assert answer.stdout.split("\n")[:-1] == fingerprints()
+    answer = python("-c", program, __file__, env=environment() | {"PYTHONHASHSEED": "1"}, check=True)
+    assert answer.stdout.split("\n")[:-1] == fingerprints()
 
 
 def test_fingerprint_of_many_records_reads_few() -> None:

@@ -77,11 +77,6 @@ class BucketBatch(GroupingOperation):
         return f"BucketBatch({self.boundaries}, {self.batch_sizes}, {self.features}, window_size={self.window_size})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the elements unchanged, and their lengths.
-
-        Raises:
-            ValueError: an element lacks a feature, or is longer than the last boundary.
-        """
         sizes = self.features.lengths(values)
         if (sizes > self.boundaries[-1]).any():
             raise ValueError(

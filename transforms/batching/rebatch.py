@@ -64,11 +64,6 @@ class Rebatch(GroupingOperation):
         return f"Rebatch(batch_size={self.batch_size}{', drop_remainder=True' if self.drop_remainder else ''})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the batches with at least one row, and their numbers of rows.
-
-        Raises:
-            ValueError: an element is not a batch, or its arrays differ in their number of rows.
-        """
         sizes = np.array([[_rows_in(value) for value in values]], dtype=np.int64)
         kept = sizes[0] > 0
         return Prepared(list(itertools.compress(values, kept)), sizes[:, kept], kept.astype(int).tolist())
@@ -82,11 +77,6 @@ class Rebatch(GroupingOperation):
         return Segments.chunked(measures[-2], measures[-1], self.batch_size)
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> list[Any]:
-        """Builds the batches.
-
-        Raises:
-            StackError: batches to concatenate differ in structure, shape or dtype.
-        """
         if segments.starts is None or segments.stops is None:
             raise AssertionError("batches are cut")
         bounds = list(zip(segments.elements.tolist(), segments.starts.tolist(), segments.stops.tolist(), strict=True))

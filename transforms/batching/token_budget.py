@@ -90,11 +90,6 @@ class TokenBudgetBatch(GroupingOperation):
         return f"TokenBudgetBatch({self.budget}, {self.features})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the elements unchanged, and their lengths.
-
-        Raises:
-            ValueError: an element lacks a feature, or is longer than the budget.
-        """
         sizes = self.features.lengths(values)
         if (sizes > self.budget).any():
             raise ValueError(

@@ -47,7 +47,6 @@ class Bins(OpenGroup):
 
     @property
     def is_full(self) -> bool:
-        """True once a document has arrived that fits into no row."""
         return self._is_full
 
     def decisions(self) -> NDArray[np.int64]:

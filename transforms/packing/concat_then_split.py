@@ -132,11 +132,7 @@ class ConcatThenSplit(GroupingOperation):
         return True
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the features of the documents with at least one token, and their lengths.
-
-        Raises:
-            ValueError: a document lacks a feature, or its features differ in length.
-        """
+        """Returns the features of the documents with at least one token, and their lengths."""
         columns = self.rows.columns(values, takes_numbers=True)
         sizes = lengths_of(columns)
         names = list(self.length_struct)
@@ -161,7 +157,6 @@ class ConcatThenSplit(GroupingOperation):
         return kind(self.output_size, max(1, TOKENS_TOGETHER // self.output_size), skip)
 
     def arrange(self, measures: NDArray[np.int64], group: GroupId) -> Segments:
-        """Returns the segments of documents in each row."""
         del group
         if not self.splits_full_length:
             return whole_row_segments(measures[0], measures[-2], measures[-1], self.output_size)

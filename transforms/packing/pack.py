@@ -79,9 +79,5 @@ class Pack(Transformation):
         return Prepared(list(zip(*columns, strict=True)), lengths_of(columns))
 
     def make(self, values: Sequence[Any], segments: Segments, allocate: Allocate = np.empty) -> Sequence[Any]:
-        """Builds rows of prepared documents.
-
-        Raises:
-            StackError: the documents of a row differ in dtype or shape.
-        """
+        """Builds rows of prepared documents."""
         return self.rows.lay_out(values, segments, allocate)

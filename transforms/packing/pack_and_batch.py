@@ -66,11 +66,6 @@ class PackAndBatchOperation(GroupingOperation):
         return f"PackAndBatchOperation({self.packing.rows}, batch_size={self.packing.num_packing_bins})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the features of the documents with at least one token, and their lengths.
-
-        Raises:
-            ValueError: a document lacks a feature, or is too long.
-        """
         if self.nested_struct is not None:
             values = [dict(_leaves(self.nested_struct, value)) for value in values]
         return self.packing.prepare(values)
