@@ -1,6 +1,5 @@
 """Datasets of TensorFlow Datasets: splits, features, and files, without its library."""
 
-import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import TfdsDataSource
 from millstream.sources.records.tfds_splits import Split, ranges_of
 from millstream.transforms.batching.stack import stack
-from support.files.record_files import write_array_record, write_tfrecord
+from support.files.record_files import write_tfds, write_tfrecord
 from support.streams import comparable
 
 
@@ -44,35 +43,6 @@ IMAGE = feature("image_feature.Image", "image", dtype="uint8", shape={"dimension
 AUDIO = feature("audio_feature.Audio", "audio", dtype="int64")
 
 
-def write_dataset(
-    folder: Path,
-    features: dict[str, Any],
-    splits: dict[str, list[list[dict[str, Any]]]],
-    file_format: str = "array_record",
-) -> Path:
-    """Writes a prepared dataset, the records of each file of each split given as Examples, and returns its folder."""
-    folder.mkdir(parents=True)
-    info = {"name": "toy", "version": "1.0.0", "fileFormat": file_format, "splits": []}
-    for name, files in splits.items():
-        for number, records in enumerate(files):
-            path = folder / f"toy-{name}.{file_format}-{number:05d}-of-{len(files):05d}"
-            examples = [millstream.encode_example(record) for record in records]
-            if file_format == "tfrecord":
-                write_tfrecord(path, examples)
-            else:
-                write_array_record(path, examples)
-        entry = {
-            "name": name,
-            "numBytes": "1",
-            "filepathTemplate": "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
-            "shardLengths": [str(len(records)) for records in files],
-        }
-        info["splits"].append(entry)  # type: ignore[attr-defined]
-    (folder / "dataset_info.json").write_text(json.dumps(info))
-    (folder / "features.json").write_text(json.dumps(features))
-    return folder
-
-
 def numbers(start: int, stop: int) -> list[dict[str, Any]]:
     return [{"n": number, "text": f"text {number}"} for number in range(start, stop)]
 
@@ -88,7 +58,7 @@ def ids(source: TfdsDataSource) -> list[int]:
 @pytest.mark.parametrize("file_format", ["array_record", "tfrecord"])
 def test_a_split_is_the_records_of_its_files(tmp_path: Path, file_format: str) -> None:
     """A split, from a folder or a builder, in both formats, has the records with the features' dtypes."""
-    folder = write_dataset(tmp_path / "toy" / "1.0.0", NUMBERS, SPLITS, file_format)
+    folder = write_tfds(tmp_path / "toy" / "1.0.0", NUMBERS, SPLITS, file_format)
     for dataset in (folder, str(folder), SimpleNamespace(data_dir=str(folder)), SimpleNamespace(data_dir=folder)):
         with TfdsDataSource(dataset, "train") as source:
             assert ids(source) == list(range(25))
@@ -116,7 +86,7 @@ def test_a_split_is_the_records_of_its_files(tmp_path: Path, file_format: str) -
 )
 def test_slices_of_splits_are_those_of_tfds(tmp_path: Path, split: str, expected: Any) -> None:
     """Numbers, percents rounded to the closest, from the end, and sums."""
-    folder = write_dataset(tmp_path / "toy", NUMBERS, SPLITS)
+    folder = write_tfds(tmp_path / "toy", NUMBERS, SPLITS)
     with TfdsDataSource(folder, split) as source:
         assert ids(source) == list(expected)
 
@@ -198,7 +168,7 @@ def test_each_feature_has_its_meaning(tmp_path: Path, name: str) -> None:
     """Each feature has its value and dtype alone and in batches, which equal their records stacked."""
     described, stored, expected = FEATURES[name]
     examples = [{"x": stored(number)} for number in range(7)]
-    folder = write_dataset(tmp_path / "toy", features_dict(x=described), {"train": [examples]})
+    folder = write_tfds(tmp_path / "toy", features_dict(x=described), {"train": [examples]})
     with TfdsDataSource(folder, "train") as source:
         records = source.__getitems__([5, 0, 3])
         assert all(same(source[key], {"x": expected(key)}) for key in range(7))
@@ -216,7 +186,7 @@ def test_features_within_features_keep_their_structure(tmp_path: Path) -> None:
         a=features_dict(b=features_dict(c=LABEL), d=TEXT), s=sequence(features_dict(n=LABEL, t=TEXT)), t=translation
     )
     example = {"a/b/c": 2, "a/d": "d", "s/n": [1, 2], "s/t": ["x", "y"], "t/en": "yes", "t/fr": "oui"}
-    folder = write_dataset(tmp_path / "toy", features, {"train": [[example]]})
+    folder = write_tfds(tmp_path / "toy", features, {"train": [[example]]})
     with TfdsDataSource(folder, "train") as source:
         expected = {
             "a": {"b": {"c": np.int64(2)}, "d": b"d"},
@@ -239,7 +209,7 @@ def test_features_within_features_keep_their_structure(tmp_path: Path) -> None:
 )
 def test_features_that_are_not_supported_are_errors(tmp_path: Path, described: dict[str, Any], message: str) -> None:
     """An unsupported feature is an error at construction with its name and an alternative."""
-    folder = write_dataset(tmp_path / "toy", features_dict(x=described), {"train": [[{"x": 1}]]})
+    folder = write_tfds(tmp_path / "toy", features_dict(x=described), {"train": [[{"x": 1}]]})
     with pytest.raises(ValueError, match=message) as caught:
         TfdsDataSource(folder, "train")
     assert "tfds.data_source" in str(caught.value)
@@ -251,7 +221,7 @@ def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
         TfdsDataSource(tmp_path, "train")
     with pytest.raises(TypeError, match="folder of a prepared dataset, or a builder"):
         TfdsDataSource(3, "train")
-    folder = write_dataset(tmp_path / "toy", NUMBERS, SPLITS)
+    folder = write_tfds(tmp_path / "toy", NUMBERS, SPLITS)
     for content, message in (
         ("{", "is damaged"),
         ("[]", "must hold an object"),
@@ -260,7 +230,7 @@ def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
         (folder / "dataset_info.json").write_text(content)
         with pytest.raises(DataSourceError, match=message):
             TfdsDataSource(folder, "train")
-    folder = write_dataset(tmp_path / "single", LABEL, SPLITS)
+    folder = write_tfds(tmp_path / "single", LABEL, SPLITS)
     with pytest.raises(ValueError, match=r"must be a FeaturesDict.*got ClassLabel"):
         TfdsDataSource(folder, "train")
 
@@ -273,7 +243,7 @@ def test_a_damaged_record_is_an_error_with_file_and_record(tmp_path: Path) -> No
         {"n": [1, 2], "text": "c"},
         {"n": 4, "text": "d"},
     ]
-    folder = write_dataset(tmp_path / "toy", NUMBERS, {"train": [numbers(0, 2), examples]}, "tfrecord")
+    folder = write_tfds(tmp_path / "toy", NUMBERS, {"train": [numbers(0, 2), examples]}, "tfrecord")
     with TfdsDataSource(folder, "train") as source:
         for key, message in ((3, "no feature 'n'"), (4, "2 values")):
             with pytest.raises(DataSourceError, match=rf"record {key - 2} of .*00001-of-00002.*key {key}\).*{message}"):

@@ -1,6 +1,5 @@
 """The files that the examples in docstrings read."""
 
-import json
 from pathlib import Path
 
 import h5py
@@ -17,6 +16,7 @@ from support.files.record_files import (
     write_mds,
     write_megatron,
     write_tar,
+    write_tfds,
     write_tfrecord,
     write_zarr,
 )
@@ -51,19 +51,7 @@ def write_docstring_files(folder: Path) -> None:
         path = folder / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(path)
-    write_prepared_dataset(folder / "tensorflow_datasets" / "digits" / "1.0.0")
-
-
-def write_prepared_dataset(folder: Path) -> None:
-    """Writes ten records with a label each, as TensorFlow Datasets leaves them on a disk."""
-    folder.mkdir(parents=True)
-    records = [millstream.encode_example({"label": number}) for number in range(10)]
-    write_tfrecord(folder / "digits-train.tfrecord-00000-of-00001", records)
-    template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
-    split = {"name": "train", "filepathTemplate": template, "shardLengths": ["10"]}
-    info = {"name": "digits", "version": "1.0.0", "fileFormat": "tfrecord", "splits": [split]}
-    features = "tensorflow_datasets.core.features."
-    label = {"pythonClassName": f"{features}class_label_feature.ClassLabel", "classLabel": {"numClasses": "10"}}
-    both = {"pythonClassName": f"{features}features_dict.FeaturesDict", "featuresDict": {"features": {"label": label}}}
-    (folder / "dataset_info.json").write_text(json.dumps(info))
-    (folder / "features.json").write_text(json.dumps(both))
+    label = {"pythonClassName": "tensorflow_datasets.ClassLabel", "classLabel": {"numClasses": "10"}}
+    features = {"featuresDict": {"features": {"label": label}}}
+    records = [{"label": number} for number in range(10)]
+    write_tfds(folder / "tensorflow_datasets" / "digits" / "1.0.0", features, {"train": [records]}, "tfrecord")

@@ -17,6 +17,8 @@ import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
 from numpy.typing import NDArray
 
+from millstream.transforms import encode_example
+
 
 def masked_crc(data: bytes) -> bytes:
     """Returns the checksum as a TFRecord file stores it."""
@@ -172,3 +174,29 @@ def write_zarr(path: Path, rows: NDArray[Any], rows_per_chunk: int, driver: str 
         chunk_layout=tensorstore.ChunkLayout(read_chunk_shape=chunk[::-1] if driver == "n5" else chunk),
     ).result()
     (array.T if driver == "n5" else array).write(rows).result()
+
+
+def write_tfds(
+    folder: Path, features: dict[str, Any], splits: dict[str, list[list[dict[str, Any]]]], kind: str = "array_record"
+) -> Path:
+    """Writes a dataset as TensorFlow Datasets prepares it, and returns its folder.
+
+    Args:
+        folder: it is made.
+        features: the content of `features.json`.
+        splits: the records of each file of each split, which are written as Examples.
+        kind: the format of the files, `array_record` or `tfrecord`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write, entries = {"array_record": write_array_record, "tfrecord": write_tfrecord}[kind], []
+    for name, files in splits.items():
+        for number, records in enumerate(files):
+            path = folder / f"toy-{name}.{kind}-{number:05d}-of-{len(files):05d}"
+            write(path, [encode_example(record) for record in records])
+        template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+        lengths = [str(len(records)) for records in files]
+        entries.append({"name": name, "filepathTemplate": template, "shardLengths": lengths})
+    info = {"name": "toy", "version": "1.0.0", "fileFormat": kind, "splits": entries}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    (folder / "features.json").write_text(json.dumps(features))
+    return folder

@@ -1,6 +1,5 @@
 """A source of each kind, of 37 records, which are almost all different."""
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,13 +13,13 @@ import pyarrow.parquet as pq
 
 from millstream import sources
 from millstream.sources import InMemoryDataSource, RangeDataSource
-from millstream.transforms import encode_example
 from support.files.record_files import (
     write_array_record,
     write_bagz,
     write_mds,
     write_megatron,
     write_tar,
+    write_tfds,
     write_tfrecord,
     write_zarr,
 )
@@ -143,13 +142,8 @@ def tfds(folder: Path) -> Any:
     """A dataset as TensorFlow Datasets prepares it, of two files."""
     label = {"classLabel": {"numClasses": "40"}}
     features = {"featuresDict": {"features": {"label": label, "text": {"text": {}}}}}
-    splits = [{"name": "train", "shardLengths": ["20", "17"]}]
-    (folder / "features.json").write_text(json.dumps(features))
-    (folder / "dataset_info.json").write_text(json.dumps({"name": "toy", "splits": splits}))
-    for number, numbers in enumerate((range(20), range(20, 37))):
-        examples = [encode_example({"label": n, "text": f"record {n}"}) for n in numbers]
-        write_tfrecord(folder / f"toy-train.tfrecord-0000{number}-of-00002", examples)
-    return sources.TfdsDataSource(folder, "train")
+    files = [[{"label": n, "text": f"record {n}"} for n in numbers] for numbers in (range(20), range(20, 37))]
+    return sources.TfdsDataSource(write_tfds(folder, features, {"train": files}, "tfrecord"), "train")
 
 
 SOURCES: dict[str, Callable[[Path], Any]] = {
