@@ -16,7 +16,7 @@ import functools
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 from millstream.checks import as_integer
 from millstream.errors import CheckpointError
@@ -34,40 +34,29 @@ from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.data_loader import DataLoader
+    from millstream.loader.device_iterator import DeviceIterator
     from millstream.loader.execution import Execution
     from millstream.loader.scheduling.status import IteratorStatus
-
-
-class MeasuringConsumer(Protocol):
-    """An iterator around this one that the trainer calls, and that measures the trainer's waits."""
-
-    asked_at: float | None
-
-    @property
-    def step(self) -> int: ...
-
-    @property
-    def epoch(self) -> int | None: ...
 
 
 class Measured:
     """An iterator that measures the trainer's waits, unless a consumer around it does so, for instance device_put."""
 
-    _consumer: "weakref.ref[MeasuringConsumer] | None" = None
+    _consumer: "weakref.ref[DeviceIterator] | None" = None
 
     @property
-    def consumer(self) -> "MeasuringConsumer | None":
+    def consumer(self) -> "DeviceIterator | None":
         """The consumer that measures its own waits; None if this iterator measures those of the trainer."""
         return None if self._consumer is None else self._consumer()
 
-    def let_measure(self, consumer: "MeasuringConsumer") -> None:
+    def let_measure(self, consumer: "DeviceIterator") -> None:
         """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
         self._consumer = weakref.ref(consumer)
 
     def delivered_position(self) -> tuple[int, int | None]:
         """Returns step and epoch as the trainer knows them. Any thread may call it."""
-        own, consumer = cast("MeasuringConsumer", self), self.consumer
-        return (own.step, own.epoch) if consumer is None else (consumer.step, consumer.epoch)
+        consumer: Any = self if self.consumer is None else self.consumer
+        return consumer.step, consumer.epoch
 
 
 class Beginning(NamedTuple):

@@ -1,14 +1,17 @@
 """Iterators of chains that run a loader's iterator."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator
 from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
-from millstream.loader.iterator import DataLoaderIterator, MeasuringConsumer
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.operations.elements import Elements
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms.of_chains import AbsentElement
+
+if TYPE_CHECKING:
+    from millstream.loader.device_iterator import DeviceIterator
 
 
 class EngineIterator(DatasetIterator[Any]):
@@ -37,7 +40,7 @@ class EngineIterator(DatasetIterator[Any]):
     def insight(self) -> Insight:
         return self._execution.insight
 
-    def let_measure(self, consumer: MeasuringConsumer) -> None:
+    def let_measure(self, consumer: "DeviceIterator") -> None:
         """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
         self._inner.let_measure(consumer)
 
