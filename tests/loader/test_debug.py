@@ -266,3 +266,4 @@ def test_errors_of_operations_are_raised_as_ever() -> None:
     assert next(batches) == -1.0
     with pytest.raises(ZeroDivisionError):
         next(batches)
+    assert calls.count(2) == 1

@@ -604,6 +604,7 @@ def test_the_waits_that_are_reported_are_those_of_the_training_loop(monkeypatch:
         # The last second is not over before the next call.
         expected = {
             "batches": 9,
+            "step": 9,
             "first_wait_seconds": 2,
             "wait_seconds": 16,
             "trainer_seconds": 8,

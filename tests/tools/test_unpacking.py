@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.sources import TextLineDataSource, TFRecordDataSource
+from millstream.sources import TextLineDataSource
 from millstream.tools import unpacking
 from millstream.tools.unpacking import unpack
-from support.files.record_files import every_record, tfrecord_bytes
+from support.files.record_files import every_record
 from support.processes.commands import run_here
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -115,19 +115,6 @@ def test_the_command_in_the_error_of_a_source_works(name: str, plain: str, tmp_p
     assert printed == f"{tmp_path / plain}: 8 bytes, decompressed\n"
     with TextLineDataSource(tmp_path / plain) as source:
         assert every_record(source) == ["one", "two"]
-
-
-@pytest.mark.parametrize("ending", ["gz", "z"])
-def test_tfrecords_as_tensorflow_compresses_them_are_unpacked(ending: str, tmp_path: Path) -> None:
-    """GZIP and ZLIB, without an ending in their names; `inspect` and `convert` give the command, too."""
-    path = tmp_path / "a.tfrecord"
-    path.write_bytes(COMPRESS[ending](tfrecord_bytes([b"one", b"two"])))
-    for command in (["inspect", path], ["convert", path, "b.bag"]):
-        _, reported = run_here(*command, folder=tmp_path, status=1)
-        assert "compressed as a whole" in reported
-    run_here(*shlex.split(reported.rpartition(": ")[2])[3:], folder=tmp_path)
-    with TFRecordDataSource(tmp_path / "a.unpacked.tfrecord") as source:
-        assert every_record(source) == [b"one", b"two"]
 
 
 def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
