@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 import millstream
 from millstream.samplers import IndexSampler
+from support.laws import inline_loader
 
 Ints = NDArray[np.int64]
 
@@ -80,12 +81,9 @@ class OneBuffer(Turned):
         return keys
 
 
-def stream(sampler: IndexSampler, way: str, **arguments: Any) -> list[list[int]]:
+def stream(sampler: IndexSampler, way: str) -> list[list[int]]:
     """Returns the batches of 64 records 0 … 999."""
-    loader = millstream.DataLoader(
-        data_source=range(1000), sampler=sampler, operations=[millstream.Batch(64)], **(WAYS[way] | arguments)
-    )
-    with iter(loader) as batches:
+    with iter(inline_loader(range(1000), sampler, millstream.Batch(64), **WAYS[way])) as batches:
         return [batch.tolist() for batch in batches]
 
 
@@ -122,13 +120,8 @@ class FailsFarAhead(Turned):
 @pytest.mark.parametrize(("answer", "error"), [(None, LookupError), (-1, ValueError)])
 def test_a_samplers_failure_comes_at_its_own_batch(way: str, answer: int | None, error: type[Exception]) -> None:
     """Keys are asked for far ahead, and yet every batch before the failing position comes."""
-    loader = millstream.DataLoader(
-        data_source=range(1000),
-        sampler=FailsFarAhead(1000, num_epochs=1, answer=answer),
-        operations=[millstream.Batch(64)],
-        **WAYS[way],
-    )
-    with iter(loader) as batches:
+    sampler = FailsFarAhead(1000, num_epochs=1, answer=answer)
+    with iter(inline_loader(range(1000), sampler, millstream.Batch(64), **WAYS[way])) as batches:
         assert [next(batches).tolist() for _ in range(10)] == stream(Turned(1000, num_epochs=1), "inline")[:10]
         with pytest.raises(error, match="640"):
             next(batches)
@@ -170,9 +163,7 @@ def test_generators_that_are_not_read_are_warned_of(sampler: Any) -> None:
     ) as caught:
         loader = millstream.DataLoader(data_source=range(10), sampler=sampler, operations=[abs, Jitter()])
     assert caught[0].filename == __file__
-    expected = millstream.DataLoader(
-        data_source=range(10), sampler=IndexSampler(10, seed=1, num_epochs=1), operations=[Jitter()]
-    )
+    expected = inline_loader(range(10), IndexSampler(10, seed=1, num_epochs=1), Jitter())
     assert list(loader) == list(expected)
     millstream.DataLoader(data_source=range(10), sampler=sampler, operations=[abs])
 
@@ -186,7 +177,7 @@ def test_generators_of_a_sampler_with_runs_are_kept() -> None:
         seed = None
 
     def draws(sampler: Any) -> list[int]:
-        return list(millstream.DataLoader(data_source=range(10), sampler=sampler, operations=[Jitter()]))
+        return list(inline_loader(range(10), sampler, Jitter()))
 
     assert draws(Runs(seed=None)) == draws(Singles())
 
@@ -241,10 +232,6 @@ def test_keys_are_looked_up_for_few_epochs_in_advance() -> None:
             return positions % 3
 
     sampler: Any = Recording()
-    operations = [millstream.Batch(2)]
-    loader = millstream.DataLoader(
-        data_source=range(3), sampler=sampler, operations=operations, read_options=millstream.ReadOptions(0)
-    )
-    with iter(loader) as batches:
+    with iter(inline_loader(range(3), sampler, millstream.Batch(2))) as batches:
         assert next(batches).tolist() == [0, 1]
     assert 0 < sampler.asked <= 16 * 3

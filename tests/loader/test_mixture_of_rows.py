@@ -18,10 +18,9 @@ from millstream import (
     Pack,
     PackingSampler,
     RandomMapTransform,
-    ReadOptions,
     ShardOptions,
 )
-from support.laws import assert_shards_agree
+from support.laws import assert_shards_agree, inline_loader
 
 ROW = 16
 SIZES = {"web": 800, "books": 500, "code": 600}
@@ -40,6 +39,10 @@ def documents(name: str) -> list[np.ndarray[Any, Any]]:
 def sampler_of(name: str, **options: Any) -> PackingSampler:
     seed = list(SIZES).index(name)
     return PackingSampler(lengths_of(name), ROW, **{"shuffle": True, "seed": seed, "overflow": "split", **options})
+
+
+def corpora() -> ConcatenatedDataSource:
+    return ConcatenatedDataSource({name: documents(name) for name in SIZES})
 
 
 def mixture() -> MixtureSampler:
@@ -63,6 +66,7 @@ def drawn(element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**element, "draw": np.full(len(element["tokens"]), rng.integers(1, 2**40))}
 
 
+PACK = Pack({"tokens": ROW})
 OPERATIONS: list[Any] = [
     MapWithIndexTransform(numbered),
     RandomMapTransform(drawn),
@@ -84,15 +88,14 @@ def same(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_component_has_the_rows_that_it_has_alone(workers: int) -> None:
     """Tokens, indices and draws of documents and rows are those of a loader of the component; shares are exact."""
-    sources = ConcatenatedDataSource({name: documents(name) for name in SIZES})
-    with DataLoader(data_source=sources, sampler=mixture(), operations=OPERATIONS, worker_count=workers) as loader:
+    with inline_loader(corpora(), mixture(), *OPERATIONS, worker_count=workers) as loader:
         rows = take(loader, 64)
     names = [list(SIZES)[row["tokens"][0] // 10**6 - 1] for row in rows]
     assert {name: names[:24].count(name) for name in SIZES} == {"web": 12, "books": 4, "code": 8}
     assert {name: names[24:].count(name) for name in SIZES} == {"web": 10, "books": 30, "code": 0}
     for name in SIZES:
         own = [row for row, from_ in zip(rows, names, strict=True) if from_ == name]
-        alone = DataLoader(data_source=documents(name), sampler=sampler_of(name), operations=OPERATIONS)
+        alone = inline_loader(documents(name), sampler_of(name), *OPERATIONS)
         assert all(map(same, own, take(alone, len(own))))
 
 
@@ -105,13 +108,7 @@ def test_any_number_of_shards_makes_the_same_global_batches(shards: int, is_nest
     source, sampler = ConcatenatedDataSource(sources), nested() if is_nested else mixture()
 
     def part(index: int, count: int) -> DataLoader:
-        return DataLoader(
-            data_source=source,
-            sampler=sampler,
-            operations=[Pack({"tokens": ROW}), Batch(6 // count)],
-            read_options=ReadOptions(0),
-            shard_options=ShardOptions(index, count),
-        )
+        return inline_loader(source, sampler, PACK, Batch(6 // count), shard_options=ShardOptions(index, count))
 
     assert_shards_agree(part, [shards], step, 1)
 
@@ -138,11 +135,7 @@ def test_any_rows_alone_give_the_same(positions: list[int]) -> None:
 def test_an_order_ends_as_rows_do() -> None:
     """`drop_exhausted` gives every row of every component once, and so every token."""
     samplers = {name: sampler_of(name, num_epochs=1) for name in SIZES}
-    loader = DataLoader(
-        data_source=ConcatenatedDataSource({name: documents(name) for name in SIZES}),
-        sampler=MixtureSampler(samplers, WEIGHTS, stop="drop_exhausted"),
-        operations=[Pack({"tokens": ROW})],
-    )
+    loader = inline_loader(corpora(), MixtureSampler(samplers, WEIGHTS, stop="drop_exhausted"), PACK)
     rows = list(loader)
     assert len(rows) == len(loader) == sum(map(len, samplers.values()))
     tokens = np.concatenate([row["tokens"][row["tokens_segment_ids"] > 0] for row in rows])
@@ -151,11 +144,7 @@ def test_an_order_ends_as_rows_do() -> None:
 
 def test_a_document_that_is_not_as_planned_names_its_component() -> None:
     """An operation for one component only sees its documents; one that shortens them is an error that names it."""
-    loader = DataLoader(
-        data_source=ConcatenatedDataSource({name: documents(name) for name in SIZES}),
-        sampler=mixture(),
-        operations=[OnlyFor("books", lambda document: document[:-1]), Pack({"tokens": ROW})],
-    )
+    loader = inline_loader(corpora(), mixture(), OnlyFor("books", lambda document: document[:-1]), PACK)
     position = int(np.argmax(mixture().components(0, 24) == 1))
     with iter(loader) as iterator:
         for _ in range(position):
@@ -184,13 +173,9 @@ def test_rows_need_their_sources_and_a_pack() -> None:
     """A loader refuses rows that nothing lays out, sources of another length, and pieces of a mixture of records."""
     sources = [documents(name) for name in SIZES]
     with pytest.raises(ValueError, match="exactly one Pack is needed, got 0"):
-        DataLoader(data_source=ConcatenatedDataSource(sources), sampler=mixture(), operations=[Batch(2)])
+        inline_loader(corpora(), mixture(), Batch(2))
     with pytest.raises(ValueError, match="of component 'code' has 600 records, but it has 599"):
-        DataLoader(
-            data_source=ConcatenatedDataSource([*sources[:2], sources[2][1:]]),
-            sampler=mixture(),
-            operations=[Pack({"tokens": ROW})],
-        )
+        inline_loader(ConcatenatedDataSource([*sources[:2], sources[2][1:]]), mixture(), PACK)
     without_rows = MixtureSampler([IndexSampler(3)], [1])
     for ask in (without_rows.segments_at, without_rows.lengths_at):
         with pytest.raises(TypeError, match="makes no rows: its components' samplers must be PackingSamplers"):

@@ -14,16 +14,14 @@ from millstream import (
     DataLoader,
     FilterTransform,
     IndexSampler,
-    MapTransform,
     MapWithIndexTransform,
-    NoSharding,
     Pack,
     PackingSampler,
     RandomMapTransform,
     ReadOptions,
     ShardOptions,
 )
-from support.laws import assert_shards_agree
+from support.laws import assert_shards_agree, inline_loader
 
 ROW = 24
 ORDER: Any = {"shuffle": True, "seed": 0, "num_epochs": 1}
@@ -210,12 +208,7 @@ def test_a_windowed_plan_reads_each_unit_once_an_epoch() -> None:
         sampler = PackingSampler(
             lengths_of(600), ROW, **ORDER, overflow="split", unit_sizes=source.unit_sizes, window_units=window
         )
-        loader = DataLoader(
-            data_source=source,
-            sampler=sampler,
-            operations=[Pack({"tokens": ROW}), Batch(4)],
-            read_options=ReadOptions(num_threads=0),
-        )
+        loader = inline_loader(source, sampler, Pack({"tokens": ROW}), Batch(4))
         tokens = np.concatenate([batch["tokens"] for batch in loader])
         assert sorted(tokens[tokens > 0].tolist()) == sorted(np.concatenate(source.documents).tolist())
         reads[window] = source.read
@@ -227,12 +220,7 @@ def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
     """Small batches of rows come several of a call; each, and the state after it, is as if it was made alone."""
     source = CountedReads(600)
     sampler = PackingSampler(lengths_of(600), ROW, overflow="split", num_epochs=2, shuffle=True, seed=0)
-    loader = DataLoader(
-        data_source=source,
-        sampler=sampler,
-        operations=[Pack({"tokens": ROW}), Batch(3)],
-        read_options=ReadOptions(num_threads=0),
-    )
+    loader = inline_loader(source, sampler, Pack({"tokens": ROW}), Batch(3))
     together = iter(loader)
     found = [(batch, together.get_state()) for batch in together]
     assert source.reads < len(found) / 4
@@ -336,13 +324,7 @@ def test_what_does_not_go_with_rows_is_refused(
 def test_rows_far_away_are_refused_where_indices_would_overflow() -> None:
     """A row whose document indices exceed int64 is an error."""
     sampler = PackingSampler([5, 5], ROW, num_epochs=None, shuffle=True, seed=0)
-    loader = DataLoader(
-        data_source=[np.arange(5)] * 2,
-        sampler=sampler,
-        operations=[MapTransform(np.copy), Pack({"tokens": ROW}), Batch(1)],
-        shard_options=NoSharding(),
-    )
-    iterator = iter(loader)
+    iterator = iter(inline_loader([np.arange(5)] * 2, sampler, np.copy, Pack({"tokens": ROW}), Batch(1)))
     iterator.seek(2**63 // ROW - 1)
     assert next(iterator)["tokens_positions"].max() == 4
     iterator.seek(2**63 // ROW + 1)

@@ -1,8 +1,7 @@
 """Filtering ahead gives the stream that filtering on the fly gives, and makes it 1:1."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import millstream
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.transforms import Batch, Transformation
 from support.draw.random_pipelines import AddIndex, DropMultiples, FailOn, Jitter, Scale, Split
+from support.laws import inline_loader
 from support.streams import drain
 
 deterministic = st.lists(
@@ -33,26 +33,15 @@ def test_surviving_keys_are_the_records_whose_element_is_left(
     """The keys are those of the records that survive; a pipeline over them gives the batches of one that filters."""
     options = millstream.ReadOptions(num_threads=threads)
     keys = millstream.surviving_keys(range(size), operations, read_options=options)
-    filtered = loader_of(range(size), SequentialSampler(size), [*operations, Batch(batch_size)])
+    filtered = inline_loader(range(size), SequentialSampler(size), *operations, Batch(batch_size))
 
     assert keys.dtype == np.int64
     if not len(keys):
         assert list(filtered) == []
         return
-    ahead = loader_of(range(size), SequentialSampler(len(keys), keys=keys), [*operations, Batch(batch_size)])
+    ahead = inline_loader(range(size), SequentialSampler(len(keys), keys=keys), *operations, Batch(batch_size))
 
     assert drain(iter(ahead)) == drain(iter(filtered))
-
-
-def loader_of(source: Any, sampler: IndexSampler, operations: Sequence[Any], **options: Any) -> millstream.DataLoader:
-    """Returns a loader without threads."""
-    return millstream.DataLoader(
-        data_source=source,
-        sampler=sampler,
-        operations=operations,
-        read_options=millstream.ReadOptions(num_threads=0),
-        **options,
-    )
 
 
 def test_workers_find_the_same_and_read_it(tmp_path: Path) -> None:
@@ -64,8 +53,8 @@ def test_workers_find_the_same_and_read_it(tmp_path: Path) -> None:
     sampler = IndexSampler(len(mapped), shuffle=True, seed=4, num_epochs=1, keys=mapped)
 
     assert keys.tolist() == millstream.surviving_keys(range(1000), operations).tolist() == list(range(1, 1000, 2))
-    with iter(loader_of(range(1000), sampler, [Batch(64)], worker_count=1)) as batches:
-        assert drain(batches) == drain(iter(loader_of(range(1000), sampler, [Batch(64)])))
+    with iter(inline_loader(range(1000), sampler, Batch(64), worker_count=1)) as batches:
+        assert drain(batches) == drain(iter(inline_loader(range(1000), sampler, Batch(64))))
 
 
 def test_other_keys_are_another_stream() -> None:
@@ -74,10 +63,10 @@ def test_other_keys_are_another_stream() -> None:
     other = keys.copy()
     other[54_321] = 7
     states = [
-        iter(loader_of(range(100_000), IndexSampler(100_000, keys=chosen), [Batch(8)])).get_state()
+        iter(inline_loader(range(100_000), IndexSampler(100_000, keys=chosen), Batch(8))).get_state()
         for chosen in (keys, other, None)
     ]
-    again = iter(loader_of(range(100_000), IndexSampler(100_000, keys=list(range(100_000))), [Batch(8)]))
+    again = iter(inline_loader(range(100_000), IndexSampler(100_000, keys=list(range(100_000))), Batch(8)))
     again.set_state(states[0])
 
     for state in states[1:]:

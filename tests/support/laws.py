@@ -15,14 +15,16 @@ from support.streams import comparable, drain, end_to_end, equal_streams
 INLINE = millstream.ReadOptions(num_threads=0)
 
 
+def inline_loader(source: Any, sampler: Any, *operations: Any, **options: Any) -> millstream.DataLoader:
+    """Returns a loader that the consumer's thread computes, unless options say something else."""
+    options = {"read_options": INLINE, **options}
+    return millstream.DataLoader(data_source=source, sampler=sampler, operations=operations, **options)
+
+
 def loader_of(pipeline: Pipeline, **options: Any) -> millstream.DataLoader:
     """Returns a loader of a random pipeline, which the consumer's thread computes by default."""
-    return millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-        **{"read_options": INLINE, **options},
+    return inline_loader(
+        pipeline.source, pipeline.sampler, *pipeline.operations, shard_options=pipeline.shard, **options
     )
 
 

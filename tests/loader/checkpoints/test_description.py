@@ -172,7 +172,7 @@ def test_descriptions_are_the_same_in_every_process(tmp_path: pathlib.Path) -> N
 
 CLASS = """
 class made(Map):
-    size = 2
+    _SIZE = 2
     def __init__(self):
         self.factor = 3
         self._rate = (0.5, [1])
@@ -192,7 +192,7 @@ class made(Map):
 made = made()
 """
 WORD_EDITS = [
-    ("size = 2", "size = 20", "it.size", "2", "20"),
+    ("_SIZE = 2", "_SIZE = 20", "it._SIZE", "2", "20"),
     ("self.factor = 3", "self.factor = 4", "it.factor", "3", "4"),
     ("(0.5, [1])", "(0.5, [2])", "it._rate", "(0.5, [1])", "(0.5, [2])"),
 ]

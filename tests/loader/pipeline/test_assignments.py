@@ -15,6 +15,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import MAX_DEATHS, Assignments
 from millstream.loader.scheduling.schedule import Schedule
 from millstream.transforms import Batch, Filter
+from support.laws import inline_loader
 from support.streams import comparable
 
 SIZE = 40
@@ -26,8 +27,7 @@ class DeathError(Exception):
 
 def loader_of(*operations: Any) -> millstream.DataLoader:
     """Returns a loader of numbers in order, through the operations."""
-    sampler = millstream.SequentialSampler(SIZE)
-    return millstream.DataLoader(data_source=range(SIZE), sampler=sampler, operations=operations)
+    return inline_loader(range(SIZE), millstream.SequentialSampler(SIZE), *operations)
 
 
 class Workers:

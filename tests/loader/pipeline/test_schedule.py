@@ -17,18 +17,9 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.schedule import Schedule
 from millstream.transforms import Batch, Filter, Map
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
+from support.laws import inline_loader, loader_of
 from support.oracle.stream import oracle
 from support.streams import drain
-
-
-def plan_of(pipeline: Pipeline) -> Plan:
-    """Returns the compiled plan of a random pipeline."""
-    return millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-    )._plan
 
 
 def work_of(plan: Plan) -> Callable[[Call], Elements]:
@@ -65,7 +56,7 @@ def run_in_any_order(schedule: Schedule, work: Callable[[Call], Elements], rando
 @settings(deadline=None, max_examples=80)
 def test_the_schedule_gives_the_stream_whatever_finishes_first(pipeline: Pipeline, random: Random) -> None:
     """However many calls are under way and in which order they finish, the outputs are those of the oracle."""
-    plan = plan_of(pipeline)
+    plan = loader_of(pipeline)._plan
     schedule = Schedule(plan, plan.beginning)
     expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard))
 
@@ -89,7 +80,7 @@ def positions_of(plan: Plan, sizes: Iterator[int]) -> list[Position]:
 @settings(deadline=None, max_examples=100)
 def test_positions_do_not_depend_on_the_sizes_of_calls(pipeline: Pipeline, random: Random) -> None:
     """They are those of calls of one block each, also before an error and after elements that were dropped."""
-    plan = plan_of(pipeline)
+    plan = loader_of(pipeline)._plan
     sizes = (random.randint(1, 8) for _ in itertools.count())
 
     assert positions_of(plan, sizes) == positions_of(plan, itertools.repeat(1))
@@ -100,7 +91,7 @@ def test_nothing_is_begun_after_an_error() -> None:
     fail = Map(lambda batch: batch / 0)
     operations = [Filter(lambda _: True), Batch(1, batch_fn=list), fail]
     sampler = millstream.SequentialSampler(3)
-    plan = millstream.DataLoader(data_source=range(3), sampler=sampler, operations=operations)._plan
+    plan = inline_loader(range(3), sampler, *operations)._plan
     schedule, work = Schedule(plan, plan.beginning), work_of(plan)
     first, second = take(schedule), take(schedule)
     assert first is not None
@@ -120,13 +111,9 @@ def test_nothing_is_begun_after_an_error() -> None:
 
 def test_a_position_after_a_batch_without_a_share_depends_on_the_end() -> None:
     """A batch that lacks the share of a logical shard that has ended would be another one in a longer order."""
-    loader = millstream.DataLoader(
-        data_source=range(8),
-        sampler=millstream.SequentialSampler(8),
-        operations=[Filter(lambda number: number % 2 == 1 or number < 4), Batch(2)],
-        shard_options=millstream.ShardOptions(0, 1, logical_shards=2),
-    )
-    plan = loader._plan
+    kept = Filter(lambda number: number % 2 == 1 or number < 4)
+    shard = millstream.ShardOptions(0, 1, logical_shards=2)
+    plan = inline_loader(range(8), millstream.SequentialSampler(8), kept, Batch(2), shard_options=shard)._plan
     schedule, finals = Schedule(plan, plan.beginning), []
     while not schedule.exhausted:
         if (run := schedule.pop()) is not None:
