@@ -30,7 +30,6 @@ def crc_of(texts: Iterable[str | bytes | bytearray | memoryview]) -> str:
 
 
 def written_name(value: Any) -> str:
-    """Returns the name of a class or a function, as its author wrote it."""
     text = type.__getattribute__(value, "__qualname__") if isinstance(value, type) else value.__qualname__
     return str(text).rpartition("<locals>.")[2]
 

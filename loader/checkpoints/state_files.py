@@ -22,7 +22,6 @@ _NAME = re.compile(r"process_(0|[1-9]\d{0,8})-of-([1-9]\d{0,8})\.json", re.ASCII
 
 
 def write_state(folder: Any, state: bytes) -> None:
-    """Writes this process's state into a checkpoint's folder, which Orbax commits atomically."""
     (folder / _name(*jax_process())).write_bytes(state)
 
 

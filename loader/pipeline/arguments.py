@@ -203,7 +203,6 @@ def check_balance(
     batch_size: int,
     shard_count: int,
 ) -> None:
-    """Refuses a BalancedSampler whose global batches or parts are not those of the pipeline."""
     if not isinstance(sampler, BalancedSampler):
         return
     if (number := first_dynamic(operations)) is not None:
@@ -224,7 +223,6 @@ def check_balance(
 
 
 def check_shapes(operations: Sequence[Transformation], shard: ShardOptions) -> None:
-    """Refuses several shards for operations whose batches would differ in shape between the shards of a step."""
     for number, operation in enumerate(operations):
         if shard.shard_count > 1 and not operation.has_one_shape:
             raise ValueError(

@@ -49,7 +49,6 @@ class Call(abc.ABC):
         shard: the number of the logical shard; 0 for a call of all of them.
         num_records: the number of records to read, or of elements of the stage before.
         num_blocks: the number of blocks to read; 0 for later stages.
-        outputs: the result; None before the call is complete.
         local_input: the elements that its local operations have to process; None before they exist.
         is_local: True once its local operations are requested.
         num_bytes: the estimated size of its elements in memory; None before they exist.

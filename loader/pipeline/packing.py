@@ -117,7 +117,6 @@ def max_batches(operations: Sequence[Transformation], batch_size: int) -> int:
 def check_packing(
     operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler, num_records: int
 ) -> None:
-    """Refuses packed rows without a Pack, a Pack without packed rows, and operations that must not precede it."""
     packs = [number for number, operation in enumerate(operations) if isinstance(operation, Pack)]
     if not is_packed(sampler):
         if packs:

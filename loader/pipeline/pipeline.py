@@ -77,13 +77,11 @@ class Pipeline:
     """A pipeline of one shard. `Pipeline.of` builds it from a user's arguments and checks them.
 
     Attributes:
-        source: the records.
-        sampler: their order, as given by the user.
+        sampler: the order, as given by the user.
         order: the same order, for complete blocks.
-        operations: the operations, in order.
         shard: the part of every global batch to compute.
         filter_limits: limits for the share that Filters drop.
-        tolerance: the number of records that may fail; None if the first error is raised.
+        tolerance: None if the first error is raised.
         measures_costs: True if the costs of each node are measured, wherever it runs.
         epoch: the number of the epoch that `of_epoch` returned; None for the complete order.
         worker_init_fn: called once in each worker process with its index and their number; None for nothing.

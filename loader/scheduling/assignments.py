@@ -72,7 +72,6 @@ class Assignments:
         return None
 
     def call(self, number: int) -> Call | None:
-        """Returns the call with a number, or None if it is no longer wanted."""
         assigned = self._assigned.get(number)
         return None if assigned is None else assigned.call
 

@@ -209,7 +209,6 @@ class Schedule:
                     self._begin_groups(branch, stage)
 
     def _forward(self, branch: Branch, stage: int, outputs: Outputs) -> None:
-        """Passes outputs to the next stage, or out of the last one."""
         if outputs.error is not None:
             if isinstance(outputs.error, SourceEnded):
                 self._plan.warn_once("end", text_of_end(outputs.error))

@@ -54,14 +54,8 @@ MESHES = {
     "rows over two axes": ((2, 2), ("data", "fsdp"), (("data", "fsdp"),)),
     "tokens": ((4,), ("context",), (None, "context")),
 }
-GROUPS = {
-    "data": [0, 1, 2, 3],
-    "data and model": [0, 0, 1, 1],
-    "model": [0, 0, 0, 0],
-    "rows and tokens": [0, 0, 1, 1],
-    "rows over two axes": [0, 1, 2, 3],
-    "tokens": [0, 0, 0, 0],
-}
+EACH, PAIRS, ONE = [0, 1, 2, 3], [0, 0, 1, 1], [0, 0, 0, 0]
+GROUPS = dict(zip(MESHES, [EACH, PAIRS, ONE, PAIRS, EACH, ONE], strict=True))
 """The shard of each process."""
 
 

@@ -127,31 +127,25 @@ def test_the_composition_is_a_count_over_record_keys(
 
 
 def test_epochs_are_passes_over_each_component() -> None:
-    """12 batches of 8 records at 3:1 are 72 records of a component of 24 and 24 of one of 12."""
-    corpora = {"web": range(24), "books": range(12)}
-    loader = millstream.load(corpora, weights={"web": 3, "books": 1}, shuffle=True, seed=0, batch_size=8)
-    composition = loader.composition(0, 12)
+    """12 batches of 8 records at 3:1 are 72 records of a component of 24 and 24 of one of 12.
 
-    assert composition.components["web"] == (72, None, 3.0, 0.75)
-    assert composition.components["books"] == (24, None, 2.0, 0.25)
-    assert str(composition).splitlines() == [
-        "steps 0 to 12",
-        "component  documents  epochs   share",
-        "web               72    3.00   75.0%",
-        "books             24    2.00   25.0%",
-        "total             96          100.0%",
-    ]
-
-
-def test_a_composition_has_a_picture() -> None:
-    """A bar with the share of each component, and the numbers of the table."""
+    The picture has a bar with the share of each component, and the numbers of the table.
+    """
     corpora = {"web": range(24), "<b>": range(12)}
     loader = millstream.load(corpora, weights={"web": 3, "<b>": 1}, shuffle=True, seed=0, batch_size=8)
     composition = loader.composition(0, 12)
 
+    assert composition.components["web"] == (72, None, 3.0, 0.75)
+    assert composition.components["<b>"] == (24, None, 2.0, 0.25)
     text = Page(composition._repr_html_()).text
-    for words in ("steps 0 to 12", "web 75.0%", "<b> 25.0%", *str(composition).split()):
-        assert words in text
+    assert all(words in text for words in ("steps 0 to 12", "web 75.0%", "<b> 25.0%", *str(composition).split()))
+    assert str(composition).splitlines() == [
+        "steps 0 to 12",
+        "component  documents  epochs   share",
+        "web               72    3.00   75.0%",
+        "<b>               24    2.00   25.0%",
+        "total             96          100.0%",
+    ]
 
 
 def test_a_mixture_is_counted_without_its_positions() -> None:

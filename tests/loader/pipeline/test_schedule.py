@@ -111,9 +111,9 @@ def test_nothing_is_begun_after_an_error() -> None:
 
 def test_a_position_after_a_batch_without_a_share_depends_on_the_end() -> None:
     """A batch that lacks the share of a logical shard that has ended would be another one in a longer order."""
-    kept = Filter(lambda number: number % 2 == 1 or number < 4)
+    odd = Filter(lambda number: number % 2 == 1 or number < 4)
     shard = millstream.ShardOptions(0, 1, logical_shards=2)
-    plan = inline_loader(range(8), millstream.SequentialSampler(8), kept, Batch(2), shard_options=shard)._plan
+    plan = inline_loader(range(8), millstream.SequentialSampler(8), odd, Batch(2), shard_options=shard)._plan
     schedule, finals = Schedule(plan, plan.beginning), []
     while not schedule.exhausted:
         if (run := schedule.pop()) is not None:

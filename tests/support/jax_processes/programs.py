@@ -164,15 +164,6 @@ def restore_by_itself(folder: Path, batches: millstream.DataLoaderIterator) -> N
     asyncio.run(load())
 
 
-INTERFACES = {
-    "1:1": (save_with_manager, restore_with_manager),
-    "filter": (save_with_manager, restore_with_manager),
-    "flat map": (save_with_manager, restore_with_manager),
-    "packed": (save_with_manager, restore_by_itself),
-}
-"""How each of DEALT is saved and restored."""
-
-
 def dealt_loader(name: str, worker_count: int = 0, num_epochs: int | None = None) -> millstream.DataLoader:
     """Returns a loader of this process's part of a stream that is dealt to logical shards."""
     shard = millstream.ShardByJaxProcess(logical_shards=LOGICAL_SHARDS)
@@ -195,7 +186,8 @@ def train_dealt(folder: Path, step: int, steps: int, worker_count: int) -> dict[
         worker_count: processes that load, of one of the pipelines.
     """
     sharding, told = devices_in_a_row(), dict[str, list[Any]]()
-    for name, (save, restore) in INTERFACES.items():
+    for name in DEALT:
+        restore = restore_by_itself if name == "packed" else restore_with_manager
         loader = dealt_loader(name, worker_count if name == "flat map" else 0)
         with loader, iter(loader) as batches:
             if step:
@@ -206,7 +198,7 @@ def train_dealt(folder: Path, step: int, steps: int, worker_count: int) -> dict[
                 batch = jax.make_array_from_process_local_data(sharding, local)
                 taken.append(multihost_utils.process_allgather(batch, tiled=True))
                 if batches.step == step + steps:
-                    save(folder / f"{name} {step + steps}", batches)
+                    save_with_manager(folder / f"{name} {step + steps}", batches)
             told[name] = taken
     return told
 
