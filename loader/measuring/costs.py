@@ -47,7 +47,6 @@ class CostMeter:
             self.merge({node: (seconds, each, each, count, num_bytes(values[:1]) * count)})
 
     def merge(self, costs: Costs) -> None:
-        """Adds costs that were taken elsewhere."""
         with self._lock:
             for node, (seconds, least, most, elements, size) in costs.items():
                 old = self._costs.get(node, Cost())

@@ -101,7 +101,7 @@ class Profiler:
         self._seconds[stage] += seconds
 
     def timed(self, stage: str, function: Callable[..., Result]) -> Callable[..., Result]:
-        """Returns the function with the time of each call added to a stage."""
+        recorder = self.recorder
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Result:
@@ -109,23 +109,12 @@ class Profiler:
             try:
                 return function(*arguments)
             finally:
-                seconds = time.perf_counter() - start
-                self._seconds[stage] += seconds
+                stop = time.perf_counter()
+                self._seconds[stage] += stop - start
+                if recorder is not None:
+                    recorder.record_stage(stage, start, stop, arguments)
 
-        measured = call if self.costs is None else self._with_costs(stage, call, self.costs)
-        recorder = self.recorder
-        if recorder is None:
-            return measured
-
-        @functools.wraps(function)
-        def recorded_call(*arguments: Any) -> Result:
-            start = time.perf_counter()
-            try:
-                return measured(*arguments)
-            finally:
-                recorder.record_stage(stage, start, time.perf_counter(), arguments)
-
-        return recorded_call
+        return call if self.costs is None else self._with_costs(stage, call, self.costs)
 
     def _with_costs(self, stage: str, function: Callable[..., Result], costs: "CostMeter") -> Callable[..., Result]:
         from millstream.loader.measuring.costs import observed  # noqa: PLC0415  (lazy, as above)
@@ -186,7 +175,6 @@ class Profiler:
         self.outputs += count
 
     def came(self, output: Any) -> None:
-        """Measures the very first output."""
         if self.output_bytes is None:
             self.output_bytes = _array_bytes(output)
 

@@ -102,7 +102,6 @@ class Recorder:
             self._sample(stop)
 
     def will_work(self) -> None:
-        """Records that the calling thread is the trainer's."""
         self._trainer = threading.get_ident()
 
     def _sample(self, now: float) -> None:

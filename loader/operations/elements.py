@@ -33,13 +33,11 @@ class Origins:
     @property
     def position(self) -> NDArray[np.int64]:
         """The positions in the sampler's order, shape `(n,)`, like all other properties."""
-        row: NDArray[np.int64] = self.table[0]
-        return row
+        return self.table[0]  # type: ignore[no-any-return]
 
     @property
     def record_key(self) -> NDArray[np.int64]:
-        row: NDArray[np.int64] = self.table[1]
-        return row
+        return self.table[1]  # type: ignore[no-any-return]
 
     @property
     def index(self) -> NDArray[np.int64]:
@@ -48,25 +46,21 @@ class Origins:
         It is the position (in a mixture, the position in the component's own order), until a FlatMap numbers its
         children.
         """
-        row: NDArray[np.int64] = self.table[2]
-        return row
+        return self.table[2]  # type: ignore[no-any-return]
 
     @property
     def block(self) -> NDArray[np.int64]:
-        row: NDArray[np.int64] = self.table[3]
-        return row
+        return self.table[3]  # type: ignore[no-any-return]
 
     @property
     def component(self) -> NDArray[np.int64]:
         """The number of the record's component in a mixture; 0 without a mixture."""
-        row: NDArray[np.int64] = self.table[4]
-        return row
+        return self.table[4]  # type: ignore[no-any-return]
 
     @property
     def sizes(self) -> NDArray[np.int64]:
         """The sizes of the elements for a grouping, shape `(sizes, n)`; without rows if it needs none."""
-        rows: NDArray[np.int64] = self.table[5:]
-        return rows
+        return self.table[5:]
 
     def with_sizes(self, sizes: NDArray[np.int64]) -> Self:
         """Returns the same origins with sizes, shape `(sizes, n)`, appended."""
@@ -85,7 +79,6 @@ class Origins:
         return int(self.table.shape[1])
 
     def take(self, rows: slice | NDArray[Any]) -> Self:
-        """Returns the origins selected by a slice, a mask or an array of rows."""
         return type(self)(self.table[:, rows], self.names)
 
     def with_keys(self, record_keys: NDArray[np.int64]) -> Self:
@@ -134,7 +127,6 @@ class Origins:
 
     @classmethod
     def concatenate(cls, runs: Sequence[Self]) -> Self:
-        """Returns the origins of several runs, concatenated."""
         # A run that is empty because it failed may lack rows that the others have.
         filled = [run for run in runs if len(run)] or runs[:1]
         if len(filled) == 1:
@@ -262,7 +254,6 @@ def describe_origin(origins: Origins, row: int) -> str:
 
 
 def _text_of(error: BaseException) -> str:
-    """Returns the class and message of an exception, whose __str__ may fail."""
     try:
         return f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  (a broken __str__)

@@ -29,7 +29,6 @@ def may_depend_on_thread(source: DataSource[Any]) -> bool:
 
 
 def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
-    """Returns the function that reads records, in one call if the source has batched reads."""
     stand_in: Any = source
     kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
     where = f"reading from {kind.__name__}"
@@ -86,17 +85,14 @@ def _batched_reader(
             return Elements.failed(annotated(error, location))
         if not warned:
             warned.append(True)
-            _warn_of_fallback(type(source).__name__, len(keys), error)
+            name, text = type(source).__name__, f"{type(error).__name__}: {error}"
+            log_warning(
+                f"{name}.__getitems__ failed for {len(keys)} records, and __getitem__ read each of them: {text}. "
+                "Reading records one by one is slower. Fix __getitems__, or delete it."
+            )
         return run
 
     return read
-
-
-def _warn_of_fallback(source: str, count: int, error: BaseException) -> None:
-    log_warning(
-        f"{source}.__getitems__ failed for {count} records, and __getitem__ read each of them: {type(error).__name__}: "
-        f"{error}. Reading records one by one is slower. Fix __getitems__, or delete it."
-    )
 
 
 def _is_of_the_call(error: BaseException) -> bool:

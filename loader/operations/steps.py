@@ -78,16 +78,11 @@ def compile_step(
     is_template: Callable[[int], bool],
     components: Sequence[Any] = (),
 ) -> Step:
-    """Returns the step of one operation.
+    """Returns the step of one operation, which is called `where` in error texts.
 
-    Args:
-        operation: the operation.
-        where: its name in error texts.
-        producer: the name of the operation that produces its input; None for the source.
-        streams: yields the generators of random operations.
-        random_number: the number of random operations before this one.
-        is_template: returns True for a block that is read for its structure only (see `partition`).
-        components: the names of a mixture's components.
+    `producer` is the name of the operation before; None for the source. `random_number` is the number of random
+    operations before this one. `is_template` returns True for a block that is read for its structure only (see
+    `partition`). `components` are the names of a mixture's components.
     """
     if isinstance(operation, Batch):
         return _batch_step(operation, where, producer, is_template)
@@ -118,7 +113,6 @@ def _element_step(
     streams: Callable[[Origins], "Iterator[np.random.Generator]"],
     component: int | None,
 ) -> Step:
-    """Returns the step of an operation that works element by element, on all elements or those of one component."""
     results: Results
     match operation:
         case Filter():

@@ -57,7 +57,6 @@ def with_substitutes(run: Elements, names: tuple[Any, ...], attempt: Attempt, ke
 
 
 def _end_of(run: Elements) -> float:
-    """Returns the position at which the error of a run occurs."""
     if run.error is None:
         return np.inf
     if run.at is not None:

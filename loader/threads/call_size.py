@@ -36,6 +36,11 @@ _WEIGHT = 0.25
 """The weight of the latest call in the running estimates."""
 
 
+def cautious_estimate(known: float, latest: float) -> float:
+    """Returns a running estimate, weighted towards the largest values, because memory has to hold them as well."""
+    return max(latest, known + _WEIGHT * (latest - known))
+
+
 def taken_call(schedule: Schedule, stage: int | None, max_blocks: int) -> Call | None:
     """Takes the next call of a stage (None for local operations), if any, and records the seconds that this took."""
     begin = time.perf_counter()
@@ -80,8 +85,7 @@ class CallSize:
         if not size:
             return
         block_bytes = call.outputs.num_bytes / size
-        # Weighted towards the largest blocks, because memory has to hold them as well.
-        self.block_bytes = max(block_bytes, self.block_bytes + _WEIGHT * (block_bytes - self.block_bytes))
+        self.block_bytes = cautious_estimate(self.block_bytes, block_bytes)
         if self.block_bytes > self._max_bytes:
             self._plan.warn_once(
                 "budget",

@@ -63,7 +63,6 @@ class Concurrency:
         self._open_window(now)
 
     def _decide(self, rate: float) -> None:
-        """Continues the search after a window in which the consumer was starving."""
         if self._settled > 0:
             self._settled -= 1
             if self._settled == 0:

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, final
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.threads.call_size import cautious_estimate
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.resources import buffer_budget
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
 from millstream.signals import is_from_signal_handler
-
-WEIGHT = 0.25
-"""The weight of the latest call in the estimated size of a record's outputs."""
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.assignments import Wanting
@@ -84,7 +82,6 @@ class LocalCalls:
             self._readers.check_process()
 
     def run(self, call: Call) -> float:
-        """Runs a call, completes it and returns the seconds it took."""
         if self.may_work_here:
             return run_here(self._plan, self._schedule, call, self._allocate)
         self._submit(call)
@@ -113,7 +110,6 @@ class LocalCalls:
         self._readers.join(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Stops the threads. Waits at most CLOSE_SECONDS for one that is inside user code."""
         self.join(self.stop())
 
     @property
@@ -136,6 +132,5 @@ class LocalCalls:
         self._num_records -= call.num_records
         if call.outputs is not None:
             latest = call.outputs.num_bytes / max(1, call.num_records)
-            # Weighted towards the largest, because memory has to hold them as well.
-            self._record_bytes = max(latest, self._record_bytes + WEIGHT * (latest - self._record_bytes))
+            self._record_bytes = cautious_estimate(self._record_bytes, latest)
         return call, seconds

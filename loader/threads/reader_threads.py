@@ -113,7 +113,7 @@ class ReaderThreads:
         self.size = size
         for _ in range(len(self._working) - size):
             # Wakes an idle thread, which finds that it is surplus.
-            self._jobs.put(_do_nothing)
+            self._jobs.put(lambda: None)
 
     def timed(self, work: Callable[[], Result], failed: Callable[[BaseException], Result]) -> tuple[Result, float]:
         """Runs work, and returns its result and the seconds that it would take alone.
@@ -141,7 +141,6 @@ class ReaderThreads:
         self._jobs.put(None)
 
     def join(self, seconds: float) -> None:
-        """Waits up to `seconds` for all threads to end."""
         if self._process != os.getpid():
             return
         # Not by `Thread.join`: up to Python 3.12, a handler's exception may leave its lock locked.
@@ -214,7 +213,7 @@ class ReaderThreads:
             self._working.pop(me, None)
 
     def _register(self, me: int) -> bool:
-        """Registers this thread as working, if there is room. Returns True if it is registered."""
+        """Returns True if this thread is registered as working, now or before, because there is room."""
         if self._working.get(me, self.size) < self.size >= len(self._working):
             return True
         with self._registering:
@@ -236,10 +235,6 @@ class ReaderThreads:
             while True:
                 self._jobs.get_nowait()
         self._jobs.put(None)
-
-
-def _do_nothing() -> None:
-    """Wakes a thread."""
 
 
 _all_readers: "weakref.WeakSet[ReaderThreads]" = weakref.WeakSet()

@@ -95,10 +95,7 @@ def _memory_left_in_groups() -> int:
 
 
 def cores_of_groups() -> int:
-    """Returns the number of cores that this process's groups may use, or `sys.maxsize` without a limit.
-
-    A fractional quota is rounded up. The quotas of all enclosing groups apply.
-    """
+    """Returns the number of cores that this process's groups may use, rounded up, or `sys.maxsize` without a limit."""
     fewest = sys.maxsize
     for group in _groups("cpu"):
         with contextlib.suppress(OSError, ValueError):
@@ -111,18 +108,13 @@ def cores_of_groups() -> int:
 
 
 def _rounded_up(quota: str, period: str) -> int:
-    """Returns a quota as a number of cores.
-
-    Raises:
-        ValueError: there is no limit, because the quota is "max" or negative.
-    """
+    """Returns a quota as a number of cores, or raises a ValueError without one: it is "max" or negative."""
     if int(quota) <= 0 or int(period) <= 0:
         raise ValueError(f"no limit: {quota}")
     return max(1, math.ceil(int(quota) / int(period)))
 
 
 def _reclaimable(group: str) -> int:
-    """Returns the number of bytes of a group's usage that are file pages."""
     with contextlib.suppress(OSError, ValueError):
         fields = dict(line.split() for line in _text_of(f"{group}/memory.stat").splitlines())
         # Version 1 counts nested groups under separate names.

@@ -129,7 +129,6 @@ class SharedThreads:
             self._total = sum(read.values())
 
     def delivered(self, now: float, waited: float, num_blocks: int) -> None:
-        """Records a delivery to a consumer, and adjusts the number of threads (see `Concurrency.delivered`)."""
         self._concurrency.delivered(now, waited, num_blocks)
         if self._readers is not None and self._readers.size != self.level:
             self._readers.resize(self.level)

@@ -113,7 +113,6 @@ class SharedWork:
     def _work_off(
         self, left: deque[tuple[int, Callable[[], Result]]], failed: Callable[[BaseException], Result]
     ) -> Iterator[tuple[int, Result, float]]:
-        """Runs the jobs that are left, and yields the number, result and seconds of each."""
         while True:
             try:
                 number, job = left.popleft()

@@ -155,7 +155,6 @@ class ThreadExecutor(Executor):
                 self._threads.submit(call)
 
     def _is_cheap(self, stage: int) -> bool:
-        """Returns True if the next call of a stage is too short for a transfer, and runs in the consumer's thread."""
         if not self._local.may_work_here or (stage == 0 and self._plan.source_may_depend_on_thread):
             return False
         size = self._schedule.next_blocks(self._size.blocks) if stage == 0 else 1
@@ -205,15 +204,12 @@ class ThreadExecutor(Executor):
         self._num_completed += call.num_blocks
         if call.stage == 0:
             self._shared.record_read(self, call.num_records)
-        self._update_estimate(call, seconds, is_local=is_local)
-        self._shared.typical_seconds[self._kinds[call.stage]] = self._seconds[call.stage]
-
-    def _update_estimate(self, call: Call, seconds: float, *, is_local: bool) -> None:
         latest, known = seconds / (call.num_blocks or 1), self._seconds[call.stage]
         if self._solo_calls > 0 or math.isinf(known):
-            self._seconds[call.stage] = min(known, latest)
+            estimate = min(known, latest)
             # The first calls are slow, because nothing is cached. But a call that takes this long is not cheap.
             self._solo_calls = 0 if seconds > SOLO_SECONDS else self._solo_calls - 1
-            return
-        weight = 0.1 if is_local else 0.25 if latest < known else 0.05
-        self._seconds[call.stage] = known + weight * (min(latest, known + HAND_OVER_SECONDS) - known)
+        else:
+            weight = 0.1 if is_local else 0.25 if latest < known else 0.05
+            estimate = known + weight * (min(latest, known + HAND_OVER_SECONDS) - known)
+        self._seconds[call.stage] = self._shared.typical_seconds[self._kinds[call.stage]] = estimate

@@ -116,7 +116,6 @@ class Allocator:
 
     @property
     def real_bytes(self) -> int:
-        """The arena's resident memory, in bytes."""
         return self._in_use + self._warm.num_bytes
 
     def allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -265,7 +264,6 @@ class ArenaView:
         return base
 
     def release(self, offset: int) -> None:
-        """Releases a chunk that was never leased."""
         self._released.append(offset)
 
     def take_released(self) -> list[int]:

@@ -88,7 +88,6 @@ class FreeSpace:
         self._ending_at: dict[int, int] = {}
 
     def add(self, start: int, num_bytes: int) -> None:
-        """Adds an extent that is not free yet."""
         stop = start + num_bytes
         before, after = self._ending_at.get(start), self._size_of.get(stop)
         if before is not None:
@@ -103,7 +102,7 @@ class FreeSpace:
         self.num_bytes += stop - start
 
     def take(self, num_bytes: int) -> int | None:
-        """Takes `num_bytes` from the smallest extent that is large enough. Returns their start, or None if none is."""
+        # From the smallest extent that is large enough.
         found = bisect.bisect_left(self._by_size, (num_bytes, 0))
         if found == len(self._by_size):
             return None

@@ -85,9 +85,6 @@ def as_memmap(array: NDArray[Any]) -> NDArray[Any]:
     return array.view(np.memmap)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 class MappedFile(NamedTuple):
     """A mapped section of a file."""
 
@@ -127,7 +124,6 @@ class MappedFiles:
         return map_array, (tuple(file), offset, array.dtype, array.shape, array.strides, *flags)
 
     def _find(self, array: NDArray[Any], low: int, high: int) -> tuple[MappedFile, int] | None:
-        """Returns the file section at the given addresses, and the address of its first byte."""
         if sys.platform != "linux":
             return _numpys_file(array, high)
         number = bisect.bisect_right(self._starts, low) - 1
@@ -157,7 +153,6 @@ def _parsed(line: re.Match[bytes]) -> tuple[int, int, bytes, int, int, str]:
 
 
 def _file_of(path: str, start: int, num_bytes: int, *, is_writable: bool) -> MappedFile | None:
-    """Returns a section of a file, or None if there is no such file."""
     try:
         status = os.stat(path)  # noqa: PTH116  (pathlib takes long to import)
     except OSError:
@@ -187,7 +182,6 @@ def _numpys_file(array: NDArray[Any], high: int) -> tuple[MappedFile, int] | Non
 
 
 def _bounds(array: NDArray[Any]) -> tuple[int, int]:
-    """Returns the address of an array's first byte, and the address after its last."""
     low = high = int(array.__array_interface__["data"][0])
     for length, stride in zip(array.shape, array.strides, strict=True):
         low += min(0, (length - 1) * stride)

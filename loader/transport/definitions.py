@@ -30,16 +30,8 @@ def rebuild_cache(function: Callable[..., Any], parameters: dict[str, Any]) -> A
     return functools.lru_cache(**parameters)(function)
 
 
-def _reduce_new_type(value: Any) -> Reduced:
-    return typing.NewType, (value.__name__, value.__supertype__), vars(value)
-
-
 def _reduce_type_variable(value: Any) -> Reduced:
     return type(value), (value.__name__,)
-
-
-def _reduce_type_alias(value: Any) -> Reduced:
-    return rebuild_type_alias, (type(value), value.__name__, value.__value__, value.__type_params__)
 
 
 def rebuild_type_alias(kind: Any, name: str, value: Any, parameters: tuple[Any, ...]) -> Any:
@@ -49,14 +41,17 @@ def rebuild_type_alias(kind: Any, name: str, value: Any, parameters: tuple[Any, 
 
 NAMED: dict[type, Callable[[Any], Reduced]] = {
     functools._lru_cache_wrapper: reduce_cache,  # noqa: SLF001  (the type has no public name)
-    typing.NewType: _reduce_new_type,
+    typing.NewType: lambda value: (typing.NewType, (value.__name__, value.__supertype__), vars(value)),
     typing.ParamSpec: _reduce_type_variable,
     typing.TypeVarTuple: _reduce_type_variable,
 }
 """Reductions of values that Python pickles by name. They are used if the name means nothing in other processes."""
 
 if hasattr(typing, "TypeAliasType"):  # from Python 3.12 on
-    NAMED[typing.TypeAliasType] = _reduce_type_alias
+    NAMED[typing.TypeAliasType] = lambda alias: (
+        rebuild_type_alias,
+        (type(alias), alias.__name__, alias.__value__, alias.__type_params__),
+    )
 
 
 def _reduce_cached_property(value: Any) -> Reduced:
@@ -71,10 +66,6 @@ def rebuild_cached_property(kind: type[Any], function: Callable[[Any], Any]) -> 
     return made
 
 
-def _reduce_partial_method(value: Any) -> Reduced:
-    return rebuild_partial_method, (type(value),), vars(value)
-
-
 def rebuild_partial_method(kind: type[Any]) -> Any:
     """Returns a partial method without a function, because its `__new__` requires one since Python 3.14."""
     return object.__new__(kind)
@@ -84,22 +75,15 @@ def _reduce_weak_dict(value: Any) -> Reduced:
     return type(value), (dict(value),)
 
 
-def _reduce_missing(_: Any) -> Reduced:
-    return "MISSING"
-
-
 OTHERS: dict[type, Callable[[Any], Reduced]] = {
     functools.cached_property: _reduce_cached_property,
-    functools.partialmethod: _reduce_partial_method,
+    functools.partialmethod: lambda value: (rebuild_partial_method, (type(value),), vars(value)),
     weakref.WeakKeyDictionary: _reduce_weak_dict,
     weakref.WeakValueDictionary: _reduce_weak_dict,
     # A dataclass field without a default refers to this very object.
-    type(dataclasses.MISSING): _reduce_missing,
+    type(dataclasses.MISSING): lambda _: "MISSING",
 }
 """Reductions of values that pickle cannot handle, or that are recognised by identity."""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def reduce_class(kind: type, reduced: tuple[Any, ...]) -> Reduced:
@@ -127,7 +111,6 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _with_members(kind: type[Enum], reduced: tuple[Any, ...]) -> Reduced:
-    """Adds aliases and the attributes of members to the reduction of an enum."""
     make, (bases, name, qualified_name, _, *identity), (attributes, more), _, _, set_state = reduced
     members = {member_name: member.value for member_name, member in kind.__members__.items()}
     attributes = {attribute: value for attribute, value in attributes.items() if attribute not in members}

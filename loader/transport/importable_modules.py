@@ -61,7 +61,6 @@ def _is_importable(name: str, _module: int, import_path: tuple[str, ...]) -> boo
 
 
 def has_name(value: Any, module: ModuleType | None) -> bool:
-    """Returns True if a value is the module's attribute with the value's qualified name."""
     found: Any = module
     for attribute in getattr(value, "__qualname__", value.__name__).split("."):
         found = getattr(found, attribute, None)

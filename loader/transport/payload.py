@@ -162,7 +162,6 @@ def unpack(payload: Payload, arena: ArenaView, classes: ClassTable) -> tuple[lis
 
 
 def release(payload: Payload, arena: ArenaView) -> None:
-    """Releases the chunks of a payload that is discarded."""
     _, _, chunks = payload
     for offset, _ in chunks:
         arena.release(offset)

@@ -102,7 +102,6 @@ def pack_pipelines(pipelines: Sequence[Pipeline]) -> tuple[list[memoryview], Pip
 
 
 def write_chunks(chunks: Sequence[memoryview]) -> int:
-    """Returns the descriptor of an anonymous file with the given content."""
     descriptor = create_arena_file(sum(chunk.nbytes for chunk in chunks))
     with contextlib.ExitStack() as undo:
         undo.callback(os.close, descriptor)

@@ -109,7 +109,6 @@ class SharedRecords:
 
     @property
     def _make(self) -> Callable[[int, int, int], Any]:
-        """The function that builds a record from its number and its start and end in memory."""
         kind = self._recipe.record_kind
         if isinstance(kind, np.dtype):
             return self._array
@@ -191,7 +190,6 @@ def _share_text(records: Sequence[Any], kind: type) -> SharedRecords:
 
 
 def _can_be_joined(arrays: Sequence[NDArray[Any]]) -> bool:
-    """Returns True if all arrays have the same dtype and one dimension, are writable, and are not in a file."""
     # By identity: equal dtypes may differ in their metadata. Elements without bytes have no memory to view.
     dtype = arrays[0].dtype
     if dtype.hasobject or dtype.itemsize == 0:

@@ -81,7 +81,6 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         return None if self._files is None else self._files.reduce(array)
 
     def _reduce_special(self, value: Any, kind: int) -> Any:
-        """Returns the reduction of a class, or of a value of a special type, given the identity of the type."""
         if kind in _NAMED:
             return _NAMED[kind](value) if self.is_by_value(value) else NotImplemented
         if kind in _OTHERS:
@@ -100,7 +99,6 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         return reduce_class(value, reduced) if has_recipe else reduced
 
     def is_by_value(self, value: Any) -> bool:
-        """Returns True if a class, function or similar object crosses by value."""
         name = value.__module__
         return self._module_is_by_value(name) or not has_name(value, sys.modules.get(name))
 
