@@ -112,6 +112,7 @@ WRONG_READ_OPTIONS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]
     ({"num_threads": True}, TypeError, ("num_threads must be an integer, got True",)),
     ({"prefetch_buffer_size": -1}, ValueError, ("prefetch_buffer_size must be at least 0, got -1",)),
     ({"prefetch_buffer_size": None}, TypeError, ("must be an integer, got None of type NoneType",)),
+    ({"max_buffer_bytes": 0}, ValueError, ("max_buffer_bytes must be at least 1, or None, got 0",)),
 ]
 
 

@@ -1,6 +1,5 @@
 """What is read in advance is bounded in bytes, whatever a pipeline looks like and wherever it runs."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,41 +42,31 @@ SHAPES: dict[str, list[Transformation]] = {
 }
 
 
-def most_held(shape: str, file: Path, hurry: Callable[[Any], None], **settings: Any) -> tuple[float, float]:
-    """Returns the largest number of bytes that were read and not delivered, and of the outputs."""
-    file.write_bytes(b"")
-    source = Recorded(file)
-    sampler = millstream.SequentialSampler(len(source))
-    reading = millstream.ReadOptions(num_threads=4, prefetch_buffer_size=10_000, max_buffer_bytes=MAX_BYTES)
-    loader = millstream.DataLoader(
-        data_source=source, sampler=sampler, operations=SHAPES[shape], read_options=reading, **settings
-    )
-    # A Filter drops every second record.
-    weight = 2 if "Filter" in shape else 1
-    delivered = held = largest = 0
-    with iter(loader) as iterator:
-        for number in range(60):
-            size = next(iterator).nbytes
-            if number == 0:
-                hurry(iterator)
-            delivered, largest = delivered + size * weight, max(largest, size * weight)
-            held = max(held, file.stat().st_size * RECORD_BYTES - delivered)
-    return held, largest
-
-
-def go_far_ahead(iterator: Any) -> None:
-    """Has threads read as far ahead as they may, as once the consumer has often waited: sizes are known then."""
-    executor = iterator._running_executor()
-    if isinstance(executor, ThreadExecutor):
-        executor._calls_ahead = 10_000
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("worker_count", [0, 2])
 def test_what_is_read_ahead_takes_no_more_bytes_than_allowed(shape: str, worker_count: int, tmp_path: Path) -> None:
     """However many records may be ahead, they never take more than max_buffer_bytes, a call and an output excepted."""
-    held, largest = most_held(shape, tmp_path / "read", go_far_ahead, worker_count=worker_count)
-    assert held <= MAX_BYTES * (2 if "Filter" in shape else 1) + 2 * max(largest, 4 * RECORD_BYTES)
+    file = tmp_path / "read"
+    source = Recorded(file)
+    loader = millstream.DataLoader(
+        data_source=source,
+        sampler=millstream.SequentialSampler(len(source)),
+        operations=SHAPES[shape],
+        read_options=millstream.ReadOptions(4, prefetch_buffer_size=10_000, max_buffer_bytes=MAX_BYTES),
+        worker_count=worker_count,
+    )
+    # A Filter drops every second record.
+    weight = 2 if "Filter" in shape else 1
+    delivered = 0
+    with iter(loader) as iterator:
+        for _ in range(60):
+            size = next(iterator).nbytes * weight
+            delivered += size
+            held = file.stat().st_size * RECORD_BYTES - delivered
+            assert held <= MAX_BYTES * weight + 2 * max(size, 4 * RECORD_BYTES)
+            executor = iterator._running_executor()
+            if isinstance(executor, ThreadExecutor):
+                executor._calls_ahead = 10_000  # As once the consumer has often waited.
 
 
 def test_a_budget_below_one_block_is_slow_and_not_stuck(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -92,13 +81,6 @@ def test_a_budget_below_one_block_is_slow_and_not_stuck(tmp_path: Path, caplog: 
             assert next(iterator)[0, 0] == 4 * number
             assert (tmp_path / "read").stat().st_size <= 4 * number + 8
     assert sum("max_buffer_bytes" in record.getMessage() for record in caplog.records) == 1
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, "1 GB"])
-def test_a_budget_is_a_number_of_bytes(value: Any) -> None:
-    """Anything else is an error at construction that says the rule."""
-    with pytest.raises((TypeError, ValueError), match="max_buffer_bytes must be"):
-        millstream.ReadOptions(max_buffer_bytes=value)
 
 
 @pytest.mark.parametrize(("num_threads", "most"), [(0, 3), (4, 12)])

@@ -59,9 +59,15 @@ def reads_in_flight(outputs: Iterable[Any], limit: int = NUM_THREADS) -> int:
     return peak
 
 
-@pytest.mark.parametrize(("kind", "worker_count"), [(Storage, 0), (BatchedStorage, 0), (BatchedStorage, 1)])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_as_many_reads_are_in_flight_as_threads_allow(kind: type[Storage], shape: str, worker_count: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "worker_count", "shape"),
+    [
+        *((BatchedStorage, 0, shape) for shape in SHAPES),
+        *((Storage, 0, shape) for shape in ("no Batch", "Filter, Batch", "FirstFitPack")),
+        *((BatchedStorage, 1, shape) for shape in ("Batch", "Filter, Batch", "FlatMap, Batch", "FirstFitPack")),
+    ],
+)
+def test_as_many_reads_are_in_flight_as_threads_allow(kind: type[Storage], worker_count: int, shape: str) -> None:
     """Exactly num_threads slow reads are in flight, in this process and in each worker."""
     reading = millstream.ReadOptions(num_threads=NUM_THREADS)
     with iter(loader_of(kind(NUM_THREADS), shape, worker_count=worker_count, read_options=reading)) as iterator:

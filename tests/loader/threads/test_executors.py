@@ -18,10 +18,8 @@ from millstream.loader.threads import shared_threads, shared_work, thread_execut
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, Map
+from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import python
-
-WAIT_SECONDS = 60.0
-"""How long a test waits for what must happen; it does at once, so that only a failing test waits."""
 
 
 def loader_of(
@@ -102,6 +100,9 @@ ONE_BY_ONE: dict[str, Callable[[Source, Source], Any]] = {
     "datasets as a source": lambda first, second: millstream.MapDataset.source(
         millstream.ConcatenatedDataSource([first, second])
     ).map(int),
+    "batched sources": lambda first, _: millstream.MapDataset.concatenate(
+        [millstream.MapDataset.source(BatchedSource(1, first.read)) for _ in range(21)]
+    ),
 }
 
 
@@ -145,33 +146,6 @@ def test_only_slow_records_are_read_in_slices(
     assert len(list(rushed(loader_of(1, Batch(8), source=source)))) == 8
     assert source.sizes[0] == 1
     assert (1 in source.sizes[2:]) is is_shared
-
-
-@pytest.mark.usefixtures("all_by_threads")
-def test_blocks_of_a_batched_source_are_read_at_once() -> None:
-    """With a source that reads many at once, each thread has a block of its own: each read waits for the others."""
-    barrier = threading.Barrier(8, timeout=WAIT_SECONDS)
-    source = BatchedSource(3 * 16, lambda _: barrier.wait())
-
-    batches = [batch.tolist() for batch in rushed(loader_of(8, Batch(3), source=source))]
-    assert batches == [[key, key + 1, key + 2] for key in range(0, 48, 3)]
-
-
-@pytest.mark.usefixtures("all_by_threads")
-@pytest.mark.parametrize("is_chain", [False, True])
-def test_sources_of_one_block_are_read_at_once(is_chain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All threads share the batched reads of several sources: each but the first waits for three others."""
-    monkeypatch.setattr(shared_work, "SLICE_SECONDS", 0.0)
-    barrier = threading.Barrier(4, timeout=WAIT_SECONDS)
-    sources = [BatchedSource(4, lambda _: barrier.wait()) for _ in range(8)]
-
-    def mixed() -> Any:
-        if is_chain:
-            return millstream.MapDataset.concatenate([millstream.MapDataset.source(source) for source in sources])
-        return millstream.ConcatenatedDataSource(sources)
-
-    (batch,) = loader_of(4, Batch(32), source=mixed())
-    assert batch.tolist() == [*range(4)] * 8
 
 
 @pytest.mark.usefixtures("all_by_threads")
@@ -303,7 +277,7 @@ def test_short_calls_are_left_to_the_consumer(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.usefixtures("all_by_threads")
-@pytest.mark.parametrize("leave", ["close", "with", "error"])
+@pytest.mark.parametrize("leave", ["close", "error"])
 def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that hangs in user code delays the consumer by a bounded time, and ends when its call does."""
     monkeypatch.setattr(shared_threads, "CLOSE_SECONDS", 0.1)
@@ -324,9 +298,6 @@ def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.
     try:
         if leave == "close":
             iterator.close()
-        elif leave == "with":
-            with iterator:
-                assert next(iterator).tolist() == [0, 1, 2, 3, 4]
         else:
             with pytest.raises(LookupError):
                 next(iterator)
@@ -353,6 +324,21 @@ def test_nothing_is_read_behind_a_failure() -> None:
     with pytest.raises(OSError, match="0"):
         next(iterator)
     assert meter.count == 1
+
+
+@pytest.mark.usefixtures("all_by_threads")
+def test_the_first_of_several_failing_records_is_the_error() -> None:
+    """If several records of a block fail, and threads read them together, the error is that of the first."""
+
+    def fail(key: int) -> None:
+        if key >= 5:
+            raise OSError(key)
+
+    with (
+        iter(loader_of(4, Batch(21), source=Source(21, fail))) as iterator,
+        pytest.raises(OSError, match="at record key 5 "),
+    ):
+        next(iterator)
 
 
 @contextlib.contextmanager

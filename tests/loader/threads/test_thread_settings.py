@@ -142,7 +142,7 @@ def test_workers_and_device_put_see_the_same() -> None:
         assert np.unique(rows[:, :-1], axis=0).tolist() == [DEFAULTS]
 
 
-@pytest.mark.parametrize("options", [{}, {"read_options": millstream.ReadOptions(0)}, {"worker_count": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"read_options": millstream.ReadOptions(0)}], ids=str)
 def test_what_a_call_sets_is_gone_at_the_next(options: dict[str, Any]) -> None:
     """An operation that sets its context for good sees the defaults again in the next call, in the same thread too."""
 

@@ -1,7 +1,6 @@
 """Elements that cross as columns, and requests with them, are what they were, and cost a few arrays."""
 
 import pickletools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,11 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import LARGE_BYTES, UNALIGNED_BYTES, to_columns, to_elements
 from millstream.loader.transport.payload import dump_request, load_request
 from millstream.transforms.packing.rows import Rows
-from support.draw.elements_of_all_kinds import SHAPES, array_of, elements
+from support.draw.elements_of_all_kinds import SHAPES, array_of, arrays_in, elements
 from support.streams import comparable
 
 NUMBERS = 11 * len(SHAPES) * 6
 """How many kinds of arrays `array_of` makes, each with different contents."""
-
-
-def arrays_in(element: Any) -> Iterator[np.ndarray[Any, Any]]:
-    """Yields the arrays of an element."""
-    if isinstance(element, np.ndarray):
-        yield element
-    elif isinstance(element, dict | tuple | list):
-        for part in element.values() if isinstance(element, dict) else element:
-            yield from arrays_in(part)
 
 
 @st.composite
@@ -52,8 +42,17 @@ def alike(draw: st.DrawFn, depth: int = 3) -> list[Any]:
 @given(alike() | st.lists(elements, max_size=4) | st.tuples(alike(), alike()).map(lambda both: both[0] + both[1]))
 @settings(deadline=None, max_examples=150)
 def test_elements_come_back_unchanged(values: list[Any]) -> None:
-    """Structure, keys and their types and order, dtypes, shapes, bytes and writability, alike or not."""
+    """Structure, keys and their types and order, dtypes, shapes, bytes and writability, alike or not.
+
+    In a request, kind, stage and origins are the same on the other side, too.
+    """
     before = [comparable(value) for value in values]
+    carried = Elements(values, origins_of(len(values)))
+    for request in (Group(3, carried), Fed(carried)):
+        received = load_request(dump_request(request, CLASSES), CLASSES)
+        assert (type(received), received[:-1]) == (type(request), request[:-1])
+        assert list(map(comparable, received.elements.values)) == before
+        assert np.array_equal(received.elements.origins.table, carried.origins.table)
     arrived = to_elements(to_columns(values, np.empty))
     assert [comparable(value) for value in arrived] == before == [comparable(value) for value in values]
     for array, original in zip(arrays_in(arrived), arrays_in(values), strict=True):
@@ -159,19 +158,6 @@ CLASSES = ClassTable()
 
 def origins_of(count: int) -> Origins:
     return Origins(np.arange(7 * count).reshape(7, count))
-
-
-@given(st.lists(elements, max_size=5), st.booleans())
-@settings(deadline=None)
-def test_requests_arrive_as_they_were(values: list[Any], is_group: bool) -> None:
-    """Kind, stage, elements and origins are the same on the other side."""
-    carried = Elements(values, origins_of(len(values)))
-    request = Group(3, carried) if is_group else Fed(carried)
-    arrived = load_request(dump_request(request, CLASSES), CLASSES)
-    assert type(arrived) is type(request)
-    assert arrived[:-1] == request[:-1]
-    assert list(map(comparable, arrived.elements.values)) == list(map(comparable, values))
-    assert np.array_equal(arrived.elements.origins.table, carried.origins.table)
 
 
 def test_documents_and_rows_are_few_arrays() -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import threading
 import traceback
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import StackError
-from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES
 from millstream.loader.transport.class_table import ClassTable, class_of_number
@@ -27,27 +25,11 @@ from millstream.loader.transport.payload import (
     unpicklable_leaves,
 )
 from millstream.loader.transport.pipeline_file import dump_with_classes
-from support.draw.elements_of_all_kinds import Example, FrozenExample, Pair, elements
-from support.processes.arena_pairs import address, arena_pair
+from support.draw.elements_of_all_kinds import Example, FrozenExample, Pair, arrays_in, elements
+from support.processes.arena_pairs import address, arena_pair, run_of
 from support.streams import comparable
 
 NO_CLASSES = ClassTable()
-
-
-def run_of(values: list[Any]) -> Elements:
-    numbers = np.arange(len(values), dtype=np.int64)
-    return Elements(values, Origins(np.outer([1, 10, 100, 1000, 10000], numbers)))
-
-
-def leaf_arrays(element: Any) -> list[np.ndarray[Any, Any]]:
-    """Returns the arrays in an element."""
-    if isinstance(element, np.ndarray):
-        return [element]
-    if isinstance(element, dict):
-        element = list(element.values())
-    if dataclasses.is_dataclass(element) and not isinstance(element, type):
-        element = [getattr(element, field.name) for field in dataclasses.fields(element)]
-    return [leaf for part in element for leaf in leaf_arrays(part)] if isinstance(element, (list, tuple)) else []
 
 
 @given(messages=st.lists(st.lists(elements, max_size=4), min_size=1, max_size=4), room=st.sampled_from([4096, 1 << 25]))
@@ -64,7 +46,7 @@ def test_elements_cross_unchanged(messages: list[list[Any]], room: int) -> None:
     for values, payload, (arrived, origins) in zip(messages, payloads, received, strict=True):
         assert [comparable(value) for value in arrived] == [comparable(value) for value in values]
         assert comparable(origins.table) == comparable(run_of(values).origins.table)
-        for array, original in zip(leaf_arrays(arrived), leaf_arrays(values), strict=True) if payload[2] else []:
+        for array, original in zip(arrays_in(arrived), arrays_in(values), strict=True) if payload[2] else []:
             assert array.flags.writeable == original.flags.writeable
             if not array.dtype.hasobject and array.nbytes >= INLINE_BYTES and room > array.nbytes:
                 assert address(array) % ALIGNMENT == 0
@@ -107,18 +89,6 @@ def test_arrays_of_the_arena_are_not_copied() -> None:
     assert batches[1][2, 1] == -2
 
 
-def test_an_array_sent_twice_is_copied_the_second_time() -> None:
-    """User code may keep a batch and yield it again: the parent's first one is not affected by the second."""
-    with arena_pair() as (allocator, view):
-        batch = allocator.allocate((100, 100), np.dtype(np.float32))
-        batch[...] = 1
-        ((first,), _) = unpack(pack(run_of([batch]), allocator, NO_CLASSES), view, NO_CLASSES)
-        ((second,), _) = unpack(pack(run_of([batch]), allocator, NO_CLASSES), view, NO_CLASSES)
-        second[...] = 2
-
-    assert np.all(first == 1)
-
-
 def test_long_pickles_travel_in_the_arena() -> None:
     """A message through the socket stays short, so that a worker need not wait for the parent to read it."""
     with arena_pair() as (allocator, view):
@@ -137,20 +107,6 @@ def test_elements_without_bytes_cross(dtype: np.dtype[Any]) -> None:
         ((arrived,), _) = unpack(payload, view, NO_CLASSES)
 
     assert (arrived.shape, arrived.dtype) == ((2, 3), dtype)
-
-
-def test_an_element_that_cannot_be_pickled_costs_no_memory() -> None:
-    """Chunks that were filled for a message that then failed are used again."""
-    with arena_pair(1 << 22) as (allocator, view):
-        large = np.ones(1 << 18, dtype=np.uint8)
-        for _ in range(100):
-            with pytest.raises(TypeError, match="lock"):
-                pack(run_of([large, threading.Lock()]), allocator, NO_CLASSES)
-        payload = pack(run_of([large]), allocator, NO_CLASSES)
-        assert len(payload[2]) == 1
-        ((arrived,), _) = unpack(payload, view, NO_CLASSES)
-
-    assert np.array_equal(arrived, large)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -259,14 +215,6 @@ RING_WITH_LOCK: list[Any] = [LOCK]
 RING_WITH_LOCK.append(RING_WITH_LOCK)
 
 
-def nested(depth: int) -> list[Any]:
-    """Returns a list of a list, and so on."""
-    outermost: list[Any] = []
-    for _ in range(depth):
-        outermost = [outermost]
-    return outermost
-
-
 @pytest.mark.parametrize(
     ("element", "paths"),
     [
@@ -294,7 +242,10 @@ def test_leaves_that_cannot_be_pickled_are_named(element: Any, paths: list[str])
 
 def test_a_structure_too_deep_to_pickle_is_named() -> None:
     """A structure nested deeper than pickle can follow is an error as any other, not the end of the worker."""
-    (text,) = unpicklable_leaves(nested(100_000))
+    outermost: list[Any] = []
+    for _ in range(100_000):
+        outermost = [outermost]
+    (text,) = unpicklable_leaves(outermost)
 
     assert text.startswith("[0][0]")
     assert len(text) < 500
@@ -352,9 +303,3 @@ def test_the_numbers_of_classes_mean_something_in_their_table_only() -> None:
         NO_CLASSES.loads(pickled)
     with pytest.raises(Exception, match="Class 0 of the pipeline"):
         class_of_number(0)
-
-
-def test_classes_of_modules_cross_by_name() -> None:
-    """Importable classes need no table."""
-    assert NO_CLASSES.loads(NO_CLASSES.dumps(Path("x"))) == Path("x")
-    assert NO_CLASSES.loads(NO_CLASSES.dumps(Example)) is Example

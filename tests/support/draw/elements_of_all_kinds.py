@@ -124,3 +124,13 @@ elements = st.recursive(
     ),
     max_leaves=6,
 )
+
+
+def arrays_in(element: Any) -> list[NDArray[Any]]:
+    """Returns the arrays in an element."""
+    if isinstance(element, np.ndarray):
+        return [element]
+    if dataclasses.is_dataclass(element) and not isinstance(element, type):
+        element = [getattr(element, field.name) for field in dataclasses.fields(element)]
+    children = element.values() if isinstance(element, dict) else element if isinstance(element, list | tuple) else ()
+    return [array for child in children for array in arrays_in(child)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.processes import pool
 from millstream.loader.transport.arena import Allocator, ArenaView, create_arena_file
 
@@ -27,6 +28,11 @@ def arena_file(num_bytes: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def run_of(values: list[Any]) -> Elements:
+    """Returns a run of elements, each with origins of its own."""
+    return Elements(values, Origins(np.outer([1, 10, 100, 1000, 10000], np.arange(len(values)))))
 
 
 def mapped_arenas() -> list[tuple[int, int]]:
