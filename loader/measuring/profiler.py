@@ -34,10 +34,7 @@ NEXT = "next"
 CONSUMER = "consumer"
 
 MAX_EVENTS = 200
-"""The number of deaths and stalls kept."""
-
 MAX_WAITS = 1_000
-"""The number of waits kept."""
 
 
 class Event(NamedTuple):

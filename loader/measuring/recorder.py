@@ -18,11 +18,7 @@ MAX_SPANS = 20_000
 """The number of spans kept, a few megabytes."""
 
 SAMPLE_SECONDS = 0.25
-"""The shortest interval between two samples of memory."""
-
 MAX_SAMPLES = 4_000
-"""The number of samples of memory kept."""
-
 TRAINER = "trainer"
 """The name of the thread that calls `next`."""
 

@@ -33,7 +33,6 @@ MIN_RECORDS = 64
 """The number of records that such a call may have even with many logical shards, so that it is worth its overhead."""
 
 _WEIGHT = 0.25
-"""The weight of the latest call in the running estimates."""
 
 
 def cautious_estimate(known: float, latest: float) -> float:

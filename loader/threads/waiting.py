@@ -21,7 +21,6 @@ STALL_WARNING_SECONDS = 30.0
 """Threads that finish no call for this long, while the consumer waits, are reported in the log."""
 
 SLICE_SECONDS = 1.0
-"""The longest slice of a wait."""
 
 
 @final

@@ -51,7 +51,6 @@ _REFUSED = frozenset({errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL})
 """Errors of a system or sandbox that lacks or forbids anonymous files."""
 
 _GROWTH_BYTES = 1 << 20
-"""The smallest number of bytes that become resident in one step."""
 
 
 def create_arena_file(num_bytes: int) -> int:

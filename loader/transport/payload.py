@@ -39,7 +39,6 @@ images: keeping a copy pins nothing. If they are larger together, they stay in t
 allocating memory for each message would cost more."""
 
 MAX_PATH_LENGTH = 200
-"""Paths of leaves in error texts are at most this long."""
 
 
 Span: TypeAlias = tuple[int, int, int]

@@ -36,14 +36,8 @@ LARGE_ARRAY_BYTES = 1 << 16
 """Arrays of at least this size within records are stored outside the pickles, and not copied when read."""
 
 _SAMPLE = 64
-"""Number of evenly spread records from which the size of all is estimated."""
-
 _SLICE = 1 << 14
-"""Number of texts encoded per step."""
-
 _MAX_CHARACTER_BYTES = 4
-"""Length of the longest character in UTF-8."""
-
 _NUMBERS = frozenset(map(id, (bool, int, float, complex, type(None))))
 """Records of these types are small. By identity: a metaclass may define equality as it likes."""
 
