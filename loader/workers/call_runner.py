@@ -6,6 +6,7 @@ Guarantees:
     * Operations run in the thread that calls `make`, unless the source reads record by record. Only reads overlap.
 """
 
+import dataclasses
 import functools
 import os
 import queue
@@ -68,26 +69,17 @@ class AdvanceRead:
 
 
 @final
+@dataclasses.dataclass(eq=False)
 class CallRunner(Generic[Packed]):
     """Computes the outputs of calls in this process."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        profiler: Profiler,
-        classes: ClassTable,
-        *,
-        readers: ReaderThreads,
-        allocate: Allocate,
-        pack: Callable[[Elements], Packed],
-    ) -> None:
-        self._plan = plan
-        self._profiler = profiler
-        self._classes = classes
-        self._readers = readers
-        self._allocate = allocate
-        self._pack = pack
-        self._process = os.getpid()
+    plan: Plan
+    profiler: Profiler
+    classes: ClassTable
+    readers: ReaderThreads
+    allocate: Allocate
+    pack: Callable[[Elements], Packed]
+    process: int = dataclasses.field(default_factory=os.getpid)
 
     def read(self, message: tuple[int, int, int], done: Callable[[], object]) -> AdvanceRead:
         """Starts reading the records of a call in another thread, which calls `done` at the end."""
@@ -97,13 +89,13 @@ class CallRunner(Generic[Packed]):
             return self._read_in_advance(*message)
 
         def job() -> None:
-            records, reading.seconds = self._readers.timed(read, Elements.failed)
+            records, reading.seconds = self.readers.timed(read, Elements.failed)
             if not isinstance(records.error, _SamplerFailed):
                 reading.records = records
             reading.is_done = True
             done()
 
-        self._readers.submit(job)
+        self.readers.submit(job)
         return reading
 
     def make(self, message: tuple[int, int, int] | bytes, reading: AdvanceRead | None = None) -> CallResult[Packed]:
@@ -118,7 +110,7 @@ class CallRunner(Generic[Packed]):
             raise
         except BaseException as error:  # noqa: BLE001  (any error reaches the consumer in order)
             run = Elements.failed(error)
-        leave_if_forked(self._process, status=int(run.error is not None))
+        leave_if_forked(self.process, status=int(run.error is not None))
         if isinstance(run.error, SystemExit):
             # Raised in a reader thread. It ends the process, whichever thread runs user code.
             raise run.error
@@ -126,44 +118,44 @@ class CallRunner(Generic[Packed]):
             explain_debugger(run.error)
         begin = time.perf_counter()
         try:
-            packed = self._pack(run)
+            packed = self.pack(run)
         except Exception as error:  # noqa: BLE001  (pickling user objects may raise anything)
             failed, run = run.failures, without_unpicklable(run, error)
             run.failures = failed
-            packed = self._pack(run)
-        failure = None if run.error is None else pack_failure(run.error, self._classes)._replace(at=run.at)
-        failures = tuple(failed._replace(error=pack_failure(failed.error, self._classes)) for failed in run.failures)
+            packed = self.pack(run)
+        failure = None if run.error is None else pack_failure(run.error, self.classes)._replace(at=run.at)
+        failures = tuple(failed._replace(error=pack_failure(failed.error, self.classes)) for failed in run.failures)
         end = time.perf_counter()
-        self._profiler.add(HAND_OVER, end - begin)
+        self.profiler.add(HAND_OVER, end - begin)
         idle = _idle_seconds(end - start, start_use, resource.getrusage(resource.RUSAGE_SELF))
         read_seconds = 0.0 if reading is None else reading.seconds
-        return CallResult(packed, failure, end - start, idle, read_seconds, self._profiler.take(), start, failures)
+        return CallResult(packed, failure, end - start, idle, read_seconds, self.profiler.take(), start, failures)
 
     def _read_in_advance(self, start: int, stop: int, shard: int) -> Elements:
-        work = SharedWork(self._readers)
-        if not self._plan.batched_source:
-            return work.prepare_blocks(self._plan, start, stop, shard)
+        work = SharedWork(self.readers)
+        if not self.plan.batched_source:
+            return work.prepare_blocks(self.plan, start, stop, shard)
         try:
             with work.for_sources():
-                return self._plan.read_blocks(start, stop, shard)
+                return self.plan.read_blocks(start, stop, shard)
         except Exception:  # noqa: BLE001  (the call reads again, and reports the error of the right block)
             return Elements.failed(_SamplerFailed())
 
     def _perform(self, message: tuple[int, int, int] | bytes, records: Elements | None) -> Elements:
-        request = load_request(message, self._classes) if isinstance(message, bytes) else Blocks(*message)
+        request = load_request(message, self.classes) if isinstance(message, bytes) else Blocks(*message)
         if records is not None:
-            prepared = self._plan.run_record_steps(records) if self._plan.batched_source else records
-            return self._plan.make(request, self._allocate, lambda *_: prepared)
-        if self._readers.size == 0:
-            return self._plan.make(request, self._allocate)
-        work = SharedWork(self._readers)
-        if self._plan.batched_source:
+            prepared = self.plan.run_record_steps(records) if self.plan.batched_source else records
+            return self.plan.make(request, self.allocate, lambda *_: prepared)
+        if self.readers.size == 0:
+            return self.plan.make(request, self.allocate)
+        work = SharedWork(self.readers)
+        if self.plan.batched_source:
             with work.for_sources():
-                return self._plan.make(request, self._allocate)
-        prepare_blocks: PrepareBlocks = functools.partial(work.prepare_blocks, self._plan)
-        if self._plan.source_may_depend_on_thread:
-            prepare_blocks = functools.partial(_in_thread_of, self._readers, prepare_blocks)
-        return self._plan.make(request, self._allocate, prepare_blocks)
+                return self.plan.make(request, self.allocate)
+        prepare_blocks: PrepareBlocks = functools.partial(work.prepare_blocks, self.plan)
+        if self.plan.source_may_depend_on_thread:
+            prepare_blocks = functools.partial(_in_thread_of, self.readers, prepare_blocks)
+        return self.plan.make(request, self.allocate, prepare_blocks)
 
 
 def runner_of_epochs(
@@ -183,7 +175,7 @@ def runner_of_epochs(
     @functools.lru_cache(maxsize=1 + MAX_EPOCHS)
     def runner_of(epoch: int | None) -> CallRunner[Packed]:
         plan = Plan(whole if epoch is None else whole.of_epoch(epoch), profiler.timed)
-        return CallRunner(plan, profiler, classes, readers=readers, allocate=allocate, pack=pack)
+        return CallRunner(plan, profiler, classes, readers, allocate, pack)
 
     runner_of(None)
     return runner_of

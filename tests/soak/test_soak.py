@@ -11,6 +11,7 @@ import pytest
 from millstream.samplers import SequentialSampler
 from soak.__main__ import Soak, TrialError
 from soak.courses import Course
+from soak.faults import KilledWorkers
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import environment
 from support.public_samplers import public_samplers
@@ -79,8 +80,8 @@ def test_a_trial_that_failed_is_repeated_by_its_command() -> None:
 
 
 def test_workers_and_trainers_are_killed_again_and_again() -> None:
-    """Each trainer resumes where the one before saved, five workers are killed, and every batch is the oracle's."""
-    status, printed = soaked("--kills=5", "--first-seed=56", "--limit=60")
-    assert (status, "failed 0" in printed) == (0, True), printed
-    assert int(re.findall(r"killed worker (\d+)", printed)[-1]) >= 5
-    assert int(re.findall(r"killed trainer (\d+)", printed)[-1]) >= 1
+    """Each trainer resumes where the one before saved, workers are killed, and every batch is the oracle's."""
+    soak = Soak(60.0, "", KilledWorkers.name)
+    soak.trial(56)
+    assert soak.seen["killed worker"] >= 5
+    assert soak.seen["killed trainer"] >= 1

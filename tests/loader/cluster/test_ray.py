@@ -110,7 +110,7 @@ def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
 
 @UNEVEN_ENDS
 @given(pipeline=pipelines(), buffer_size=st.sampled_from([1, 3]), threads=st.sampled_from([0, 16]), data=st.data())
-@settings(deadline=None, max_examples=3)
+@settings(deadline=None, max_examples=2)
 def test_actors_equal_the_oracle(pipeline: Pipeline, buffer_size: int, threads: int, data: st.DataObject) -> None:
     """Any pipeline, any options: the same elements, then the same type of error; states go both ways."""
     reading = millstream.ReadOptions(threads)

@@ -54,9 +54,15 @@ class Twins(FlatMap):
         return [element, -element]
 
 
+def large(number: int) -> Any:
+    """Returns an element of 2 MB, more than a socket takes at once on its way to the next stage."""
+    return np.full((512, 512), number)
+
+
 BATCHES = (picture, Batch(4))
 REGROUPED = (Odd(), Twins(), picture, Batch(4), mean)
 ELEMENTS = (Twins(), picture)
+LARGE = (Odd(), large, Batch(4), np.sum)
 
 
 class Swept:
@@ -148,11 +154,16 @@ def test_an_exception_at_any_edge_is_an_error_or_changes_nothing(tmp_path: Path,
     assert swept.sweep(check) >= 1
 
 
-@pytest.mark.parametrize("edge", ["after receive", "half sent", "after send"])
-def test_a_stop_for_good_is_an_error_at_its_turn(tmp_path: Path, edge: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("edge", "operations"),
+    [("after receive", BATCHES), ("half sent", BATCHES), ("after send", BATCHES), ("before receive", LARGE)],
+)
+def test_a_stop_for_good_is_an_error_at_its_turn(
+    tmp_path: Path, edge: str, operations: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker that stays stopped is given up after `stall_timeout`; after the error the stream resumes, complete."""
     monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01)
-    swept = Swept(tmp_path, edge, stop, BATCHES, stall_timeout=0.2)
+    swept = Swept(tmp_path, edge, stop, operations, stall_timeout=0.2)
     for n in (1, 2):
         swept.trap.arm(n)
         iterator = iter(swept.loader)
