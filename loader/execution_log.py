@@ -27,12 +27,7 @@ COLUMNS = ("node", "wait share", "total", "min", "max", "mean", "elements", "mem
 
 
 def log_execution(iterator: DataLoaderIterator, insight: Insight) -> None:
-    """Logs summaries of a pipeline from now on.
-
-    Args:
-        iterator: the iterator that is going to read it. When it is closed, has ended or is collected, one comes last.
-        insight: the measurements.
-    """
+    """Logs summaries of a pipeline from now on, the last when the iterator is closed, has ended or is collected."""
     log = _ExecutionLog(insight)
     insight.profiler.on_wait = log.write_if_due
     iterator.call_at_end(log.write)

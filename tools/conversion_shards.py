@@ -21,6 +21,7 @@ from millstream.tools.record_encoding import Encoding, encode_records
 from millstream.tools.record_writers import companion_of, compression_level, new_writer
 
 _VERSION = 3
+
 _BLOCK_BYTES = 4 << 20
 _BLOCK_RECORDS = 1024
 _FIRST_RECORDS = 16

@@ -43,11 +43,9 @@ MAX_REQUEST_BYTES = 1000
 
 @final
 class Server:
-    """Answers questions of other processes, as long as a pipeline is served.
+    """Answers questions of other processes with values for JSON, as long as `is_wanted` returns True.
 
-    Args:
-        answer: returns the answer to a question, as a value for JSON. It is called in the server's thread.
-        is_wanted: returns True as long as a pipeline is served.
+    Both functions are called in the server's thread.
     """
 
     def __init__(self, answer: Callable[[str], object], is_wanted: Callable[[], bool]) -> None:

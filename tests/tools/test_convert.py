@@ -284,17 +284,21 @@ def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
     """A second conversion to the same files is an error and changes nothing; Ctrl-C ends the first one quietly."""
     command = ["convert", str(long_text), "b.bag", "--shards=50", "--jobs=2"]
     with subprocess.Popen([*COMMAND, *command], cwd=tmp_path, stderr=subprocess.PIPE) as process:
-        while len(shards_of(tmp_path)) < 2:
-            assert process.poll() is None
-        # Stopped, it cannot end before the second one has looked.
-        process.send_signal(signal.SIGSTOP)
-        was_whole = len(shards_of(tmp_path)) == 50
-        _, reported = run_here(*command, folder=tmp_path, status=1)
-        assert "Another process is writing" in reported or was_whole
-        process.send_signal(signal.SIGINT)
-        process.send_signal(signal.SIGCONT)
-        assert process.stderr is not None
-        assert b"Traceback" not in process.stderr.read()
+        try:
+            while len(shards_of(tmp_path)) < 2:
+                assert process.poll() is None
+            # Stopped, it cannot end before the second one has looked.
+            process.send_signal(signal.SIGSTOP)
+            was_whole = len(shards_of(tmp_path)) == 50
+            _, reported = run_here(*command, folder=tmp_path, status=1)
+            assert "Another process is writing" in reported or was_whole
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGCONT)
+            assert process.stderr is not None
+            assert b"Traceback" not in process.stderr.read()
+            process.wait()
+        finally:
+            process.kill()
     # A machine may be so slow that all was written before the signal came.
     assert process.returncode == 130 or len(shards_of(tmp_path)) == 50
 

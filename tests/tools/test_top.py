@@ -43,6 +43,7 @@ def test_a_look_at_a_trainer_with_workers(tmp_path: Path) -> None:
     assert re.findall(r"^ *(\d+)  ", listed, re.MULTILINE) == [str(trainer.pid)]
     assert shown.startswith(f"Process {trainer.pid}  ")
     assert "operations[0], Map(slowly_doubled)" in shown
+    assert "prefetched" in shown
     assert len(re.findall(r"worker \d +pid \d+  [a-z].*, .* of a core, \d calls?", shown)) == 2
     assert f"Stacks of process {trainer.pid}" in stacks
     assert "MainThread" in stacks
@@ -52,15 +53,6 @@ def rates_in(text: str) -> list[float]:
     """Returns how many batches and records a second a picture shows."""
     (rates,) = re.findall(r"([\d,.]+) batches/s, ([\d,.]+) records/s", text)
     return [float(rate.replace(",", "")) for rate in rates]
-
-
-def test_a_trainer_asks_to_be_looked_at(tmp_path: Path) -> None:
-    """`loader.serve_top()` is enough; stacks show the user's function in the thread that runs it."""
-    with top_trainer(tmp_path, 0, "serve") as trainer:
-        text, _ = top(tmp_path, trainer.pid, "--stacks", "--interval=0.05")
-
-    assert "no worker processes, up to 16 threads" in text
-    assert "prefetched" in text
 
 
 def test_a_picture_on_a_terminal(tmp_path: Path) -> None:

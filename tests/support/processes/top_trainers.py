@@ -20,8 +20,6 @@ loader = millstream.load(
 )
 batches = iter(loader)
 next(batches)
-if "serve" in sys.argv:
-    loader.serve_top()
 print("ready", flush=True)
 for batch in batches:
     time.sleep(0.001)
@@ -34,7 +32,7 @@ def top_trainer(runtime: Path, *arguments: object, **variables: str) -> Iterator
 
     Args:
         runtime: the folder for this user's sockets.
-        arguments: how many workers it has, and "serve" where it asks to be looked at.
+        arguments: how many workers it has.
         variables: further variables of its environment.
     """
     process = subprocess.Popen(
