@@ -10,7 +10,7 @@ on their lengths or on which of them survived a Filter. It has four methods:
 
 Groups see sizes, never elements: the consumer passes elements on without inspecting them.
 
-Every grouping operation obeys these laws, which `tests/loader/pipeline/test_groupings.py` checks:
+Every grouping operation obeys these laws, which `tests/loader/test_grouping_operations.py` checks:
 
 * A group is a function of the operation, the sizes of the elements from its first one on, and the amount of them that
   earlier groups consumed. A stream can therefore resume at the start of any group.

@@ -110,7 +110,6 @@ def keys_of(sampler: Any, start: int = 0, count: int = NUM_VALUES) -> list[int]:
 
 
 def numbers(*operations: Transformation, num_records: int = 50, **options: Any) -> millstream.DataLoader:
-    """Returns a loader of shuffled numbers."""
     sampler = IndexSampler(
         num_records, shuffle=True, seed=11, num_epochs=2, shard_options=options.pop("shard", NO_SHARD)
     )
@@ -123,7 +122,6 @@ def documents(*operations: Transformation) -> millstream.DataLoader:
 
 
 def mixture(stop: str) -> MixtureSampler:
-    """Returns a mixture of two components of different sizes."""
     components = {
         "a": IndexSampler(30, shuffle=True, seed=1, num_epochs=1),
         "b": IndexSampler(70, shuffle=True, seed=2, num_epochs=1),

@@ -62,7 +62,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 
 def damaged(saved: Saved, folder: Path, damage: Callable[[Path], object]) -> Path:
-    """Returns a copy of the checkpoints with something wrong."""
     shutil.copytree(saved.folder / "whole", folder)
     damage(folder / str(STEP) / "loader")
     return folder

@@ -78,7 +78,6 @@ def loaders(draw: st.DrawFn) -> tuple[list[millstream.DataLoader], list[int], bo
 
 
 def steps_in(loader: millstream.DataLoader, start: int, stop: int) -> list[int]:
-    """Returns the record keys of the steps that a loader has between two steps."""
     keys: list[int] = []
     for step in range(start, stop):
         try:

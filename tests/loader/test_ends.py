@@ -20,7 +20,6 @@ INLINE = millstream.ReadOptions(num_threads=0)
 def loaders(
     source: Any, batch: Batch | None, shard_count: int, drop_remainder: bool = False, **options: Any
 ) -> list[millstream.DataLoader]:
-    """Returns the loaders of all shards."""
     arguments: dict[str, Any] = {"sampler": IndexSampler(len(source), num_epochs=1), "read_options": INLINE}
     arguments |= options
     operations = [*arguments.pop("operations", []), *([] if batch is None else [batch])]

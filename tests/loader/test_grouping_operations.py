@@ -46,7 +46,6 @@ class FailOnce(MapTransform):
         self.got: set[bytes] = set()
 
     def map(self, element: dict[str, Any]) -> dict[str, Any]:
-        """Returns the element, or raises KeyError."""
         mark = repr(element).encode()
         if zlib.crc32(mark) % 3 == 0 and mark not in self.got:
             self.got.add(mark)
@@ -289,6 +288,31 @@ def test_meta_features_come_with_each_segment() -> None:
     loader = millstream.load(documents[2:] * 6, num_epochs=1, transformations=[packed])
     with pytest.raises(ValueError, match=r"length_struct\['id'\] must be at least 3 for a row of 3 segments, got 2"):
         next(iter(loader))
+
+
+@EVERY_OPERATION
+@given(data=st.data())
+@settings(deadline=None, max_examples=20)
+def test_a_group_does_not_depend_on_how_its_elements_come(name: str, data: st.DataObject) -> None:
+    """The pieces in which elements come make no difference; a new group takes at least one, and a full one none."""
+    elements, operation = data.draw(GROUPINGS[name])
+    numbers: Any = range(1, data.draw(st.integers(2, 40)))
+    sizes = operation.prepare([elements.map(number) for number in numbers]).sizes
+    count = sizes.shape[1]
+
+    def taken(stops: Iterable[int]) -> tuple[Any, ...]:
+        group, at = operation.begin(), 0
+        for stop in stops:
+            while at < stop and (more := group.take(sizes[:, at:stop])):
+                at += more
+        assert at > 0 or not count
+        if group.is_full:
+            assert all(group.take(sizes[:, each : each + 1]) == 0 for each in range(count))
+        else:
+            assert at == count
+        return at, group.is_full, group.used, group.decisions().tolist()
+
+    assert taken([*sorted(data.draw(st.lists(st.integers(0, count)))), count]) == taken(range(count + 1))
 
 
 def test_every_public_grouping_is_in_the_list() -> None:

@@ -107,7 +107,6 @@ class FailsFarAhead(Turned):
     answer: int | None = None
 
     def turn(self, positions: Ints) -> Ints:
-        """Returns the keys."""
         keys = super().turn(positions)
         if 640 in positions:
             if self.answer is None:

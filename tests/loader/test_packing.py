@@ -52,14 +52,12 @@ def plain_rows(sampler: PackingSampler, source: list[np.ndarray[Any, Any]], star
 
 
 def assert_same(row: Any, expected: Any) -> None:
-    """Asserts equal names and contents."""
     assert list(row) == list(expected)
     for name, array in expected.items():
         assert np.array_equal(row[name], array), name
 
 
 def loader_of(count: int = 60, batch: int = 3, operations: list[Any] | None = None, **options: Any) -> DataLoader:
-    """Documents, packed and batched."""
     sampler_options = {name: options.pop(name) for name in ("num_epochs", "overflow", "seed") if name in options}
     return DataLoader(
         data_source=documents(count),

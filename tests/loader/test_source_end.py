@@ -62,7 +62,6 @@ PIPELINES: dict[str, tuple[list[Any], list[Any]]] = {
 
 
 def loader_of(operations: Sequence[Any], source: Any = None, **options: Any) -> millstream.DataLoader:
-    """Returns a loader of the records in order."""
     source = Ending() if source is None else source
     sampler = millstream.SequentialSampler(len(source))
     return millstream.DataLoader(data_source=source, sampler=sampler, operations=operations, **options)

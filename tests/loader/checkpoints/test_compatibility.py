@@ -52,7 +52,6 @@ SAVED = with_identity({})
 
 
 def mismatch(saved: LoaderState, here: LoaderState, *allow: str, strict: bool = False) -> str:
-    """Returns the text of the CheckpointError that comparing must raise."""
     with pytest.raises(CheckpointError) as caught:
         resumption(saved, here, allow, strict=strict)
     return str(caught.value)
@@ -175,7 +174,6 @@ def test_a_shard_resumes_from_the_places_of_its_logical_shards(count: int) -> No
 
 
 def one_to_one(index: int, step: int = 5) -> LoaderState:
-    """Returns the state of one of two shards of a 1:1 pipeline."""
     return with_stream(at(STATE, position=32 * step), shard_index=index)._replace(step=step)
 
 

@@ -34,7 +34,6 @@ def content(value: object) -> dict[str, str]:
 
 
 def described(value: object) -> Description:
-    """Returns the description of a value."""
     found = Description()
     found.add("it", value)
     return found
@@ -222,7 +221,6 @@ def test_an_edited_parameter_is_seen_in_the_words_and_edited_code_in_its_mark() 
 
 
 def operation(body: str) -> Description:
-    """Returns the description of an operation after running the code."""
     found = Description()
     found.add_object("it", define(body), "Map made")
     return found
@@ -367,7 +365,6 @@ def test_arrays_of_jax_count_by_their_values() -> None:
 
 
 def chain(length: int) -> list[Any]:
-    """Returns lists nested `length` deep."""
     made: list[Any] = []
     for _ in range(length):
         made = [made]

@@ -1,10 +1,9 @@
 """A loader's position goes through Orbax, in every way that Orbax offers, and comes back exactly or is refused."""
 
-import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,22 +48,14 @@ def loader(
 
 
 def at_step(step: int, of: DataLoader) -> DataLoaderIterator:
-    """Returns an iterator that has delivered `step` batches."""
     iterator = iter(of)
     for _ in range(step):
         next(iterator)
     return iterator
 
 
-@dataclasses.dataclass(frozen=True)
-class Interface:
-    """One of Orbax's ways to save and to restore.
-
-    Attributes:
-        save: saves an iterator below a new folder, and calls the function given as soon as Orbax returns, before
-            anything has been waited for.
-        restore: sets the iterator to the position saved below the folder.
-    """
+class Interface(NamedTuple):
+    """A way to save an iterator below a new folder, and to restore it. `save` calls the function before it waits."""
 
     name: str
     save: Callable[[Path, DataLoaderIterator, Callable[[], object]], None]
@@ -72,7 +63,6 @@ class Interface:
 
 
 def save_with_manager(folder: Path, iterator: DataLoaderIterator, meanwhile: Callable[[], object]) -> None:
-    """Saves with a CheckpointManager that has nothing else to save."""
     with ocp.CheckpointManager(folder) as manager:
         manager.save(iterator.step, args=CheckpointSave(iterator))
         meanwhile()
@@ -122,7 +112,6 @@ each_pipeline = pytest.mark.parametrize("drop", [None, 3], ids=["one_to_one", "f
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error, what caused it, what caused that, and so on."""
     while error is not None:
         yield error
         error = error.__cause__

@@ -66,7 +66,6 @@ class Spec:
 
     @property
     def operations(self) -> list[Any]:
-        """The operations on numbers."""
         body = ["return element * self.size", "return self.size * element"][self.code]
         space: dict[str, Any] = {"__name__": "users_module", "Map": Map}
         text = f"class {self.kind}(Map):\n    LIMIT = {self.constant}\n    def map(self, element):\n        {body}"
@@ -79,7 +78,6 @@ class Spec:
         return [*(operations[::-1] if self.swapped else operations), *[Map(abs)] * self.extra]
 
     def loader(self, *after: Any, source: Any = range(30)) -> Any:
-        """Returns an iterator of a loader."""
         sampler = millstream.IndexSampler(30, shuffle=True, seed=self.seed, num_epochs=self.epochs)
         return iter(
             millstream.DataLoader(
@@ -113,28 +111,23 @@ class OwnStream(IterDataset[Any]):
 
 
 def after(stream: IterDataset[Any], spec: Spec) -> IterDataset[Any]:
-    """Returns a stream after the operations."""
     return stream.apply(spec.operations)
 
 
 def ordered(sampler: Any, spec: Spec, *more: Any, source: Any = range(30), **options: Any) -> Any:
-    """Returns an iterator of a loader in another order."""
     operations = [*spec.operations, *more, Batch(4)]
     return iter(millstream.DataLoader(data_source=source, sampler=sampler, operations=operations, **options))
 
 
 def shuffled(spec: Spec, count: int = 30) -> millstream.IndexSampler:
-    """Returns a shuffled order."""
     return millstream.IndexSampler(count, shuffle=True, seed=spec.seed, num_epochs=spec.epochs)
 
 
 def jittered(number: int, rng: np.random.Generator) -> float:
-    """Returns a number plus a draw."""
     return float(number + rng.random())
 
 
 def thirds(number: int) -> bool:
-    """Returns whether a number is no multiple of 3."""
     return number % 3 > 0
 
 

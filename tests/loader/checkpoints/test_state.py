@@ -43,7 +43,6 @@ numbers = st.integers(0, 1 << 63)
 
 @st.composite
 def states(draw: st.DrawFn) -> LoaderState:
-    """Draws a state."""
     shards, own, width = draw(st.integers(1, 9)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
     one_to_one = draw(st.booleans())
     cursor = st.builds(
@@ -162,7 +161,6 @@ def test_anything_at_any_leaf_is_refused_or_a_state_that_says_so(state: LoaderSt
 
 
 def paths(value: Any) -> Iterator[tuple[Any, ...]]:
-    """Yields the path of each part of some JSON."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in items:
         yield (key,)

@@ -26,7 +26,6 @@ class DeathError(Exception):
 
 
 def loader_of(*operations: Any) -> millstream.DataLoader:
-    """Returns a loader of numbers in order, through the operations."""
     return inline_loader(range(SIZE), millstream.SequentialSampler(SIZE), *operations)
 
 

@@ -26,8 +26,6 @@ def lines_of(caplog: pytest.LogCaptureFixture, *operations: Any, **options: Any)
 
 
 def kept_from(position: int) -> list[Any]:
-    """Returns operations that keep nothing before a position."""
-
     class Index(millstream.MapWithIndexTransform):
         def map_with_index(self, index: int, element: Any) -> Any:
             del element

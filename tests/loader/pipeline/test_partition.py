@@ -20,7 +20,6 @@ def test_a_block_larger_than_memory_is_its_tail() -> None:
 
 
 def origins_of(start: int, stop: int) -> Origins:
-    """Returns the origins of blocks of one record each, filled with the numbers of the blocks."""
     return Origins(np.tile(np.arange(start, stop), (5, 1)))
 
 

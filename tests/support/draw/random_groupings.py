@@ -109,7 +109,7 @@ BINS = st.fixed_dictionaries(
 )
 
 
-Drawn = tuple[Transformation, Transformation]
+Drawn = tuple[Any, Any]
 """Operations that produce elements, and one that groups them."""
 
 
