@@ -194,7 +194,6 @@ class AdaptedSampler:
         return RecordMetadata(position, record_key, *self.rngs_at([position]))
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop)."""
         check_range(start, stop, self.length)
         return self._keys_of_run(start, stop)
 
@@ -217,7 +216,6 @@ class AdaptedSampler:
         return hasattr(self.sampler, "record_keys")
 
     def _keys_of_run(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Returns the record keys of the positions [start, stop), checked."""
         if self._answers_runs:
             asked = f"{_name(self)}.record_keys({start}, {stop})"
             return _checked(self.sampler.record_keys(start, stop), np.arange(stop - start) + start, asked)

@@ -71,7 +71,6 @@ class EpochSampler(Order):
         return RecordMetadata(position, record_key, rng)
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
-        """Returns the occurrences of keys before a position, in any order."""
         rows, elements = self._elements_of(keys)
         found = []
         for epoch in range(-(-stop // self.num_records) if len(rows) else 0):

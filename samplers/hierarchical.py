@@ -132,7 +132,6 @@ class Windows(NamedTuple):
     seed: int
 
     def keys(self, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys at offsets into the epoch, shape (m,)."""
         keys = self._within_windows(offsets)
         keys += self.shifts[np.searchsorted(self.unit_ends, keys, side="right")]
         return keys

@@ -142,7 +142,6 @@ class IndexSampler(EpochSampler):
         return self._keys_of_epoch(positions - epochs * self.num_records, epochs.view(np.uint64))
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int | NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the record keys of offsets into one epoch, or into an epoch for each."""
         rows = offsets
         if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
             rows = permute(offsets, self.num_records, self.seed, epoch)

@@ -73,15 +73,12 @@ class MixedPackedSampler(MixedSampler, PackedSampler, Protocol):
 
 
 def is_packed(sampler: object) -> TypeGuard[PackedSampler]:
-    """Returns True if the positions of a sampler are rows."""
     return getattr(sampler, "row_length", None) is not None and hasattr(sampler, "segments_at")
 
 
 def is_mixed(sampler: object) -> TypeGuard[MixedSampler]:
-    """Returns True if a sampler deals its positions to components."""
     return hasattr(sampler, "located") and bool(getattr(sampler, "names", ()))
 
 
 def is_mixed_and_packed(sampler: object) -> TypeGuard[MixedPackedSampler]:
-    """Returns True if a sampler deals rows to components."""
     return is_mixed(sampler) and is_packed(sampler)

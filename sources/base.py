@@ -149,7 +149,6 @@ class HeldRecords(Generic[T_co]):
         return own(record) if self.copies else record
 
     def __getitems__(self, keys: Sequence[int]) -> Sequence[T_co]:
-        """Returns the records of the keys, in their order."""
         records = items_at(self.records, keys)
         if not self.copies:
             return records

@@ -43,7 +43,6 @@ def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *
 
 
 def paths_of_columns(paths: Any, name: str, example: str) -> dict[str, str]:
-    """Returns the absolute path, or the URL, of each column."""
     if not isinstance(paths, Mapping) or not all(
         isinstance(column, str) and isinstance(path, str | os.PathLike) for column, path in paths.items()
     ):

@@ -102,7 +102,6 @@ FORMATS = (
 
 
 def format_of_name(path: str) -> FileFormat | None:
-    """Returns the format by the name of a file, or None if the name has no known extension."""
     name = _SHARD.sub("", without_ending(path).lower())
     return next((kind for kind in FORMATS if name.endswith(kind.extensions)), None)
 

@@ -221,7 +221,6 @@ def _taken_into(allocate: Allocate, keys: NDArray[np.int64], column: NDArray[Any
 
 
 def _take(columns: Any, keys: Any) -> Any:
-    """Returns a copy of the rows of a key, or of an array of keys, of every column."""
     return tree.map_leaves(functools.partial(_taken, keys), columns)
 
 
@@ -248,7 +247,6 @@ def _is_columns(records: Any) -> bool:
 
 
 def _sequence_length(records: Any) -> int:
-    """Returns the number of records of a sequence; raises TypeError for any other value."""
     advice = advice_for(records)
     if (
         advice
@@ -287,7 +285,6 @@ def _common_length(columns: list[tuple[str, NDArray[Any]]]) -> int:
 
 
 def rows_of(columns: Any, count: int) -> list[Any]:
-    """Returns the rows of the columns as records, each of the columns' structure."""
     members = tree.children(columns)
     if members is None:
         return list(columns)

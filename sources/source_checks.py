@@ -110,7 +110,6 @@ def is_numbered(mapping: Mapping[object, object]) -> bool:
 
 
 def check_source(source: Any, name: str) -> None:
-    """Raises unless the value is a source with records."""
     check_readable(source, name)
     if len(source) == 0:
         raise ValueError(f"{name} must have at least one record, got an empty {type(source).__name__}.")

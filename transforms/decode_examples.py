@@ -61,7 +61,6 @@ class _DecodeExamples(Map[Any, Any]):
         return f"decode_examples({', '.join(self.features)})"
 
     def map(self, batch: Any, /) -> dict[str, Any]:
-        """Returns the columns of a batch: a sequence or an array of bytes."""
         return decode_columns(self.features, _examples(batch))
 
 

@@ -20,7 +20,6 @@ def valid_max_fan_out(name: str, max_fan_out: object) -> int:
 
 
 def check_yields_nothing(name: str, function: object) -> None:
-    """Refuses a function whose results are generators or coroutines."""
     called = (function, getattr(type(function), "__call__", None))  # noqa: B004  (the method of its class)
     if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in called):
         raise TypeError(
@@ -36,7 +35,6 @@ def check_yields_nothing(name: str, function: object) -> None:
 
 
 def children_of(flat_map: Any, limit: int, element: Any) -> list[Any]:
-    """Returns the children of an element under a FlatMap: at most `limit`."""
     # One more than allowed is enough to detect an error; a generator may be endless.
     children = list(itertools.islice(flat_map.flat_map(element), limit + 1))
     if len(children) > limit:

@@ -72,5 +72,4 @@ class OnlyFor(Transformation):
 
 
 def leaves(operation: Transformation) -> tuple[Transformation, ...]:
-    """Returns the operations of an OnlyFor, or the operation itself."""
     return operation.operations if isinstance(operation, OnlyFor) else (operation,)

@@ -30,7 +30,6 @@ def named_components(given: Any, what: str) -> tuple[tuple[Any, ...], list[Any]]
 
 
 def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSampler:
-    """Returns a component's sampler as one that computes many positions in one call."""
     try:
         ready = vectorised(sampler)
     except TypeError as error:
@@ -159,7 +158,6 @@ def _whole_numbers(fractions: Sequence[Fraction]) -> tuple[int, ...]:
 
 
 def reduced(numbers: Sequence[int]) -> tuple[int, ...]:
-    """Returns numbers, not all 0, without a common divisor."""
     divisor = math.gcd(*numbers)
     return tuple(number // divisor for number in numbers)
 

@@ -72,7 +72,6 @@ class ComponentOrders:
         return lengths
 
     def _joined_keys(self, components: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys at positions of components that `can_join`, shape (m,)."""
         # By component, because neighbours of one epoch share most of the work.
         order = self._by_component(components)
         components, indices = components[order], indices[order]

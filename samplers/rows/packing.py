@@ -284,7 +284,6 @@ class PackingSampler(EpochSampler):
 
     @functools.cached_property
     def _plan_of(self) -> Callable[[int], PlannedRows]:
-        """The planned rows of a window, by its number."""
         return functools.lru_cache(maxsize=_PLANS_KEPT)(self._planned)
 
     def _planned(self, window: int) -> PlannedRows:

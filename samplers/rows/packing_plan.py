@@ -53,7 +53,6 @@ class ByLength:
 
     @classmethod
     def of(cls, lengths: Numbers, row_length: int) -> Self:
-        """Returns segments of lengths 0 … row_length, at least one."""
         size = max(_BUCKET_SIZE, _LENGTHS_IN_BUCKET * (row_length + 1))
         starts = np.arange(0, len(lengths), size)
         counts = np.empty((len(starts), row_length + 1), dtype=np.int64)
@@ -134,7 +133,6 @@ class BestFit:
 
     @classmethod
     def of(cls, lengths: Numbers, row_length: int) -> "BestFit":
-        """Returns the plan for segments of lengths 1 … row_length, at least one."""
         order = ByLength.of(lengths, row_length)
         kinds = best_fit(np.diff(order.firsts).tolist(), row_length)
         counts = np.array([kind.number for kind in kinds], dtype=np.int64)
@@ -216,7 +214,6 @@ class Stream:
 
     @classmethod
     def of(cls, lengths: Numbers, row_length: int) -> "Stream":
-        """Returns the plan for documents of any lengths, which are not all 0."""
         ends = np.cumsum(lengths)
         return cls(-(-int(ends[-1]) // row_length), ends, row_length)
 

@@ -39,7 +39,6 @@ class PlannedRows:
         self.num_rows = self._plan.num_rows
 
     def segments(self, rows: Numbers, key: Key) -> Segments:
-        """Returns the segments of rows, in the order of the rows; elements are record keys."""
         if isinstance(self._plan, Stream):
             starts, documents, begins, ends = self._plan.segments(rows, _first(self._plan, key))
             return Segments(starts, self._keys_of(documents), begins, ends)

@@ -237,7 +237,6 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     def _decode(
         self, file: Hdf5File, dataset: tuple[int, str], layout: DatasetLayout, wanted: _Rows, column: NDArray[Any]
     ) -> None:
-        """Copies rows of decoded chunks."""
         groups = {
             (*dataset, number): wanted.at(indices)
             for number, indices in _grouped(wanted.within // layout.rows_per_chunk)
@@ -254,7 +253,6 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
             column[own.rows] = chunk.rows[own.within - key[-1] * layout.rows_per_chunk]
 
     def _decoded(self, file: Hdf5File, layout: DatasetLayout, wanted: _Rows) -> Iterator[NDArray[Any]]:
-        """Yields the rows of the chunk of each record."""
         done = 0
         try:
             for rows in file.decode(layout, wanted.within // layout.rows_per_chunk):

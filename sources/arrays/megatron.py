@@ -137,7 +137,6 @@ def _data_paths(prefix: Any) -> Any:
 
 
 def token_dtype(path: str) -> str:
-    """Returns the dtype of the tokens in a .bin file, from the index beside it."""
     return _read_header(path)[0]
 
 

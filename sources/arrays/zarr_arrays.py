@@ -114,7 +114,6 @@ class ZarrDataSource(ReadsBatches):
         return arrays
 
     def _read(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        """Returns the rows of all columns, requested together."""
         begun = {name: array[keys].read() for name, array in self._arrays.get(self._open).items()}
         columns: dict[str, NDArray[Any]] = {}
         for name, request in begun.items():

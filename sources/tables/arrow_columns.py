@@ -210,7 +210,6 @@ class Lists(_Offsets):
         return not rows.has_nonzero(self.child.slot) or self.child.nulls(rows.expand(*self.bounds(rows))) is None
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
-        """Returns lists of equal length as an array of shape (n, length)."""
         batch = self._table(rows, allocate)
         if batch is None:
             starts, lengths = self.bounds(rows)

@@ -149,7 +149,6 @@ class ArrowRecords(ColumnarRecords):
         return iter(dicts_or_error(self._columns, self._rows, self._keys, self._explain))
 
     def stack(self, allocate: Allocate) -> dict[str, Any]:
-        """Returns the batch, a dict of arrays of shape (n, …)."""
         try:
             return {name: column.batch(self._rows, allocate) for name, column in self._columns.items()}
         except ValueError:

@@ -102,7 +102,6 @@ class HuggingFaceDataSource(ReadsBatches):
         return numbers
 
     def _row_error(self, key: int, error: ValueError) -> DataSourceError:
-        """Returns the error of a damaged record, with its file."""
         try:
             row = int(self._row_numbers(np.array([key]))[0])
         except ValueError:
@@ -143,7 +142,6 @@ class _Tables(NamedTuple):
 
 
 def _checked_columns(dataset: Any) -> list[str]:
-    """Returns the names of the columns of the records; raises TypeError for any other object."""
     kinds = {kind.__name__ for kind in type(dataset).__mro__ if kind.__module__.partition(".")[0] == "datasets"}
     if "Dataset" not in kinds:
         advice = ""

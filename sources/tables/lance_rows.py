@@ -132,7 +132,6 @@ class LanceDataSource(ReadsBatches):
         return np.sort(table.column(0).to_numpy().astype(np.int64))
 
     def _take(self, keys: NDArray[np.int64]) -> list[Any]:
-        """Returns rows as record batches with plain types."""
         rows = keys if self._rows is None else self._rows[keys]
         try:
             with _panics_as_errors():

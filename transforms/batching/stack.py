@@ -127,7 +127,6 @@ def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
 
 
 def _refuse_unlike_arrays(column: list[Array], path: str) -> None:
-    """Raises for the first array that differs from the first one, if any."""
     for what in ("shape", "dtype"):
         properties = list(map(attrgetter(what), column))
         if properties.count(properties[0]) != len(properties):
@@ -300,7 +299,6 @@ def _refuse_difference(column: list[Any], path: str, what: str, properties: Iter
 
 
 def _described(value: Any) -> str:
-    """Returns a short description of a value's type and its main properties."""
     name = type(value).__qualname__
     if value is None:
         return name

@@ -39,7 +39,6 @@ class _Budget(OpenGroup):
 
     @property
     def is_full(self) -> bool:
-        """True once an element has exceeded the budget, or the maximum number of elements is reached."""
         return self._is_full
 
 

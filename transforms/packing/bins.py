@@ -119,7 +119,6 @@ class BinPack(GroupingOperation):
         return f"{type(self).__name__}({self.rows}, num_packing_bins={self.num_packing_bins})"
 
     def prepare(self, values: Sequence[Any]) -> Prepared:
-        """Returns the features of the documents to pack, and the space that they take."""
         columns = self.rows.columns(values, takes_numbers=True)
         sizes = lengths_of(columns)
         documents: list[Document] = list(zip(*columns, *self.rows.carried_values(values), strict=True))

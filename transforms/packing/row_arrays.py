@@ -17,7 +17,6 @@ _CELLS_PER_STEP = 1 << 17
 
 @functools.lru_cache(maxsize=4)
 def _counting(length: int) -> NDArray[np.int32]:
-    """Returns the numbers from 0 on as a read-only array."""
     counting = np.arange(length, dtype=np.int32)
     counting.flags.writeable = False
     return counting
@@ -100,7 +99,6 @@ class SegmentLayout:
         return positions
 
     def _companion(self) -> NDArray[np.int32]:
-        """Allocates one number per token, of shape (rows, length)."""
         return self._allocate((len(self._starts) - 1, self._length), np.dtype(np.int32))
 
     def _spread(self, per_segment: NDArray[np.int64]) -> Iterator[tuple[slice, NDArray[np.int32]]]:

@@ -96,7 +96,6 @@ class RowFormat:
 
     @property
     def lengths(self) -> list[int]:
-        """The length of a row, in the order of the features."""
         return list(self.length_struct.values())
 
     def named(self, what: str, names: Collection[str]) -> tuple[str, ...]:
@@ -137,7 +136,6 @@ class RowFormat:
         return spaces
 
     def carried_values(self, values: Sequence[Any]) -> list[list[Any]]:
-        """Returns the carried values of documents: one list per name."""
         return [[self._feature(value, name) for value in values] for name in self.carried]
 
     def lay_out(
