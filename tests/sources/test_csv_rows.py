@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import DataSourceError
 from millstream.sources import CsvDataSource
 from millstream.sources.files import span_files
 from support.files.record_files import assert_records, every_record, records_of, write_alone
@@ -85,38 +84,6 @@ def test_a_name_that_is_there_twice_is_an_error_if_it_is_wanted(tmp_path: Path) 
         CsvDataSource(path)
     with CsvDataSource(path, columns=["b"]) as source:
         assert source[0] == {"b": "2"}
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ("1", "it has 1 fields, but the first row of the file names 2 columns"),
-        ("1,2,3", "it has 3 fields"),
-        ('"1"x,2', "it is not a row of CSV: .* quotes"),
-        ("1\r2,3", "it is not a row of CSV"),
-    ],
-)
-def test_a_row_that_does_not_fit_is_an_error_with_its_number(tmp_path: Path, row: str, words: str) -> None:
-    """A row that does not fit is an error with its number; the rows beside it can be read."""
-    path = write_alone(tmp_path, f"a,b\n0,0\n{row}\n2,2\n".encode())
-    with CsvDataSource(path) as source:
-        with pytest.raises(DataSourceError, match=rf"record 1 of '.*file' \(record key 1\): {words}"):
-            source.__getitems__([0, 1, 2])
-        assert source.__getitems__([2, 0]) == [{"a": "2", "b": "2"}, {"a": "0", "b": "0"}]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ("", "is empty: expected a row of column names"),
-        ('a,b\n1,"2\n3,4\n', "unterminated quoted field"),
-        ('a"b"c",d\n1,2\n', "quoted field|names"),
-    ],
-)
-def test_files_that_are_no_csv_are_refused(tmp_path: Path, content: str, words: str) -> None:
-    """Files that are not CSV are refused at construction, where that can be seen."""
-    with pytest.raises(DataSourceError, match=words):
-        CsvDataSource(write_alone(tmp_path, content.encode()))
 
 
 def test_a_file_of_names_only_has_no_records(tmp_path: Path) -> None:

@@ -512,3 +512,35 @@ def test_compressed_files_are_refused_with_advice(form: Format, path: Path, comp
         match=r"data' is compressed as a whole, by \w+, .*Decompress it once.*python -m millstream convert",
     ):
         form.open(path)
+
+
+NO_JSON = [b'{"a": 1', b"[1] [2]", b"\xff", b"{'a': 1}", b"nothing", b"[" * 5000]
+NO_ROWS = {
+    "1": "it has 1 fields, but the first row of the file names 2 columns",
+    "1,2,3": "it has 3 fields",
+    '"1"x,2': "it is not a row of CSV: .* quotes",
+    "1\r2,3": "it is not a row of CSV",
+}
+UNDECODABLE: list[tuple[Any, bytes, str, list[Any]]] = [
+    (millstream.TextLineDataSource, b"one\nthr\xe9\xe9\nfour", "it is not utf-8: .* byte 3", ["four", "one"]),
+    *(
+        (millstream.JsonLinesDataSource, b"[1]\n\n \n" + line + b"\n[3]\n", "it is not .*line 4 of", [[3], [1]])
+        for line in NO_JSON
+    ),
+    *(
+        (millstream.CsvDataSource, f"a,b\n0,0\n{row}\n2,2\n".encode(), reason, [{"a": n, "b": n} for n in "20"])
+        for row, reason in NO_ROWS.items()
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "content", "reason", "others"), UNDECODABLE)
+def test_a_record_that_cannot_be_decoded_is_an_error(
+    tmp_path: Path, kind: Any, content: bytes, reason: str, others: list[Any]
+) -> None:
+    """The error has the file, the record and the reason; the records beside it are read."""
+    (tmp_path / "file").write_bytes(content)
+    with kind(tmp_path / "file") as source:
+        with pytest.raises(DataSourceError, match=rf"record 1 of '.*file' \(record key 1\): {reason}"):
+            source.__getitems__([0, 1, 2])
+        assert source.__getitems__([2, 0]) == others

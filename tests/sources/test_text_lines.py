@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.errors import DataSourceError
 from millstream.sources import JsonLinesDataSource, TextLineDataSource
 from millstream.sources.files import span_files
 from millstream.sources.lines import json_lines, text_lines
@@ -57,15 +56,6 @@ def test_encodings_in_which_lines_can_be_found(tmp_path: Path, encoding: str) ->
     texts = ["plain", "", "end"] + (["é"] if encoding in ("latin-1", "cp1252") else [])
     path = write_alone(tmp_path, "\n".join(texts).encode(encoding) + b"\n")
     assert records_of(TextLineDataSource(path, encoding=encoding)) == texts
-
-
-def test_a_line_in_another_encoding_is_an_error_with_its_number(tmp_path: Path) -> None:
-    """A line in another encoding is an error with its number; the lines beside it can be read."""
-    path = write_alone(tmp_path, b"one\ntwo\nthr\xe9\xe9\nfour")
-    with TextLineDataSource(path) as source:
-        with pytest.raises(DataSourceError, match=r"record 2 of '.*file' \(record key 2\): it is not utf-8: .* byte 3"):
-            source.__getitems__([0, 3, 2])
-        assert source.__getitems__([0, 1, 3]) == ["one", "two", "four"]
 
 
 JSON = st.recursive(
@@ -123,13 +113,3 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
 
     big = [-(2**63) - 1, {"c": 2**64}, 0.1]
     assert with_library == [{"a": [1, 2.5, "é"]}, {"b": float("inf")}, "\ud800", 2**64 - 1, big]
-
-
-@pytest.mark.parametrize("line", [b'{"a": 1', b"[1] [2]", b"\xff", b"{'a': 1}", b"nothing", b"[" * 5000])
-def test_what_is_no_json_is_an_error_with_file_and_record(tmp_path: Path, line: bytes) -> None:
-    """A line that is not JSON is an error with file, record and line; the other records are read."""
-    path = write_alone(tmp_path, b"[1]\n\n \n" + line + b"\n[3]\n")
-    with JsonLinesDataSource(path) as source:
-        with pytest.raises(DataSourceError, match=r"record 1 of '.*file' \(record key 1\): it is not .*line 4 of"):
-            source.__getitems__([0, 1, 2])
-        assert source.__getitems__([2, 0]) == [[3], [1]]
