@@ -105,7 +105,10 @@ class _TFRecordFormat(SpanFormat[bytes]):
     check_crc: bool
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
-        self._refuse_compressed(scan)
+        start = scan.read(0, HEAD_BYTES)
+        compression = compression_of(start) or ("zlib" if is_zlib(start) else None)
+        if compression is not None and not is_tfrecord(start):
+            raise compressed_error(scan.path, compression)
         offset, count, read_headers = 0, 0, _headers_of_block
         while offset < scan.size:
             headers, found, end = read_headers(scan, offset)
@@ -135,12 +138,6 @@ class _TFRecordFormat(SpanFormat[bytes]):
                     "or pass check_crc=False to read it as it is.",
                 )
         return records
-
-    def _refuse_compressed(self, scan: Scan) -> None:
-        start = scan.read(0, HEAD_BYTES)
-        compression = compression_of(start) or ("zlib" if is_zlib(start) else None)
-        if compression is not None and not is_tfrecord(start):
-            raise compressed_error(scan.path, compression)
 
 
 def is_tfrecord(start: bytes) -> bool:

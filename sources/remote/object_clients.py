@@ -66,7 +66,14 @@ def store_of(url: str, parsed: Url, *, attempts: int | None = None) -> Any:
 def open_store(scheme: str, root: str, attempts: int) -> Any:
     stores = obstore().store
     address, headers = hugging_face_hub.address_of(root) if scheme == "hf" else (f"{scheme}://{root}", {})
-    options = {"client_options": _client_options(address, headers), "retry_config": _retry_options(attempts)}
+    connections = {
+        "allow_http": not address.startswith("https:"),  # No redirect from https to http is followed.
+        "default_headers": headers,
+        "connect_timeout": f"{CONNECT_SECONDS * 1000:.0f}ms",
+        "read_timeout": f"{SILENCE_SECONDS * 1000:.0f}ms",
+        "timeout": f"{REQUEST_SECONDS * 1000:.0f}ms",
+    }
+    options = {"client_options": connections, "retry_config": _retry_options(attempts)}
     if scheme == "gs":
         return stores.GCSStore(root, **gcs_options(), **options)
     if scheme == "s3":
@@ -74,17 +81,6 @@ def open_store(scheme: str, root: str, attempts: int) -> Any:
     if scheme == "az":
         return stores.AzureStore(root, **azure_options(), **options)
     return stores.HTTPStore.from_url(address, **options)
-
-
-def _client_options(address: str, headers: dict[str, str]) -> dict[str, Any]:
-    """Returns the options of connections. Those of https never follow a redirect to http."""
-    return {
-        "allow_http": not address.startswith("https:"),
-        "default_headers": headers,
-        "connect_timeout": f"{CONNECT_SECONDS * 1000:.0f}ms",
-        "read_timeout": f"{SILENCE_SECONDS * 1000:.0f}ms",
-        "timeout": f"{REQUEST_SECONDS * 1000:.0f}ms",
-    }
 
 
 def _retry_options(attempts: int) -> dict[str, Any]:
