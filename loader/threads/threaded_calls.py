@@ -9,7 +9,6 @@ Guarantees:
 
 import contextlib
 import functools
-import math
 import queue
 import weakref
 from typing import Any, NamedTuple, final
@@ -36,7 +35,7 @@ class ThreadedCalls:
     """Runs calls of one plan in threads that may be shared, for the executor that owns this."""
 
     def __init__(
-        self, plan: Plan, readers: ReaderThreads, allocate: Allocate, owner: Any, stall_timeout: float = math.inf
+        self, plan: Plan, readers: ReaderThreads, allocate: Allocate, owner: Any, stall_timeout: float
     ) -> None:
         self._in_flight: dict[Call, None] = {}
         self._stall_timeout = stall_timeout
