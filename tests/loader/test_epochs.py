@@ -212,20 +212,6 @@ def test_a_sampler_with_of_epoch_has_epochs(workers: int) -> None:
         assert_resumes_in_its_epoch(one, other, whole[1][2:])
 
 
-def test_epochs_of_a_mixture() -> None:
-    """Each component has one epoch, in another order each time, until `stop` ends the mixture; it resumes there."""
-
-    def loader() -> millstream.DataLoader:
-        sources = {"a": range(6), "b": range(100, 106)}
-        return millstream.load(sources, weights={"a": 1, "b": 1}, shuffle=True, seed=3, batch_size=4)
-
-    with loader() as one, loader() as other:
-        whole = [rows_of(batches) for _, batches in one.epochs(3)]
-        assert [sorted(rows) for rows in whole] == [[*range(6), *range(100, 106)]] * 3
-        assert whole[0] != whole[1] != whole[2] != whole[0]
-        assert_resumes_in_its_epoch(one, other, whole[1][4:])
-
-
 @pytest.mark.parametrize("stop", ["first_exhausted", "drop_exhausted"])
 def test_epochs_of_a_mixture_whose_weights_change(stop: str) -> None:
     """Positions of changes are counted over all epochs; an epoch ends by `stop`, and the weights there hold on."""

@@ -23,7 +23,7 @@ from millstream import (
     VariableLengthFeature,
     decode_examples,
 )
-from support.files.record_files import every_record, tfrecord_bytes, write_megatron, write_tar, write_tfrecord
+from support.files.record_files import every_record, tfrecord_bytes, write_tfrecord
 from support.processes.commands import COMMAND, run, run_here
 from support.stores.object_server import ObjectServer
 
@@ -120,27 +120,6 @@ def test_rows_of_parquet_become_json_or_examples(tmp_path: Path) -> None:
     ]
     assert columns["tokens"].values.tolist() == [1, 2, 3]
     assert columns["text"].tolist() == [b"a", b"-"]
-
-
-def test_samples_become_examples(tmp_path: Path) -> None:
-    """Samples of WebDataset become Examples that `decode_examples` reads."""
-    write_tar(tmp_path / "a.tar", [(f"{number}.{kind}", b"%d" % number) for number in range(9) for kind in ("a", "b")])
-    run_here("convert", "a.tar", "a.array_record", folder=tmp_path)
-    feature = FixedLengthFeature((), bytes)
-    columns = decode_examples({"__key__": feature, "a": feature}).map(records_in(tmp_path / "a.array_record"))
-
-    assert columns["__key__"].tolist() == columns["a"].tolist() == [b"%d" % number for number in range(9)]
-
-
-def test_tokens_stay_tokens(tmp_path: Path) -> None:
-    """Arrays of tokens are written as their bytes; encode='example' is an error, because they have no name."""
-    write_megatron(tmp_path / "a", [np.arange(number, dtype=np.uint16) for number in range(5)])
-    run_here("convert", "a", "a.bag", folder=tmp_path)
-
-    assert records_in(tmp_path / "a.bag") == [np.arange(number, dtype="<u2").tobytes() for number in range(5)]
-    _, reported = run_here("convert", "a", "b.bag", "--encode=example", folder=tmp_path, status=1)
-    assert "Cannot write record 0 with encode='example': it is of type ndarray" in reported
-    assert "Choose another of raw, json, example." in reported
 
 
 def test_values_become_examples_where_that_is_asked_for(tmp_path: Path) -> None:

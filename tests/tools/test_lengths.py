@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.sources import ConcatenatedDataSource, MegatronDataSource, TextLineDataSource, TFRecordDataSource
-from support.files.record_files import write_megatron, write_tfrecord
+from millstream.sources import ConcatenatedDataSource, MegatronDataSource, TextLineDataSource
+from support.files.record_files import write_megatron
 
 TEXTS = ["word " * (number * 7 % 23) for number in range(600)]
 WORDS = [len(text.split()) for text in TEXTS]
@@ -241,25 +241,6 @@ def test_megatron_knows_its_lengths(tmp_path_factory: pytest.TempPathFactory, ro
         assert kept_in(folder) == []
         assert known.dtype == np.int64
         assert known.tolist() == millstream.lengths_of(source, [np.copy]).tolist() == 2 * list(map(len, rows))
-
-
-def test_lengths_fit_a_packing_sampler(tmp_path: Path) -> None:
-    """Rows packed by the lengths of the same operations hold every token once."""
-    path = write_tfrecord(tmp_path / "a", [np.arange(number % 9, dtype=np.uint16).tobytes() for number in range(50)])
-    decode = [lambda record: {"tokens": np.frombuffer(record, np.uint16)}]
-    with TFRecordDataSource(path) as source:
-        lengths = millstream.lengths_of(source, decode, feature="tokens")
-        loader = millstream.DataLoader(
-            data_source=source,
-            sampler=millstream.PackingSampler(lengths, 16, seed=0, shuffle=True, num_epochs=1),
-            operations=[*decode, millstream.Pack({"tokens": 16})],
-        )
-        rows = list(loader)
-    assert (
-        sum(int((row["tokens_segment_ids"] > 0).sum()) for row in rows)
-        == lengths.sum()
-        == sum(n % 9 for n in range(50))
-    )
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,9 @@ def test_the_record_that_cannot_be_written_is_named(encoding: str) -> None:
     """A record that cannot be encoded is an error with its key and the cause."""
     good: Any = {"raw": b"", "json": 1, "example": {}}[encoding]
     bad: Any = {"a": object()} if encoding == "example" else object()
-    with pytest.raises(DataSourceError, match=rf"Cannot write record 12 with encode='{encoding}': .*object"):
+    with pytest.raises(
+        DataSourceError, match=rf"Cannot write record 12 with encode='{encoding}': .*object.*Choose another"
+    ):
         encode_records(Encoding(encoding), [good, good, bad], [10, 11, 12])
 
 

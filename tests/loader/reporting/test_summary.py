@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import millstream
-from support.clocks.owned_clock import QuickSource, SlowSource, Spend
+from support.clocks.owned_clock import Spend
+from support.faults.user_faults import Unread
 
 SECONDS = 0.125
 RECORDS = 64
@@ -71,22 +72,15 @@ def test_a_slow_trainer_does_not_wait() -> None:
     assert kinds(summary_of(range(RECORDS), trains=4)) == {"not_waiting"}
 
 
-@pytest.mark.usefixtures("owned_clock")
-@pytest.mark.parametrize(
-    ("source", "unbatched"),
-    [
-        (SlowSource(RECORDS, SECONDS), "SlowSource"),
-        (millstream.ConcatenatedDataSource([SlowSource(RECORDS, SECONDS)]), "the sources of ConcatenatedDataSource"),
-        (QuickSource(RECORDS, SECONDS), None),
-    ],
-    ids=["one", "one of several", "many"],
-)
-def test_missing_batched_reads_are_found(source: Any, unbatched: str | None) -> None:
-    """A slow source without `__getitems__` is named, one that has it is not, though it is as slow."""
-    summary = summary_of(source, trains=1)
-    assert "waiting" in kinds(summary)
-    assert ("batched_reads" in kinds(summary)) is (unbatched is not None)
-    assert unbatched is None or f"__getitems__(keys) to {unbatched} that reads" in str(summary)
+def test_sources_without_batched_reads_are_named() -> None:
+    """A source without `__getitems__` is named, also below one that reads many at once; one that has it is not."""
+    sources: dict[str, Any] = {
+        "Unread": Unread(),
+        "the sources of ConcatenatedDataSource": millstream.ConcatenatedDataSource([Unread()]),
+        "": millstream.InMemoryDataSource([1, 2]),
+    }
+    for name, source in sources.items():
+        assert millstream.load(source).insight.snapshot().source.one_by_one == name
 
 
 def test_the_first_batch_does_not_count_as_waiting() -> None:

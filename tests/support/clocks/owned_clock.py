@@ -77,12 +77,3 @@ class SlowSource:
 
     def __getitem__(self, key: int) -> int:
         return int(self.spend(key))
-
-
-class QuickSource(SlowSource):
-    """The same, where many can be read at once."""
-
-    def __getitems__(self, keys: Any) -> list[int]:
-        """Returns the records in the time that one takes."""
-        self.spend(None)
-        return [int(key) for key in keys]
