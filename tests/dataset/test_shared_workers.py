@@ -13,20 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream import FirstFitPack, IterDataset, MapDataset
+from millstream import IterDataset, MapDataset
 from millstream.dataset import InterleaveIterDataset, LimitIterDataset, RepeatIterDataset
 from millstream.errors import WorkerDiedError
 from support.faults.user_faults import At, be_killed
 from support.processes.process_tree import processes_below, worker_pids
-from support.streams import comparable
 
 
 def is_kept(number: Any) -> bool:
     return int(np.max(number)) % 3 > 0
-
-
-def listed(iterator: Any) -> list[Any]:
-    return [comparable(element) for element in iterator]
 
 
 def saved(iterator: Any) -> Any:
@@ -96,16 +91,6 @@ def test_an_element_that_kills_its_workers_is_named() -> None:
         assert list(itertools.islice(spread, len(expected))) == expected
         with pytest.raises(WorkerDiedError, match=r"2 worker processes died .* from the record"):
             next(spread)
-
-
-def test_rows_are_packed_from_streams_that_drop() -> None:
-    """A packer after several streams that drop documents packs the same rows."""
-    documents = [
-        numbers(1000 * number).map(lambda element: {"tokens": np.arange(element[0] % 7 + 1)}) for number in range(5)
-    ]
-    packed = IterDataset.mix(documents, range(1, 6)).apply(FirstFitPack({"tokens": 16}, num_packing_bins=4)).batch(2)
-    with iter(packed) as alone, iter(packed.mp_prefetch(2)) as spread:
-        assert listed(spread) == listed(alone)
 
 
 def numbers_below() -> IterDataset[Any]:

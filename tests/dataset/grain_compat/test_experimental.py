@@ -160,7 +160,7 @@ def test_an_adapter_is_its_operation(name: str, operation: Any, options: dict[st
 
 
 def test_other_adapters_yield_what_they_say(tmp_path: Path) -> None:
-    """Batches keep rows in order, or drop the last ones; children follow each other; files are read."""
+    """Batches keep rows in order; children follow each other; files are read; threads of a MapDataset stay."""
     children = [number for number in range(11) for _ in range(number % 3)]
     batches = grain.MapDataset.range(11).batch(3)
 
@@ -170,6 +170,8 @@ def test_other_adapters_yield_what_they_say(tmp_path: Path) -> None:
     assert list(STREAMS["flat_map"](tmp_path)) == list(STREAMS["flat_map_at_random"](tmp_path)) == children
     assert list(STREAMS["tfrecord"](tmp_path)) == [b"%d" % number for number in range(7)]
     assert list(STREAMS["options"](tmp_path)) == list(range(5))
+    with iter(grain.experimental.ThreadPrefetchIterDataset(documents(), prefetch_buffer_size=2)) as iterator:
+        assert "up to 16 threads" in repr(iterator)
 
 
 @pytest.mark.parametrize(
