@@ -32,7 +32,7 @@ LAWS = {
         "samplers/test_index_sampler.py::the_sequential_sampler_is_one_epoch_in_order"
     ),
     "`sharding.`: `ShardOptions`, `NoSharding`, `ShardByJaxProcess`": (
-        "test_sharding.py::a_jax_of_one_process_needs_no_shards"
+        "test_sharding.py::two_jax_processes_are_warned_or_sharded"
     ),
     "`transforms.`: `Map`, `MapWithIndex`, `RandomMap`, `Filter`, `Batch`, `Transformation`": (
         "transforms/test_base.py::instances_of_every_kind_pass_as_they_are"
