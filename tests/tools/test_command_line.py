@@ -190,21 +190,13 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
     assert reported.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("inspect", "Show the format, record sizes and first record of files"),
-        ("index", "Build the record indices of files in advance"),
-        ("convert", "Write records of any format to ArrayRecord, Bagz or token files"),
-        ("lineage", "Show the steps of records, and the records of steps"),
-        ("top", "Monitor the pipelines of a running trainer"),
-    ],
-)
-def test_help_says_what_a_command_does(command: str, words: str, tmp_path: Path) -> None:
-    """The help of each command begins with its purpose."""
-    printed, _ = run_here(command, "--help", folder=tmp_path)
-
-    assert words in " ".join(printed.split())
+def test_each_command_has_help(tmp_path: Path) -> None:
+    """The help of each command begins with its usage and has its purpose."""
+    for command in ("inspect", "index", "convert", "lineage", "top"):
+        printed, _ = run_here(command, "--help", folder=tmp_path)
+        usage, purpose, *_ = printed.split("\n\n")
+        assert usage.startswith(f"usage: millstream {command} [-h]")
+        assert purpose.endswith(".")
 
 
 def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
