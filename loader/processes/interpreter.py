@@ -36,7 +36,7 @@ class LaunchContext(NamedTuple):
 
 
 def launch_context() -> LaunchContext:
-    folder = _current_folder()
+    folder = current_folder()
     # An entry need not be a string. Imports ignore the others.
     entries = [entry for entry in sys.path if isinstance(entry, str)]
     if folder is not None:
@@ -73,11 +73,6 @@ def command(*numbers: int) -> list[str]:
     return [sys.executable, *flags, "-P", "-c", _START, *map(str, numbers)]
 
 
-def folder_to_enter(context: LaunchContext) -> str | None:
-    """Returns the folder in which to start a process, or None for the current one."""
-    return None if context.folder == _current_folder() else context.folder
-
-
 def tracker_descriptor() -> int | None:
     """Returns the descriptor of `multiprocessing`'s resource tracker, or None if none is needed.
 
@@ -111,7 +106,7 @@ def share_tracker(descriptor: int) -> None:
     resource_tracker._resource_tracker._fd = descriptor  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-def _current_folder() -> str | None:
+def current_folder() -> str | None:
     try:
         return os.getcwd()  # noqa: PTH109  (a string is needed)
     except OSError:

@@ -21,7 +21,7 @@ from millstream.loader.processes.channel import Channel, close_all
 from millstream.loader.processes.interpreter import (
     LaunchContext,
     command,
-    folder_to_enter,
+    current_folder,
     tracker_descriptor,
     write_launch_context,
 )
@@ -79,7 +79,7 @@ class PoolProcesses:
                     stdin=subprocess.DEVNULL,
                     pass_fds=inherited,
                     env=environment,
-                    cwd=folder_to_enter(self._context),
+                    cwd=None if self._context.folder == current_folder() else self._context.folder,
                     start_new_session=True,
                 )
 

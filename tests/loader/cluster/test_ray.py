@@ -36,7 +36,7 @@ from support.faults import user_faults
 from support.faults.user_faults import At
 from support.laws import assert_is_the_oracle_and_resumes
 from support.processes.process_tree import processes_below
-from support.processes.worker_pools import BATCH, EXPECTED, SIZE, batches, loader_of, python
+from support.processes.worker_pools import BAD, BATCH, EXPECTED, SIZE, STEP, batches, loader_of, python
 from support.streams import drain
 
 # Actors need not import hypothesis to have the operations and classes of these modules.
@@ -196,10 +196,6 @@ def pool_of_closed(loader: millstream.DataLoader) -> list[Any]:
 
 ORDER = millstream.IndexSampler(SIZE, shuffle=True, num_epochs=12, seed=5)
 """Enough batches for actors to be killed meanwhile."""
-
-STEP = 5
-BAD = EXPECTED[STEP][2]
-"""An element in the middle of batch STEP."""
 
 KILLS = 3
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, Ready, Task
 from millstream.loader.transport.pipeline_file import PipelineFile
+from support.processes.worker_pools import open_descriptors
 
 
 def said(content: Any) -> Task:
@@ -80,10 +81,6 @@ def number_in(descriptor: int) -> int:
         return int(os.pread(descriptor, 20, 0))
     finally:
         os.close(descriptor)
-
-
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (no paths are wanted)
 
 
 @given(values=st.lists(messages, max_size=6), data=st.data())

@@ -19,8 +19,10 @@ from support.faults import user_faults
 from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import At, ReportThen
 from support.processes.worker_pools import (
+    BAD,
     BATCH,
     EXPECTED,
+    STEP,
     at_most,
     batches,
     expect_stalls,
@@ -34,10 +36,6 @@ from support.processes.worker_pools import (
     still_there,
     workers_of,
 )
-
-STEP = 5
-BAD = EXPECTED[STEP][2]
-"""An element in the middle of batch STEP."""
 
 FAULTS = {
     user_faults.be_killed: "was killed by SIGKILL: by the system, if memory ran out, or by another process",

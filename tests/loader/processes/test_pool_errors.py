@@ -15,11 +15,7 @@ from millstream.errors import WorkerDiedError, WorkerError
 from millstream.loader.workers.any_worker import MAX_DEATHS_AT_START
 from support.faults import user_faults
 from support.faults.user_faults import At, Raise
-from support.processes.worker_pools import BATCH, EXPECTED, SIZE, at_most, loader_of, pids_of
-
-STEP = 5
-BAD = EXPECTED[STEP][2]
-"""An element in the middle of batch STEP."""
+from support.processes.worker_pools import BAD, BATCH, EXPECTED, SIZE, STEP, at_most, loader_of, pids_of
 
 
 def error_at_its_turn(loader: millstream.DataLoader, kind: type[BaseException]) -> BaseException:

@@ -28,21 +28,20 @@ from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
 from support.processes.process_tree import processes_below
 from support.processes.worker_pools import (
+    BAD,
     EXPECTED,
+    STEP,
     assert_quickest,
     at_most,
     batches,
     closing_seconds,
     in_background,
     loader_of,
+    open_descriptors,
     processes_of,
     still_there,
     workers_of,
 )
-
-STEP = 5
-BAD = EXPECTED[STEP][2]
-"""An element in the middle of batch STEP."""
 
 
 def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
@@ -216,7 +215,7 @@ def test_threads_that_take_a_warm_pool_at_once_get_different_ones() -> None:
 
 def test_an_interrupt_of_closing() -> None:
     """Wherever Ctrl-C interrupts `close`, the next call finishes it: no process or descriptor is left."""
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     for moment in itertools.count(0, 47):
         iterator = iter(loader_of(worker_count=1))
         next(iterator)
@@ -224,7 +223,7 @@ def test_an_interrupt_of_closing() -> None:
         was_interrupted = interrupt_at(moment, iterator.close)
         iterator.close()
         assert still_there(processes) == []
-        assert len(list(Path("/proc/self/fd").iterdir())) <= before
+        assert open_descriptors() <= before
         if not was_interrupted:
             break
     assert moment > 0

@@ -17,7 +17,7 @@ from millstream.loader.processes import pool
 from millstream.loader.processes.limits import DESCRIPTORS_PER_WORKER
 from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import WAIT_SECONDS
-from support.processes.worker_pools import SIZE, loader_of, made_all, python
+from support.processes.worker_pools import SIZE, loader_of, made_all, open_descriptors, python
 
 BIG = 1 << 15
 """Numbers in an element: a batch of them has 1 MiB."""
@@ -96,7 +96,7 @@ def test_memory_of_batches_that_are_gone_serves_again() -> None:
     with iter(big_loader()) as iterator:
         for batch in iterator:
             places.add(batch.__array_interface__["data"][0])
-            files.add(len(os.listdir("/proc/self/fd")))  # noqa: PTH208  (the names are wanted)
+            files.add(open_descriptors())
 
     assert len(places) <= 12
     assert max(files) - min(files) <= 2
@@ -124,11 +124,7 @@ print(before, memory_available())
 
 def test_descriptors_grow_with_workers_only() -> None:
     """A pool holds three descriptors per worker and two more, however many batches are kept."""
-
-    def count() -> int:
-        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (the names are wanted)
-
-    before = count()
+    before = open_descriptors()
     for worker_count in (1, 4):
         with iter(big_loader(worker_count=worker_count)) as iterator:
             kept = []
@@ -136,16 +132,16 @@ def test_descriptors_grow_with_workers_only() -> None:
                 kept.append(batch)
                 if len(kept) in (1, 10, 40):
                     made_all(iterator)
-                    assert count() - before == DESCRIPTORS_PER_WORKER * worker_count + 2
+                    assert open_descriptors() - before == DESCRIPTORS_PER_WORKER * worker_count + 2
             del kept, batch
-        assert count() == before
+        assert open_descriptors() == before
     with iter(loader_of()) as iterator:
         for number in range(5):
             next(iterator)
             os.kill(made_all(iterator)[number % 2], signal.SIGKILL)
         next(iterator)
         made_all(iterator)
-        assert count() - before == DESCRIPTORS_PER_WORKER * 2 + 2
+        assert open_descriptors() - before == DESCRIPTORS_PER_WORKER * 2 + 2
 
 
 def test_every_lack_of_descriptors_is_told_and_overcome() -> None:

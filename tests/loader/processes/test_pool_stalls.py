@@ -22,8 +22,10 @@ from millstream.loader.workers import workers_executor
 from support.faults import user_faults
 from support.faults.user_faults import At, Numbers, Pipe, ReportThen
 from support.processes.worker_pools import (
+    BAD,
     EXPECTED,
     SIZE,
+    STEP,
     assert_quickest,
     at_most,
     closing_seconds,
@@ -38,10 +40,6 @@ from support.processes.worker_pools import (
     wait_until,
     workers_of,
 )
-
-STEP = 5
-BAD = EXPECTED[STEP][2]
-"""An element in the middle of batch STEP."""
 
 STALL_SECONDS = 0.4
 

@@ -55,6 +55,9 @@ def batches(loader: millstream.DataLoader) -> list[list[int]]:
 
 EXPECTED = batches(loader_of(worker_count=0))
 """The batches of every such loader whose operations change nothing."""
+STEP = 5
+BAD = EXPECTED[STEP][2]
+"""An element in the middle of batch STEP."""
 
 
 def executor_of(iterator: millstream.DataLoaderIterator) -> PoolExecutor:
@@ -212,6 +215,10 @@ def in_background(action: Callable[[], object]) -> Iterator[None]:
         done = thread.submit(action)
         yield
         done.result(WAIT_SECONDS)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (no paths are wanted)
 
 
 def environment(*folders: Path) -> dict[str, str]:
