@@ -6,6 +6,7 @@ import pickle
 import struct
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +122,11 @@ def test_a_flipped_byte_of_a_sample_is_an_error_or_another_value(tmp_path: Path)
         assert good.count(False) == 1, offset
 
 
-def edit_index(change: Callable[[Any], Any]) -> Callable[[Path], Any]:
-    """Returns a function that changes the index of a folder."""
-
-    def edit(folder: Path) -> None:
-        index = json.loads((folder / "index.json").read_text())
-        change(index)
-        (folder / "index.json").write_text(json.dumps(index))
-
-    return edit
+def edit_index(folder: Path, shard: int = 0, **changes: Any) -> None:
+    """Changes the description of a shard in the index."""
+    index = json.loads((folder / "index.json").read_text())
+    index["shards"][shard].update(changes)
+    (folder / "index.json").write_text(json.dumps(index))
 
 
 def cut(folder: Path) -> None:
@@ -146,25 +143,13 @@ def cut(folder: Path) -> None:
         (lambda folder: (folder / "shard.00001.mds").unlink(), FileNotFoundError, "No such MDS file"),
         (lambda folder: (folder / "shard.00001.mds").write_bytes(b"\xff" * 9), DataSourceError, "ends before the off"),
         (cut, DataSourceError, "offsets of its samples are not in order"),
-        (edit_index(lambda index: index["shards"][0].update(samples=7)), DataSourceError, "index.json lists 7"),
-        (edit_index(lambda index: index["shards"][0].update(version=3)), DataSourceError, "MDS version 2"),
-        (edit_index(lambda index: index["shards"][0].pop("samples")), DataSourceError, "does not list shards"),
+        (partial(edit_index, samples=7), DataSourceError, "index.json lists 7"),
+        (partial(edit_index, version=3), DataSourceError, "MDS version 2"),
+        (partial(edit_index, samples=None), DataSourceError, "does not list shards"),
+        (partial(edit_index, raw_data={"basename": "../a"}), DataSourceError, "'../a', which is not in its folder"),
+        (partial(edit_index, column_encodings=["int", "magic"]), ValueError, "unknown encoding, got 'magic'"),
         (
-            edit_index(lambda index: index["shards"][0].update(raw_data={"basename": "../a"})),
-            DataSourceError,
-            "'../a', which is not in its folder",
-        ),
-        (
-            edit_index(lambda index: index["shards"][0].update(column_encodings=["int", "magic"])),
-            ValueError,
-            "unknown encoding, got 'magic'",
-        ),
-        (
-            edit_index(
-                lambda index: index["shards"][0].update(
-                    raw_data={"basename": "x.mds"}, zip_data={"basename": "x.mds.zstd"}
-                )
-            ),
+            partial(edit_index, raw_data={"basename": "x.mds"}, zip_data={"basename": "x.mds.zstd"}),
             DataSourceError,
             r"x.mds.zstd': it is compressed by None, not by Zstandard",
         ),
@@ -248,7 +233,7 @@ def test_damage_of_a_compressed_shard_is_an_error_with_file_and_record(tmp_path:
                     source[key]
             assert [source[key] for key in (0, 9)] == [samples[0], samples[9]]
     shard.write_bytes(whole)
-    edit_index(lambda index: index["shards"][1].update(samples=3))(tmp_path / "mds")
+    edit_index(tmp_path / "mds", 1, samples=3)
     with MdsDataSource(tmp_path / "mds", cache=cache) as source, pytest.raises(DataSourceError, match="has 4 records"):
         source[4]
 

@@ -180,19 +180,29 @@ def test_types_of_files_are_read_from_the_list_of_their_folder(tmp_path: Path, m
     assert len(looked_up) <= 2
 
 
-@pytest.mark.parametrize("kind", ["gone", "folder", "dangling link", "pipe"])
-def test_a_path_among_many_files_that_is_not_a_file_is_an_error(tmp_path: Path, kind: str) -> None:
+def replace_by_pipe(path: Path) -> None:
+    """Puts a pipe, into which nobody writes, in the place of a file."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def replace_by_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("none"))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, replace_by_folder, replace_by_dangling_link, replace_by_pipe])
+def test_a_path_among_many_files_that_is_not_a_file_is_an_error(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     """The list of a folder hides no path that cannot be read."""
     names = [f"a/{number}.bin" for number in range(20)]
-    path = write(tmp_path, names) / names[7]
-    path.unlink()
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "dangling link":
-        path.symlink_to(tmp_path / "none")
-    elif kind == "pipe":
-        os.mkfifo(path)
-
+    damage(write(tmp_path, names) / names[7])
     with pytest.raises(OSError, match=r"a/7\.bin"):
         FileDataSource([tmp_path / name for name in names])
 
@@ -310,17 +320,6 @@ def test_folders_that_are_not_as_they_should_be_are_errors(
     make(root)
     with pytest.raises(error, match=message):
         ImageFolderDataSource(root)
-
-
-def replace_by_pipe(path: Path) -> None:
-    """Puts a pipe, into which nobody writes, in the place of a file."""
-    path.unlink()
-    os.mkfifo(path)
-
-
-def replace_by_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
 
 
 @pytest.mark.parametrize("slow", [False, True])
