@@ -122,12 +122,10 @@ class Execution:
             serve_by_environment(self)
 
     def check_open(self) -> None:
-        """Raises ValueError if the loader was closed."""
         if self.is_closed:
             raise ValueError("This DataLoader is closed: build a new one.")
 
     def stop_idle_workers(self) -> None:
-        """Stops the workers that no iterator uses."""
         if self.pools is not None and not self._borrows_pools:
             self.pools.stop_idle()
 
@@ -160,7 +158,6 @@ class Execution:
         )
 
     def make_executor(self, position: Position) -> Executor:
-        """Starts an executor at a position."""
         if self._feed is not None:
             # The iterators that the feed draws from may have begun work that an earlier leader was to dispatch.
             leads_again = self.pools is not None and self._shared_workers is not None and self._shared_workers.has_led

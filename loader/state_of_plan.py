@@ -38,7 +38,6 @@ def _fingerprint(pipeline: Pipeline) -> Fingerprint:
 
 
 def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> LoaderState:
-    """Returns the state of an iterator."""
     cursors = tuple(saved_cursor(cursor, plan) for cursor in position)
     return LoaderState(step, cursors, stream.before(max(cursor.position for cursor in cursors)))
 

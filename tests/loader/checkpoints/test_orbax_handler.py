@@ -1,4 +1,4 @@
-"""A loader's position goes through Orbax, in every way that Orbax offers, and comes back exactly or is refused."""
+"""A loader's position goes through each of Orbax's interfaces, and comes back exactly or is refused."""
 
 import threading
 from collections.abc import Callable, Iterator

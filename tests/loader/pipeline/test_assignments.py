@@ -69,6 +69,9 @@ class Workers:
             self._given.append(lost)
         elif self._given:
             self._finish(*self._given.pop(self._random.randrange(len(self._given))))
+        else:
+            # Without this, an endless loop would use up what Hypothesis draws, which discards the example.
+            assert self._schedule.exhausted, "a call was lost"
 
     def _finish(self, number: int, call: Call) -> None:
         request = call.request

@@ -145,7 +145,7 @@ GROUPINGS: dict[str, st.SearchStrategy[Drawn]] = {
     "BestFitPack": packers(BestFitPack),
     "ConcatThenSplit": st.builds(
         lambda longest, options: (Document(longest), ConcatThenSplit(**options)),
-        st.sampled_from([3, ROW, 10 * ROW]),
+        st.sampled_from([3, ROW, 4 * ROW]),
         st.sampled_from(
             [
                 {"length_struct": {"a": ROW}},
