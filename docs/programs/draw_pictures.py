@@ -22,7 +22,7 @@ import drawn_workers
 
 HERE = Path(__file__).parents[1]
 sys.path.insert(0, str(HERE.parent / "benchmarks"))
-from suite.bar_chart import bar_chart  # noqa: E402  (not in a package)
+from suite.plot import bar_chart  # noqa: E402  (not in a package)
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 WIDTH = 760
