@@ -159,6 +159,9 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             transformations: instances of `Map`, `RandomMap`, `Filter`, `FlatMap`, `Batch`, `FirstFitPack` and all the
                 other operations of a `DataLoader`; a function is a `Map`.
 
+        Raises:
+            TypeError: one is neither an operation nor a function.
+
         Examples:
             >>> dataset = millstream.MapDataset.range(4).to_iter_dataset()
             >>> list(dataset.apply([lambda number: number * 10, millstream.Batch(2)]))
@@ -181,6 +184,13 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         Args:
             transform: the function of an element, or an instance of `Map`.
             batched: True if the function gets a list of elements, and returns as many results; see `Map`.
+
+        Raises:
+            TypeError: it is neither a function nor a `Map`.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(3).to_iter_dataset().map(lambda number: number * 10))
+            [0, 10, 20]
         """
         return _operated(self, as_map(transform, batched=batched))
 
@@ -192,6 +202,9 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             transform: the function of an index and an element, or an instance of `MapWithIndex`.
+
+        Raises:
+            TypeError: it is neither a function nor a `MapWithIndex`.
 
         Examples:
             >>> dataset = millstream.MapDataset.source(["a", "b", "c"]).to_iter_dataset()
@@ -217,6 +230,11 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Raises:
             ValueError: there is no seed.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(3).to_iter_dataset()
+            >>> [int(number) for number in dataset.random_map(lambda number, rng: number + rng.integers(100), seed=0)]
+            [3, 98, 64]
         """
         return _operated(self, as_operation(transform, RandomMap), seed)
 
@@ -225,6 +243,13 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             transform: the function of an element, or an instance of `Filter`.
+
+        Raises:
+            TypeError: it is neither a function nor a `Filter`.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(6).to_iter_dataset().filter(lambda number: number % 2 == 0))
+            [0, 2, 4]
         """
         return _operated(self, as_operation(transform, Filter))
 
@@ -239,6 +264,15 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             transform: the function of an element, or an instance of `FlatMap`.
             max_fan_out: the maximum number of children per element, at least 1; None for a `FlatMap`, which has its
                 own.
+
+        Raises:
+            TypeError: it is neither a function nor a `FlatMap`, or a function without max_fan_out.
+            ValueError: max_fan_out is below 1.
+
+        Examples:
+            >>> texts = millstream.MapDataset.source(["a b", "c"]).to_iter_dataset()
+            >>> list(texts.flat_map(str.split, max_fan_out=2))
+            ['a', 'b', 'c']
         """
         return _operated(self, as_flat_map(transform, max_fan_out))
 
