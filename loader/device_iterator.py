@@ -23,11 +23,11 @@ from typing import Any
 
 from millstream.checks import as_integer
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
-from millstream.loader.device_staging import DevicePosition, DeviceStaging, StagedBatch
+from millstream.loader.devices.placement import Device, Placement
+from millstream.loader.devices.staging import DevicePosition, DeviceStaging, StagedBatch
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
 from millstream.loader.measuring.profiler import Profiler
-from millstream.loader.placement import Device, Placement
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.waiting import SLICE_SECONDS, Wait
 

@@ -23,6 +23,7 @@ FORMATS = {"base", "column_names", "column_records", "digests", "files", "librar
 ROOMS: dict[str, dict[str, set[str]]] = {
     "loader": {
         "checkpoints": set(),
+        "devices": {"threads"},
         "operations": set(),
         "pipeline": {"operations"},
         "scheduling": {"operations", "pipeline"},
@@ -86,7 +87,7 @@ IMPORTERS = {
     "zstandard": {"millstream.sources.storage.compression"},
     # Which process this is; and where its batches go.
     "keras": {"millstream.keras"},
-    "jax": {"millstream.sharding", "millstream.loader.placement"},
+    "jax": {"millstream.sharding", "millstream.loader.devices.placement"},
     "orbax": {"millstream.loader.checkpoints.orbax_handler"},
 }
 """The modules that may import each third party; numpy is everywhere."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.errors import WorkerStalledError
-from millstream.loader.placement import Placement
+from millstream.loader.devices.placement import Placement
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.waiting import TimedQueue, Wait
 

@@ -1,0 +1,1 @@
+"""Batches on devices: their transfer, and those that are transferred in advance."""
