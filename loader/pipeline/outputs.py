@@ -15,6 +15,7 @@ from millstream import tree
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.stages import Stage
+from millstream.signals import is_from_signal_handler
 from millstream.transforms.packing.rows import Rows
 
 _SAMPLE = 8
@@ -39,7 +40,10 @@ def _bytes_of(value: Any) -> int:
         return sum(map(_bytes_of, value.values()))
     try:
         children = tree.children(value)
-    except Exception:  # noqa: BLE001  (a class of the user may fail to list its fields)
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        # A class of the user may fail to list its fields.
         children = None
     if children is not None:
         return num_bytes(children)

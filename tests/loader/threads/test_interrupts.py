@@ -323,6 +323,31 @@ def test_what_a_handler_raises_is_raised_at_once_as_it_is(batch_size: int | None
         assert not alarms or num_threads
 
 
+def test_a_time_limit_while_an_element_is_measured_is_raised() -> None:
+    """If the limit comes while the items of an element are listed, it ends that `next`, and the stream is whole."""
+    alarms = [signal.SIGALRM, signal.SIGALRM]
+
+    class Ringing(collections.UserDict[str, int]):
+        """An element that takes long to list."""
+
+        def __getitem__(self, key: str) -> int:
+            if alarms:
+                signal.raise_signal(alarms.pop())
+            return super().__getitem__(key)
+
+    signal.signal(signal.SIGALRM, ring)
+    numbers, limits = list[int](), 0
+    with iter(loader_of(lambda number: Ringing(number=number), batch_size=None, read_options=INLINE)) as iterator:
+        while len(numbers) < NUM_RECORDS:
+            try:
+                numbers.append(next(iterator).data["number"])
+            except TimeoutError:
+                limits += 1
+                assert iterator.step == len(numbers)
+    assert numbers == list(loader_of(batch_size=None, read_options=INLINE))
+    assert limits == 2
+
+
 @pytest.mark.parametrize("look", range(2))
 def test_a_time_limit_while_an_operation_is_looked_at_is_no_error_of_it(look: int) -> None:
     """Described for checkpoints, or pickled for workers: the limit is raised, and all is as if it had not come."""
