@@ -53,11 +53,11 @@ ABSENT = {
 
 LAWS = {
     # What differs, and why.
-    "shuffle over several hosts": "loader/test_stream.py::global_batches_do_not_depend_on_the_number_of_shards",
+    "shuffle over several hosts": "loader/pipeline/test_stream.py::global_batches_are_those_of_any_number_of_shards",
     "seeds": "samplers/test_permutation.py::neighbouring_seeds_and_epochs_share_nothing",
     "random numbers of a record": "test_randomness.py::no_two_draws_of_a_pipeline_are_equal",
     "several `RandomMap`s": "test_randomness.py::adding_operations_leaves_the_draws_of_those_before",
-    "end of the data on *S* hosts": "loader/test_ends.py::every_small_combination_is_as_documented",
+    "end of the data on *S* hosts": "loader/pipeline/test_ends.py::every_small_combination_is_as_documented",
     "a bare function in `operations`": "transforms/test_base.py::a_bare_function_means_map",
     "`MapWithIndex` in a `DataLoader`": "loader/test_executor_contract.py::the_consumers_thread",
     "`bytes` in a batch": "transforms/test_stack.py::text_and_bytes_are_exact",
@@ -91,7 +91,7 @@ LAWS = {
     "`dataset[-1]`": "dataset/test_map_dataset_methods.py::mistakes_are_errors_that_say_what_to_do",
     # Checkpoints.
     "workers, threads, buffers, `num_epochs`": (
-        "loader/test_stream.py::a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused"
+        "loader/pipeline/test_stream.py::a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused"
     ),
     "the code of an operation, its parameters being the same": (
         "loader/checkpoints/test_resuming.py::each_change_is_refused_or_reported_or_nothing"

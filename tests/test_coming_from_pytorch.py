@@ -17,7 +17,7 @@ LAWS = {
         "loader/test_data_loader.py::reading_one_by_one_or_many_at_once_is_the_same_stream"
     ),
     "`TensorDataset(images, labels)`": "sources/test_memory.py::columns_stack_as_their_records_do",
-    "`ConcatDataset` of files": "sources/test_array_record.py::parts_of_files_laid_end_to_end",
+    "`ConcatDataset` of files": "sources/records/test_array_record.py::parts_of_files_laid_end_to_end",
     "`Subset(dataset, indices)`, `random_split`": "samplers/test_index_sampler.py::keys_are_what_the_rows_stand_for",
     "transforms inside `__getitem__`": "loader/test_iterator.py::an_error_comes_at_its_turn_and_says_where",
     "`random`, `np.random`, `torch.rand` in a transform": "test_randomness.py::no_two_draws_of_a_pipeline_are_equal",
@@ -27,8 +27,8 @@ LAWS = {
     ),
     "`sampler.set_epoch(epoch)`": "samplers/test_index_sampler.py::each_epoch_is_a_shuffle_of_its_own",
     "`WeightedRandomSampler`, samplers of your own": "loader/test_data_loader.py::custom_samplers_order_the_stream",
-    "`batch_sampler`": "loader/test_ends.py::every_small_combination_is_as_documented",
-    "`batch_size`, `drop_last`": "loader/test_ends.py::every_small_combination_is_as_documented",
+    "`batch_sampler`": "loader/pipeline/test_ends.py::every_small_combination_is_as_documented",
+    "`batch_size`, `drop_last`": "loader/pipeline/test_ends.py::every_small_combination_is_as_documented",
     "`collate_fn`": "loader/test_data_loader.py::load_is_the_long_form",
     "`num_workers`": "loader/test_executor_contract.py::worker_processes",
     "`prefetch_factor`": "loader/test_executor_contract.py::worker_processes",
@@ -39,7 +39,7 @@ LAWS = {
     "`get_worker_info()`": "loader/test_executor_contract.py::worker_processes",
     "`pin_memory`, `batch.to(device, non_blocking=True)`": "loader/test_device_put.py::a_training_loop_may_do_anything",
     "`DistributedSampler(dataset, num_replicas, rank)`": (
-        "loader/test_stream.py::global_batches_do_not_depend_on_the_number_of_shards"
+        "loader/pipeline/test_stream.py::global_batches_are_those_of_any_number_of_shards"
     ),
     "torchdata's `StatefulDataLoader`: `state_dict()`, `load_state_dict()`": (
         "dataset/test_protocol.py::positions_agree_however_they_are_saved"

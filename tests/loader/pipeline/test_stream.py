@@ -40,7 +40,7 @@ def nested(number: Any) -> dict[str, Any]:
     data=st.data(),
 )
 @settings(deadline=None, max_examples=12)
-def test_global_batches_do_not_depend_on_the_number_of_shards(
+def test_global_batches_are_those_of_any_number_of_shards(
     rule: dict[str, Any], pipeline: Pipeline, last: tuple[Any, ...], data: st.DataObject
 ) -> None:
     """The batches of 1, 2, 3, 4, 8 and 24 shards laid end to end are the same bytes, from any shard's state on."""
