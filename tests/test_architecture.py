@@ -63,7 +63,7 @@ OUTSIDE_THE_PIPELINE = {
     *("multiprocessing", "os", "select", "signal", "socket", "subprocess"),
     *("datetime", "sched", "time"),
 }
-"""What the pipeline does not know: threads, processes and time."""
+"""Modules that the pipeline does not import: threads, processes and time."""
 FACADE = {
     *("millstream.__init__", "millstream.__main__", "millstream.checkpoint"),
     *("millstream.experimental", "millstream.keras", "millstream.multiprocessing", "millstream.python"),
@@ -106,9 +106,9 @@ LATE_IMPORTS = {
     "tqdm",
     "zstandard",
 }
-"""What is imported inside functions only. The modules that import the others are themselves imported late."""
+"""Packages that are imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
-"""What type checkers bring themselves: imported for their eyes only, it is not a dependency."""
+"""Packages that type checkers bring themselves: imported for them only, they are no dependency."""
 
 FLUENT = {
     ("millstream.dataset.map_dataset", "millstream.dataset.stream_nodes"),
@@ -121,7 +121,7 @@ FLUENT = {
 what is itself made of datasets. All others run down."""
 
 MODULE_LINES = 300
-"""How long a module may be; a tenth more is still `around`."""
+"""The length of a module; a tenth more is still `around`."""
 LONG_MODULES = {
     "millstream.dataset.iter_dataset": "the methods of one class, each with all that a user has to know of it",
     "millstream.dataset.map_dataset": "the methods of one class, each with all that a user has to know of it",

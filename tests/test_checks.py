@@ -43,7 +43,7 @@ def test_values_of_numpy_become_plain_ones(check: Callable[..., Any], value: Any
     ],
 )
 def test_other_values_are_refused(check: Callable[..., Any], value: Any, error: type[Exception], rule: str) -> None:
-    """What is merely like an integer, a flag or a time is an error with the name, the rule and what was given."""
+    """A value merely like an integer, a flag or a time is an error with the name, the rule and the value."""
     with pytest.raises(error, match=re.escape(f"name {rule}")):
         check(value, "name")
 

@@ -82,7 +82,7 @@ def _() -> None:
 @ROWS.of("array, or tensor on the CPU")
 def _() -> None:
     class Tensor:
-        """What NumPy and a tensor on the CPU have agreed on."""
+        """The interface that NumPy and a tensor on the CPU share."""
 
         def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
             return np.zeros(3, np.float32)

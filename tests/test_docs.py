@@ -160,7 +160,7 @@ def test_every_extra_that_people_are_told_to_install_exists() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short_name)
 def test_every_command_of_millstream_that_is_shown_is_taken(document: Path) -> None:
-    """What a document has people type is a command with options that it knows."""
+    """Each command line in a document is a command with options that it knows."""
     blocks = [block[2] for block in BLOCK.finditer(document.read_text()) if block[1] in ("sh", "bash")]
     lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     for line in lines:

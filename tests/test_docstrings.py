@@ -19,9 +19,9 @@ from support.files.docstring_files import write_docstring_files
 MODULES = ["", ".checkpoint", ".dataset", ".experimental", ".keras", ".loader", ".samplers", ".sources", ".tools"]
 MODULES += [".transforms"]
 GIVEN = {"millstream": millstream, "np": np}
-"""What the examples take for granted."""
+"""The names that the examples use without an import."""
 SKIPPED = {"FileCache": "reads a bucket"}
-"""Whose example has a line that is compiled, and not run, and why."""
+"""The names with an example of which a line is compiled and not run, and the reason."""
 
 
 def public_names() -> Iterator[tuple[str, Any]]:

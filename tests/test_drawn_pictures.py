@@ -88,7 +88,7 @@ def test_pictures_are_legible_in_the_light_and_in_the_dark(name: str) -> None:
 
 
 def test_html_becomes_xml(script: ModuleType) -> None:
-    """What has no end in HTML gets one, and what means something in XML is written as text."""
+    """Tags without an end in HTML get one, and characters with a meaning in XML are escaped."""
     picture = script.as_svg("<style>a>b{}</style><p title='\"&'>1 < 2<br>&amp;&nbsp;<img src='x'></p>", 10, "A & B")
     tree = ET.fromstring(picture)
 

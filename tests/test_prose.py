@@ -110,6 +110,18 @@ def test_the_words_of_a_module_are_plain() -> None:
     assert {path: wrong for path, wrong in found.items() if wrong} == {}
 
 
+def test_no_docstring_begins_with_a_question_word() -> None:
+    """Docstrings of tests, benchmarks, examples and programs of the documentation begin with the noun, too."""
+    found = [
+        (path.relative_to(ROOT).as_posix(), line, text[:40])
+        for folder in ("benchmarks", "docs", "examples", "tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for line, kind, text in texts_of(path.read_text())
+        if kind == "docstring" and re.match(QUESTION_WORDS, text.strip())
+    ]
+    assert found == []
+
+
 def test_names_say_what_they_name() -> None:
     """No module defines an all-purpose name, unless it is the field's own term there."""
     allowed = {(path, name) for name, paths in OWN_TERMS.items() for path in paths}

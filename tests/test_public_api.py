@@ -1,4 +1,4 @@
-"""What users see: the façade's names, their documentation, and what importing it costs."""
+"""The public interface: the façade's names, their documentation, and the cost of the import."""
 
 import ast
 import importlib.util
@@ -88,7 +88,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 @pytest.mark.parametrize("part", ["dataset", "experimental", "loader", "samplers", "sources", "transforms"])
 def test_late_names_are_the_classes_that_type_checkers_see(part: str) -> None:
-    """What a part imports for type checkers, and what it imports when it is first asked, is the same."""
+    """The names that a part imports for type checkers are those that it imports on first access."""
     module = sys.modules[f"millstream.{part}"]
     tree = ast.parse(Path(module.__file__ or "").read_text())
     branch = next(node for node in tree.body if isinstance(node, ast.If))
@@ -122,7 +122,7 @@ def test_one_class_has_two_names(name: str) -> None:
     "module", [millstream.sharding, dataset, samplers, sources, tools, transforms], ids=lambda m: m.__name__
 )
 def test_the_facade_and_the_parts_share_their_classes(module: types.ModuleType) -> None:
-    """What the façade and a part both name is the same object: there is one identity of each."""
+    """A name of both the façade and a part is the same object in both."""
     shared = set(millstream.__all__) & (set(vars(module)) | set(getattr(module, "__all__", ())))
 
     assert shared

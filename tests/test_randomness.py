@@ -189,13 +189,13 @@ def test_a_start_leaves_nothing_of_what_was(in_memory: bool, rows: list[list[int
 
 
 def test_the_layout_of_this_numpy_is_known() -> None:
-    """Where this fails, NumPy has moved things: all is as correct as before, and random operations take longer."""
+    """If this fails, NumPy's memory layout has changed: results stay correct, and random operations take longer."""
     assert philox_state._layout_is_known()
     assert philox_state._memory_of(np.random.Philox(0)) is not None
 
 
 def test_unknown_memory_is_not_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the pointers point elsewhere, the state is set by NumPy itself."""
+    """If the pointers point elsewhere, NumPy itself sets the state."""
     monkeypatch.setattr(philox_state, "_address_offset", lambda: 0)
     # Not asked here: the answer, which is kept, would be that of this test.
     monkeypatch.setattr(philox_state, "_layout_is_known", lambda: True)

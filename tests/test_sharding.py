@@ -1,4 +1,4 @@
-"""Which part of every global batch a process reads: the options, and what JAX says."""
+"""The shard of every global batch that a process reads: by the options, and by JAX."""
 
 import dataclasses
 import pickle

@@ -64,7 +64,7 @@ def test_code_is_shown_as_code_and_nothing_else_is(site: Path, document: str) ->
 
 
 def test_every_public_name_is_in_the_reference(site: Path) -> None:
-    """What is public has a heading of its own there, under one of its names."""
+    """Everything public has its own heading there, under one of its names."""
     headings = {
         word
         for page in site.glob("reference/*.html")

@@ -80,7 +80,7 @@ KINDS: dict[str, tuple[Callable[[Any, Any], Any], type]] = {
     "named tuple": (Pair, Pair),
     "dataclass": (Frozen, Frozen),
 }
-"""How each kind of structure is made of two parts, and as what it is built."""
+"""Each kind of structure: built from two parts, and the kind that it is rebuilt as."""
 
 BOTH = pytest.mark.parametrize(("make", "kind"), KINDS.values(), ids=list(KINDS))
 
@@ -112,7 +112,7 @@ def test_a_leaf_is_where_its_path_says(value: Any) -> None:
 @settings(deadline=None)
 @given(VALUES)
 def test_a_structure_is_built_again_from_other_parts(value: Any) -> None:
-    """What is built has the new leaves, in order, at the same paths; what was built is built as the same kinds."""
+    """A rebuilt structure has the new leaves, in order, at the same paths, and the same kinds if rebuilt again."""
     numbered = iter(range(1000))
     built = tree.map_leaves(lambda _: Built(next(numbered)), value)
     expected = [(path, Built(number)) for number, (path, _) in enumerate(tree.leaves(value))]

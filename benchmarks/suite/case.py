@@ -34,7 +34,7 @@ class Contender:
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """What one process found out."""
+    """The result of one process."""
 
     value: float
     details: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -79,7 +79,7 @@ class Pick:
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """How good millstream wants to be: ours is to be `at_least` times as good as theirs."""
+    """A goal of millstream: ours is to be `at_least` times as good as theirs."""
 
     text: str
     at_least: float

@@ -17,7 +17,7 @@ from suite.steps import IMAGE_SIDE, TOKEN_BYTES
 from suite.work import SEED, Files, Mixture, Records
 
 FOLDER = Path(os.environ.get("MILLSTREAM_BENCHMARK_DATA", Path(__file__).parents[1] / "data"))
-"""Where files are kept."""
+"""The folder of the files."""
 
 NUM_FILES = 4
 ROW_LENGTH = 2048

@@ -31,7 +31,7 @@ OURS = {"tf.data": Pick("millstream")}
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How a goal came out.
+    """The outcome of a goal.
 
     Attributes:
         goal: which.

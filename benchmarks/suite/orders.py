@@ -1,4 +1,4 @@
-"""What a measuring process is ordered to do, and how it does it.
+"""The orders to a measuring process, and their execution.
 
 The records that contenders deliver are compared as multisets: orders differ by design.
 """
@@ -67,7 +67,7 @@ _MODULUS = 1 << 64
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-    """What a stream delivered."""
+    """The content that a stream delivered."""
 
     count: int
     digest: int

@@ -136,7 +136,7 @@ class Runner:
         return {label: stages for label, stages in found.items() if stages}
 
     def _is_checked(self, case: Case, contender: Contender) -> bool:
-        """Whether to compare contents: of loaders, where records are counted, once for all copies."""
+        """True to compare contents: of loaders, where records are counted, once for all copies."""
         return self._compare and case.measure is None and contender.peer != "bare" and contender.copies == 1
 
     def _check(self, case: Case, result: Result) -> None:

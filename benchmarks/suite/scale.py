@@ -1,4 +1,4 @@
-"""How much of everything: for a test, for a look, for the record."""
+"""The amounts of everything: for a test, for a look, for the record."""
 
 import dataclasses
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""What the pipelines do to a record.
+"""The steps that the pipelines apply to a record.
 
 A module of its own, as a training script's transforms would be: a worker process imports where a function comes from,
 and should measure the loader, not the import of this suite. For the same reason `numpy.random` is in quotes here: NumPy

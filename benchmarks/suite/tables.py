@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 COLUMNS = ("id", "tokens")
-"""What is read."""
+"""The columns that are read."""
 
 ROWS_AT_ONCE = 1000
 """Rows in a row group of Parquet, and in a record batch of Arrow, as HF datasets writes them."""

@@ -1,4 +1,4 @@
-"""What all contenders do: one pipeline, said once, in no loader's words."""
+"""The work of all contenders: one pipeline, described once, in no loader's terms."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

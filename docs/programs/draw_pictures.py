@@ -29,7 +29,7 @@ WIDTH = 760
 MARGIN = 8
 VOID = {"br", "img", "hr", "meta"}
 STEP_SECONDS = 0.01
-"""How long the training step takes that the picture of a loader was made beside."""
+"""The duration of the training step that the picture of a loader was made beside."""
 
 
 class AsXml(html.parser.HTMLParser):

@@ -11,10 +11,10 @@ BLOCK = re.compile(r"^```mermaid\ngraph TD\n(.*?)^```$", re.MULTILINE | re.DOTAL
 ARROW = re.compile(r'^\s*(\w+)(?:\["([^"]*)"\])? --> (\w+)(?:\["([^"]*)"\])?$')
 
 LETTER, MARGIN, GAP = 6.6, 10, 16
-"""How wide a letter is, about; what is left free inside a box; and between two."""
+"""The approximate width of a letter; the padding of a box; the gap between two."""
 
 LINE, ROW = 17, 92
-"""How high a line of text is; and a row of boxes with the arrows beneath."""
+"""The height of a line of text; and of a row of boxes with the arrows below it."""
 
 
 def drawn(block: re.Match[str]) -> str:

@@ -20,22 +20,22 @@ from numpy.typing import NDArray
 import millstream
 
 SECONDS = (0.2, 0.3, 0.1, 0.2, 0.25, 0.1, 0.15, 0.25, 0.2, 0.15, 0.2, 0.2)
-"""How long each batch of the run takes to make."""
+"""The time that each batch of the run takes."""
 
 KILLED_AT, KILLED_AFTER = 4, 0.12
 """The batch at which a worker is killed, once; and how many seconds after it has begun."""
 
 KILLED_MARK = " \N{MULTIPLICATION SIGN}"
-"""What stands after the number of a batch whose worker was killed."""
+"""The mark after the number of a batch whose worker was killed."""
 
 STEP_SECONDS = 0.07
-"""How long a training step of the run takes."""
+"""The duration of a training step of the run."""
 
 WIDTH, EDGE = 700, 8
-"""How wide the picture is, and what is left free at its edges."""
+"""The width of the picture, and of its margins."""
 
 PLOT, ROW, HIGH = 104, 42, 28
-"""Where the bars of the run begin; from one row to the next; and how high a bar is."""
+"""The left edge of the bars; the distance between rows; the height of a bar."""
 
 STYLE = """<style>
 text { font: 14px system-ui, sans-serif; fill: #24292f }
@@ -63,13 +63,13 @@ COLOURS = "abc"
 
 
 class Piece(NamedTuple):
-    """What somebody did in the run."""
+    """A span of a process's work in the run."""
 
-    who: int
+    who: int  # The number of the process.
     batch: int
-    start: float
+    start: float  # In seconds.
     stop: float
-    is_lost: bool = False
+    is_lost: bool = False  # The process was killed meanwhile.
 
 
 @final

@@ -1,4 +1,4 @@
-"""What each method of MapDataset promises beside its elements: errors, seeds, columns, texts, classes of the user's."""
+"""Promises of the methods of MapDataset beside elements: errors, seeds, columns, texts, classes of the user's."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What is below an interleave, a zip, a mixture and the like is read in parallel, and not much further than needed."""
+"""Streams below an interleave, a zip, a mixture and the like are read in parallel, and not much further than needed."""
 
 import itertools
 import threading

@@ -44,7 +44,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "states of 3 and 4 processes",
     ),
 }
-"""What may be wrong with a checkpoint, and what the error says."""
+"""Mistakes in a checkpoint, and the text of each error."""
 
 
 class Saved(NamedTuple):

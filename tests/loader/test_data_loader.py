@@ -1,4 +1,4 @@
-"""What a DataLoader accepts, what it says of itself, and that all kinds of sources and samplers give one stream."""
+"""The arguments of a DataLoader, its descriptions, and one stream for all kinds of sources and samplers."""
 
 import dataclasses
 import io

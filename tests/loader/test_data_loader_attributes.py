@@ -1,4 +1,4 @@
-"""What a DataLoader and its iterator say of themselves: parts, lengths, epochs, and how they look in a terminal."""
+"""The attributes of a DataLoader and its iterator: parts, lengths, epochs, and how they look in a terminal."""
 
 import dataclasses
 import io

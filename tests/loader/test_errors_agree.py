@@ -22,7 +22,7 @@ WAYS = {
     "threads": (0, millstream.ReadOptions(3)),
     "worker with threads": (1, millstream.ReadOptions(3)),
 }
-"""How many workers there are, and how many threads."""
+"""The numbers of workers and of threads."""
 
 
 class FailingSampler:

@@ -1,4 +1,4 @@
-"""What a script, a notebook or a module made at run time defines works with workers as it does inline."""
+"""Definitions of a script, a notebook or a module made at run time work with workers as it does inline."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ spec.loader.exec_module(module)
         f"import runpy; runpy.run_path({str(SCRIPT)!r}, run_name='__mp_main__')",
     ],
 }
-"""How the same code may come to be run: arguments of Python, which has the code as standard input as well."""
+"""Ways to run the same code: arguments of Python, which has the code as standard input as well."""
 
 
 def differences(inline: dict[str, Any], with_a_worker: dict[str, Any]) -> dict[str, Any]:

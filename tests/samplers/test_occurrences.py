@@ -1,4 +1,4 @@
-"""What holds for every order: any positions alone, and the way back from records to positions and steps."""
+"""The laws of every order: any positions alone, and the way back from records to positions and steps."""
 
 import itertools
 import math

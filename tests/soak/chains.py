@@ -17,7 +17,7 @@ KINDS = ["one", "one", "mixed at random", "mixed streams"]
 
 @dataclasses.dataclass(frozen=True)
 class ChainForm:
-    """How the operations of a course are said as a chain.
+    """The operations of a course as a chain.
 
     Attributes:
         kind: one chain; several datasets mixed before they are read in order; or several streams mixed.

@@ -1,4 +1,4 @@
-"""What a trial of the soak reads: a random pipeline, in a form that other shards and workers can resume.
+"""The pipeline that a trial of the soak reads: a random one, in a form that other shards and workers can resume.
 
 Lives of a trial import this, and so do their worker processes: it needs neither pytest nor hypothesis.
 """
@@ -212,7 +212,7 @@ class Course:
 
     @property
     def is_one_to_one(self) -> bool:
-        """Whether each record, or row that a sampler plans, becomes one element, where it stands."""
+        """True if each record, or row that a sampler plans, becomes one element at its position."""
         return self.form == "packing" or all(
             operation.keeps_count and not operation.regroups for operation in self.before
         )

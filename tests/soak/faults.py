@@ -1,4 +1,4 @@
-"""What goes wrong while a stream of the soak is read: each fault is a context, and acts before each batch.
+"""The faults while a stream of the soak is read: each is a context, and acts before each batch.
 
 The clock is not among them: `CLOCK` is a `sitecustomize.py` that makes the wall clock jump in every Python process of a
 trial.

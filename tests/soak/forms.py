@@ -1,4 +1,4 @@
-"""What a course of the soak may have besides records in one order: other samplers, documents, rows and groupings."""
+"""The forms of courses of the soak besides records in one order: other samplers, documents, rows and groupings."""
 
 import dataclasses
 import random

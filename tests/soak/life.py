@@ -37,12 +37,12 @@ _LEFT_SECONDS = 10.0
 """The seconds within which processes and files of a leg must be gone, on a busy machine."""
 
 _GROWTH_BYTES = 96 << 20
-"""How much more memory a life may have after its last leg than after its second."""
+"""The memory by which a life may grow between its second leg and its last one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-    """What a life is to do."""
+    """The task of a life."""
 
     seed: int
     life: int

@@ -266,7 +266,7 @@ def form(request: pytest.FixtureRequest) -> Format:
 
 @pytest.fixture
 def path(request: pytest.FixtureRequest, tmp_path: Path, form: Format) -> Path:
-    """Where a file of the format is, or what the names of its files begin with."""
+    """The path of a file of the format, or the beginning of the names of its files."""
     place = tmp_path / f"data{ENDINGS.get(request.node.callspec.params['form'], '')}"
     form.write(place)
     return place

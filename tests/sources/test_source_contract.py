@@ -1,4 +1,4 @@
-"""What holds for every source: keys, batched reads, pickling, fingerprints, words."""
+"""The laws of every source: keys, batched reads, pickling, fingerprints, descriptions."""
 
 import os
 import pickle

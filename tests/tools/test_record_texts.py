@@ -1,4 +1,4 @@
-"""What records become as bytes, and how they and their sizes are shown: functions against plain Python."""
+"""Records as bytes, and the display of records and sizes: functions against plain Python."""
 
 import datetime as dt
 import json

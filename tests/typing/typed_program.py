@@ -1,4 +1,4 @@
-"""What type checkers know of the public names: mypy and pyright agree with every line, and find every error marked."""
+"""The types of the public names: mypy and pyright agree with every line, and find every marked error."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Example(TypedDict):
-    """What is decoded."""
+    """A decoded record."""
 
     text: str
     length: int

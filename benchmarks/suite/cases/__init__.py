@@ -1,4 +1,4 @@
-"""What is measured: one module per group of cases."""
+"""The measured cases: one module per group."""
 
 from suite.case import Case
 from suite.cases import (

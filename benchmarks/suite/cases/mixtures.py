@@ -12,7 +12,7 @@ from suite.work import Map, Mixture, Work
 BATCH_SIZE = 256
 COMPONENTS = (2, 64, 1000)
 TINY_COMPONENTS = 8
-"""Where it is only tried whether all runs, there are not more."""
+"""The largest number of components in a mere trial run."""
 
 
 def _case(

@@ -169,7 +169,7 @@ def measure_consumer(run: Run) -> Measurement:
 
 
 _WHOLE = ("Dataset", "Dataset, best fit")
-"""How Grain packs whole documents: the first is first fit."""
+"""Grain's packers of whole documents: the first is first fit."""
 
 CASES = (
     Case(

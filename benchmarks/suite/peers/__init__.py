@@ -1,4 +1,4 @@
-"""Who is compared: one adapter per peer, each optional, all with the interface of `suite.peers.base`."""
+"""The peers: one adapter each, each optional, all with the interface of `suite.peers.base`."""
 
 import dataclasses
 import importlib

@@ -1,4 +1,4 @@
-"""What the machine gives to a program that has no loader: the bounds.
+"""The bounds: the speed that a program without a loader gets from the machine.
 
 * loop: index, call, stack: the same work in the shortest Python.
 * loop, streams: the same, with draws that can be made again: NumPy's generator is set to each record's own stream.

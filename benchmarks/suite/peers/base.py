@@ -1,4 +1,4 @@
-"""What every adapter offers."""
+"""The interface of every adapter."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from suite.work import Columns, Files, Records, Work
 
 
 class Position(Protocol):
-    """How a stream reports and changes its position."""
+    """The functions by which a stream reports and changes its position."""
 
     def get_state(self) -> Any:
         """Returns the position in the loader's own form."""

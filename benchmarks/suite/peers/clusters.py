@@ -1,4 +1,4 @@
-"""What loaders whose workers are on a cluster need before they are opened: the cluster, here on this machine.
+"""The cluster, here on this machine, that loaders with workers on a cluster need before they are opened.
 
 Each is started once in a process, and ends with it.
 """
@@ -14,7 +14,7 @@ RAY_ACTORS = "Ray actors"
 """The mode of millstream in which actors of Ray are its workers."""
 
 SERVICE = "service"
-"""What the modes of tf.data begin with in which the workers of its service make the batches."""
+"""The beginning of the modes of tf.data in which the workers of its service build the batches."""
 
 _SPARE_CORES = 2
 """Ray Data has tasks beside the actors of a pipeline, and waits forever where there is no core for them."""

@@ -18,13 +18,13 @@ from suite.peers.clusters import RAY_ACTORS, ray_cluster
 from suite.work import SEED, Columns, Files, Filter, Map, Mixture, RandomMap, Records, Source, Step, Work
 
 WINDOW_UNITS = 16
-"""How many row groups of Parquet files are shuffled among each other."""
+"""The number of row groups of Parquet files that are shuffled together."""
 
 PACKING_BINS = 64
 """Rows that are open at once, where documents are packed as they come: as many as Grain has."""
 
 DOCUMENTS_AT_ONCE = 256
-"""How many documents a batch has that are not packed."""
+"""The number of documents per batch if they are not packed."""
 
 
 @final
@@ -159,7 +159,7 @@ _AS_THEY_COME: dict[str, Callable[[dict[str, int]], Any]] = {
     "best fit": functools.partial(millstream.BestFitPack, num_packing_bins=PACKING_BINS, seed=SEED),
     "concatenated": millstream.ConcatThenSplit,
 }
-"""How documents are packed whose lengths are not known ahead."""
+"""The packers of documents whose lengths are not known in advance."""
 
 
 def _operations(work: Work, batch_fn: Callable[[list[Any]], Any] | None, *, batches_first: bool) -> list[Any]:

@@ -99,7 +99,7 @@ class Chunks:
 
 
 class _Part(NamedTuple):
-    """Which records of a file to read, as ArrayRecord's own source takes it."""
+    """A range of records of a file, as ArrayRecord's own source takes it."""
 
     filename: str
     skip: int

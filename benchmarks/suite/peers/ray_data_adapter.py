@@ -54,7 +54,7 @@ def _batches(work: Work, workers: int) -> Iterator[Any]:
 
 @final
 class Steps:
-    """What an actor does: reads records, and applies the steps to them."""
+    """The work of an actor: reads records, and applies the steps to them."""
 
     def __init__(self, source: Any, steps: tuple[Step, ...]) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""What an element spec says is what the elements are, and it is told without making one."""
+"""An element spec describes the elements, and is derived without computing one."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ KNOWN: dict[str, Callable[[], Any]] = {
 
 
 def fits(spec: Any, leaf: Any) -> bool:
-    """Whether a leaf is as it was said to be."""
+    """True if a leaf is as it was described."""
     shape, dtype = np.shape(leaf), np.asarray(leaf).dtype
     same_axes = len(shape) == len(spec.shape) and all(
         said in (None, is_) for said, is_ in zip(spec.shape, shape, strict=True)

@@ -217,7 +217,7 @@ def slowly(number: int) -> int:
 
 
 def test_an_error_has_its_type_its_traceback_and_its_record() -> None:
-    """What an operation raises comes at its turn; the next batch is to be had by `seek`."""
+    """An error of an operation comes at its turn; the next batch is to be had by `seek`."""
     with iter(loader_of(fail, **on_ray(1))) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         with pytest.raises(LookupError) as caught:
@@ -230,7 +230,7 @@ def test_an_error_has_its_type_its_traceback_and_its_record() -> None:
 
 
 def test_a_pipeline_that_cannot_cross_is_an_error() -> None:
-    """What cannot be pickled is named; what cannot be unpickled says what a node must have."""
+    """An attribute that cannot be pickled is named; the error of unpickling says what a node must have."""
     with (
         iter(loader_of(At(BAD, threading.Lock().acquire), **on_ray(1))) as iterator,
         pytest.raises(TypeError, match=r"^workers: operations\[0\]"),

@@ -1,4 +1,4 @@
-"""What can be asked of `RayWorkers`, without any cluster: mistakes are found where they are made."""
+"""The arguments of `RayWorkers`, without any cluster: mistakes are found where they are made."""
 
 import importlib.util
 import pickle

@@ -64,7 +64,7 @@ def wait_for_end_of_server() -> None:
 
 
 def test_a_snapshot_says_what_the_loader_says() -> None:
-    """What is told outside are the numbers that `metrics()` has, and the position of each iterator."""
+    """The answers to other processes are the numbers that `metrics()` has, and the position of each iterator."""
     loader = loader_of()
     batches = iter(loader)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""What each shard yields at the end: the table of docs/ends-and-padding.md, for every small combination."""
+"""The end of each shard: the table of docs/ends-and-padding.md, for every small combination."""
 
 import itertools
 from typing import Any

@@ -1,4 +1,4 @@
-"""What user code does with the keys and positions that it is given changes no other batch."""
+"""User code that changes the keys and positions that it gets changes no other batch."""
 
 import dataclasses
 from typing import Any

@@ -112,7 +112,7 @@ def test_a_mixture_shows_its_sizes_and_its_changes_of_weights() -> None:
 
 
 def test_samplers_and_sources_have_pictures() -> None:
-    """What a notebook shows of them is what `repr` says."""
+    """A notebook shows of them the text of `repr`."""
     shown: Any
     for shown in (
         millstream.IndexSampler(10, shuffle=True, seed=3),
@@ -170,7 +170,7 @@ def test_a_trace_tells_types_shapes_and_dtypes_between_operations() -> None:
 
 
 def test_a_trace_of_a_packer_tells_its_rows() -> None:
-    """What an operation gives is told, not what its sizes were measured of."""
+    """The picture describes the output of an operation, not the elements that its sizes were measured of."""
     documents = [{"tokens": np.arange(length)} for length in (3, 2, 4)]
     pack = millstream.FirstFitPack({"tokens": 8}, num_packing_bins=1)
     loader = millstream.DataLoader(

@@ -90,7 +90,7 @@ def test_the_recording_says_who_worked_on_which_batch(workers: int, threads: int
 def test_a_worker_that_is_quicker_than_the_fork_server_is_in_the_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it made is noted as its own, though nobody else has said yet which process it is."""
+    """The work of a worker is recorded as its own, though nobody else has said yet which process it is."""
     monkeypatch.setattr(Pool, "_receive_from_fork_server", lambda _: None)
     with loader_of(workers=1) as loader:
         assert len(list(loader)) == 8

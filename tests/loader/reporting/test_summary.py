@@ -1,4 +1,4 @@
-"""What a loader says of itself after a real run: the table and the advice are about that run.
+"""The summary of a loader after a real run: the table and the advice are about that run.
 
 Where it is about seconds, the clock is the test's own, and only the user's code moves it on. Which numbers call for
 which advice is proven in `test_advice.py`.
@@ -68,7 +68,7 @@ def test_what_is_slow_is_named() -> None:
 
 @pytest.mark.usefixtures("owned_clock")
 def test_a_slow_trainer_does_not_wait() -> None:
-    """What is quick beside the training needs no advice."""
+    """A pipeline that is quick beside the training needs no advice."""
     assert kinds(summary_of(range(RECORDS), trains=4)) == {"not_waiting"}
 
 

@@ -43,7 +43,7 @@ def run(
 
 @pytest.mark.parametrize("scale", [3.0, 700.0, 50_000.0])
 def test_work_that_waits_keeps_all_threads(scale: float) -> None:
-    """Where twice as many threads are twice as fast, all of them are used, except for one trial of fewer."""
+    """If twice as many threads are twice as fast, all of them are used, except for one trial of fewer."""
     levels, _ = run(Concurrency(MOST), lambda level: scale * level, 20_000)
     assert levels[-1] == MOST
     assert levels.count(MOST // 2) < 0.1 * len(levels)
@@ -52,7 +52,7 @@ def test_work_that_waits_keeps_all_threads(scale: float) -> None:
 @given(most=st.integers(1, 64), cores=st.integers(1, 64))
 @settings(max_examples=30)
 def test_no_more_threads_than_cores_can_use(most: int, cores: int) -> None:
-    """Where cores are the limit, the threads chosen are nearly as fast as all of them, and half of them not more so."""
+    """If cores are the limit, the threads chosen are nearly as fast as all of them, and half of them not more so."""
     levels, _ = run(Concurrency(most), lambda level: 10.0 * min(level, cores), 400 * most + 1000)
     # Now and then it tries others.
     ((level, _),) = collections.Counter(levels[len(levels) // 4 :]).most_common(1)
@@ -76,7 +76,7 @@ def test_a_consumer_that_has_enough_is_left_alone() -> None:
 
 
 def test_what_was_found_is_looked_at_again() -> None:
-    """Where more threads are slower, one is left. A source that begins to wait gets its threads back."""
+    """If more threads are slower, one is left. A source that begins to wait gets its threads back."""
     tried = Concurrency(MOST)
     _, now = run(tried, lambda level: 1000.0 / level, 20_000)
     assert tried.level == 1

@@ -237,7 +237,7 @@ def test_no_more_is_read_ahead_than_allowed(kind: type[Source], prefetch_buffer_
 
 @pytest.mark.usefixtures("all_by_threads")
 def test_reading_ahead_grows_as_the_consumer_waits_up_to_its_bound() -> None:
-    """Where blocks come only when the consumer asks, more and more are in work, up to what there is room for."""
+    """If blocks come only when the consumer asks, more and more are in work, up to what there is room for."""
     asked = Meter()
     source = Source(500, lambda key: asked.reaches(key + 1))
     with iter(loader_of(2, Batch(1), source=source, prefetch_buffer_size=7)) as iterator:
@@ -352,7 +352,7 @@ def no_threads() -> Iterator[None]:
 
 
 def test_a_thread_that_cannot_start_is_done_without() -> None:
-    """Where the system has no more threads, those that run do the work."""
+    """If the system has no more threads, those that run do the work."""
     readers, done = ReaderThreads(3), threading.Semaphore(0)
     readers.submit(done.release)
     with no_threads():
@@ -369,7 +369,7 @@ def test_a_thread_that_cannot_start_is_done_without() -> None:
 @pytest.mark.usefixtures("all_by_threads")
 @pytest.mark.parametrize("source", [range(40), BatchedSource(40)])
 def test_without_any_thread_the_consumer_does_the_work(source: Any) -> None:
-    """Where the system has no thread to give at all, every call is made by the thread that asks: the same stream."""
+    """If the system has no thread to give at all, every call is made by the thread that asks: the same stream."""
     makers: set[int] = set()
 
     def note(batch: Any) -> Any:

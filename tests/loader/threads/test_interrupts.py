@@ -41,7 +41,7 @@ LATEST_START_SECONDS = 0.05
 
 
 class Interruption(BaseException):
-    """What the handler of these tests raises."""
+    """The exception that the handler of these tests raises."""
 
 
 @pytest.fixture(autouse=True)

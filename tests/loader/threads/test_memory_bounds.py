@@ -1,4 +1,4 @@
-"""What is read in advance is bounded in bytes, whatever a pipeline looks like and wherever it runs."""
+"""Elements read in advance are bounded in bytes, for any pipeline and any executor."""
 
 from pathlib import Path
 from typing import Any

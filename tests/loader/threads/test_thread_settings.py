@@ -1,4 +1,4 @@
-"""What the consumer's thread has set for itself reaches no operation, wherever it runs: the bytes are the same."""
+"""Settings of the consumer's thread alone reach no operation, wherever it runs: the bytes are the same."""
 
 import contextlib
 import contextvars
@@ -177,7 +177,7 @@ def test_settings_may_come_and_go_between_batches() -> None:
 
 
 def test_a_global_setting_is_not_taken_for_a_local_one() -> None:
-    """What `jax.config.update` sets for all threads reaches operations, and keeps no thread from working."""
+    """Settings by `jax.config.update` for all threads reach operations, and keep no thread from working."""
     thread = ThreadSettings()
     assert thread.are_neutral()
     jax.config.update("jax_enable_x64", True)
@@ -215,7 +215,7 @@ def test_other_versions_of_jax_are_asked_by_its_public_names(monkeypatch: pytest
 
 
 def test_a_fresh_thread_returns_and_raises() -> None:
-    """What the function returns or raises arrives, and it ran in another thread."""
+    """The function's result or error arrives, and it ran in another thread."""
     assert in_fresh_thread(threading.get_ident) != threading.get_ident()
     with pytest.raises(ZeroDivisionError):
         in_fresh_thread(lambda: 1 // 0)

@@ -121,7 +121,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule()
     def release(self) -> None:
-        """What the parent has dropped comes back to the worker."""
+        """Memory that the parent has dropped comes back to the worker."""
         for offset in self.view.take_released():
             self.allocator.take_back(offset)
 

@@ -19,7 +19,7 @@ from support.draw.elements_of_all_kinds import SHAPES, array_of, arrays_in, elem
 from support.streams import comparable
 
 NUMBERS = 11 * len(SHAPES) * 6
-"""How many kinds of arrays `array_of` makes, each with different contents."""
+"""The number of kinds of arrays that `array_of` makes, each with different contents."""
 
 
 @st.composite

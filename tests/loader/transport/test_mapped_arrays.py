@@ -19,7 +19,7 @@ from support.streams import comparable
 NO_CLASSES = ClassTable()
 NUM_BYTES = 4 * SMALLEST_BYTES
 HEADER = 100
-"""Where the array begins in the file: not at a page."""
+"""The offset of the array in the file: not at a page."""
 
 
 @pytest.fixture

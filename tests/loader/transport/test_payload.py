@@ -1,4 +1,4 @@
-"""What crosses from a worker to its parent arrives as it was: elements, errors, and the very classes of both."""
+"""Messages from a worker arrive in its parent as they were: elements, errors, and the very classes of both."""
 
 import collections
 import dataclasses

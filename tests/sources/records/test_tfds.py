@@ -259,7 +259,7 @@ def test_a_damaged_record_is_an_error_with_file_and_record(tmp_path: Path) -> No
 
 
 class Protocol:
-    """What `tfds.data_source` returns, as far as its users see it."""
+    """The result of `tfds.data_source`, as far as its users see it."""
 
     def __len__(self) -> int:
         return 20

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 LOOK_SECONDS = 0.05
-"""How often to see whether anything runs."""
+"""The interval of looks at what runs."""
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ EDGES = (
 
 
 class SabotageError(Exception):
-    """What a saboteur raises."""
+    """The error that a saboteur raises."""
 
 
 def sabotage() -> None:

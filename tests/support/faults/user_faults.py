@@ -1,4 +1,4 @@
-"""What can go wrong in user code, done for real. Worker processes import this too: it must be quick to import."""
+"""Faults of user code, done for real. Worker processes import this too: it must be quick to import."""
 
 import ctypes
 import dataclasses

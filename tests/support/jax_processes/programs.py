@@ -81,7 +81,7 @@ DEALT: dict[str, list[Any]] = {
 
 
 EVALUATIONS: dict[str, list[Any]] = {"all": [], "filtered ahead": [NotThird()]}
-"""Which records are evaluated: those that these operations keep."""
+"""The evaluated records are those that these operations keep."""
 
 
 def loader(

@@ -1,4 +1,4 @@
-"""What a chain gives, said plainly: every element is found by itself, by recursion, in Python's integers."""
+"""The elements of a chain, computed plainly: every element is found by itself, by recursion, in Python's integers."""
 
 import dataclasses
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What operations that group elements as they come do, said as plainly as possible: element by element, token by token.
+"""Operations that group elements as they come, as plainly as possible: element by element, token by token.
 
 Each takes and gives elements as the oracle does: position, index, value. A document is a dict of lists or arrays.
 """
@@ -269,4 +269,4 @@ PLAIN: dict[type[Transformation], Callable[[Any, Iterable[Element]], Iterator[El
     TokenBudgetBatch: budgeted,
     BucketBatch: bucketed,
 }
-"""What each of the operations does."""
+"""The plain version of each operation."""

@@ -95,7 +95,7 @@ class Operation:
 
     @functools.cached_property
     def table(self):
-        """What each number becomes."""
+        """The element of each number."""
         return {number: number + 1 for number in range(self.limit)}
 
     @functools.cache

@@ -36,7 +36,7 @@ user_faults.report(ready, child) if child else user_faults.hang()
 list(iterator)
 """,
 }
-"""What a trainer does when it has its first batch."""
+"""The actions of a trainer when it has its first batch."""
 
 
 @contextlib.contextmanager

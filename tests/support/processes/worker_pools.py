@@ -27,12 +27,12 @@ from support.faults.user_faults import WAIT_SECONDS
 TESTS = Path(__file__).parents[2]
 
 LATE_SECONDS = 5.0
-"""How much later anything may be because one process was suspended for a moment, or waited for a disk or a core.
+"""The delay that anything may have because one process was suspended for a moment, or waited for a disk or a core.
 
 What bounds rule out are waits for what never comes, or comes at the end of a timeout of a minute.
 """
 ATTEMPTS = 12
-"""How often what must be quick may be late before it counts as slow."""
+"""The number of late attempts after which something that must be quick counts as slow."""
 BATCH = 4
 SIZE = 48
 
