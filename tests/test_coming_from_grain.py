@@ -53,56 +53,40 @@ ABSENT = {
 
 LAWS = {
     # What differs, and why.
-    "shuffle over several hosts": "loader/pipeline/test_stream.py::global_batches_are_those_of_any_number_of_shards",
-    "seeds": "samplers/test_permutation.py::neighbouring_seeds_and_epochs_share_nothing",
-    "random numbers of a record": "test_randomness.py::no_two_draws_of_a_pipeline_are_equal",
-    "several `RandomMap`s": "test_randomness.py::adding_operations_leaves_the_draws_of_those_before",
-    "end of the data on *S* hosts": "loader/pipeline/test_ends.py::every_small_combination_is_as_documented",
-    "a bare function in `operations`": "transforms/test_base.py::a_bare_function_means_map",
-    "`MapWithIndex` in a `DataLoader`": "loader/test_executor_contract.py::the_consumers_thread",
-    "`bytes` in a batch": "transforms/test_stack.py::text_and_bytes_are_exact",
-    "`DataLoader` without `shard_options`, and a sampler that carries none": (
-        "loader/test_data_loader.py::a_shard_is_found_where_it_is_given"
-    ),
-    "`len(loader)`": "loader/test_data_loader.py::length_is_known_or_says_why_not",
-    "`len(sampler)` of an endless one": "samplers/test_index_sampler.py::lengths",
-    "a sampler of more records than the source has": (
-        "loader/test_data_loader.py::each_wrong_argument_has_its_own_error"
-    ),
-    "a custom sampler without `len`": "loader/test_data_loader.py::a_custom_sampler_without_length_is_endless",
-    "reading": "loader/test_data_loader.py::the_batched_read_is_used_for_every_batch",
-    "workers": "loader/test_scripts.py::what_a_script_defines_works_with_workers_as_it_does_inline",
-    "batches from workers": "loader/processes/test_pool_parity.py::batches_of_all_kinds",
-    "iterators": "dataset/test_protocol.py::a_closed_iterator_says_so",
+    "shuffle over several hosts": "global_batches_are_those_of_any_number_of_shards",
+    "seeds": "neighbouring_seeds_and_epochs_share_nothing",
+    "random numbers of a record": "no_two_draws_of_a_pipeline_are_equal",
+    "several `RandomMap`s": "adding_operations_leaves_the_draws_of_those_before",
+    "end of the data on *S* hosts": "every_small_combination_is_as_documented",
+    "a bare function in `operations`": "a_bare_function_means_map",
+    "`MapWithIndex` in a `DataLoader`": "the_consumers_thread",
+    "`bytes` in a batch": "text_and_bytes_are_exact",
+    "`DataLoader` without `shard_options`, and a sampler that carries none": "a_shard_is_found_where_it_is_given",
+    "`len(loader)`": "length_is_known_or_says_why_not",
+    "`len(sampler)` of an endless one": "lengths",
+    "a sampler of more records than the source has": "each_wrong_argument_has_its_own_error",
+    "a custom sampler without `len`": "a_custom_sampler_without_length_is_endless",
+    "reading": "the_batched_read_is_used_for_every_batch",
+    "workers": "what_a_script_defines_works_with_workers_as_it_does_inline",
+    "batches from workers": "batches_of_all_kinds",
+    "iterators": "a_closed_iterator_says_so",
     # What differs in chains.
-    "default seed of a `shuffle` or `random_map`": (
-        "dataset/test_map_dataset_methods.py::an_inserted_map_changes_neither_order_nor_draws"
-    ),
-    "`mp_prefetch(n)` after filters, packing, draws or `batch`": "dataset/test_iter_dataset.py::workers_change_nothing",
-    "weights of a mixture": "samplers/test_mixture_sampler.py::each_component_comes_in_its_share",
-    "weights of datasets with names": "dataset/test_map_dataset_methods.py::weights_of_a_mapping_go_by_name",
-    "last window of a `WindowShuffleMapDataset`": (
-        "dataset/test_map_dataset_methods.py::a_window_shuffle_keeps_every_element_in_its_window"
-    ),
-    "`iter(elastic)` of an `ElasticIterator`": "dataset/test_protocol.py::a_closed_iterator_says_so",
-    "`batch` after a `map` that returned `None`": (
-        "dataset/test_map_dataset_methods.py::batches_of_absent_elements_are_refused"
-    ),
-    "`dataset[-1]`": "dataset/test_map_dataset_methods.py::mistakes_are_errors_that_say_what_to_do",
+    "default seed of a `shuffle` or `random_map`": "an_inserted_map_changes_neither_order_nor_draws",
+    "`mp_prefetch(n)` after filters, packing, draws or `batch`": "workers_change_nothing",
+    "weights of a mixture": "each_component_comes_in_its_share",
+    "weights of datasets with names": "weights_of_a_mapping_go_by_name",
+    "last window of a `WindowShuffleMapDataset`": "a_window_shuffle_keeps_every_element_in_its_window",
+    "`iter(elastic)` of an `ElasticIterator`": "a_closed_iterator_says_so",
+    "`batch` after a `map` that returned `None`": "batches_of_absent_elements_are_refused",
+    "`dataset[-1]`": "mistakes_are_errors_that_say_what_to_do",
     # Checkpoints.
-    "workers, threads, buffers, `num_epochs`": (
-        "loader/pipeline/test_stream.py::a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused"
-    ),
-    "the code of an operation, its parameters being the same": (
-        "loader/checkpoints/test_resuming.py::each_change_is_refused_or_reported_or_nothing"
-    ),
-    "number of hosts, at the same global batch size": (
-        "loader/checkpoints/test_compatibility.py::a_filtered_pipeline_resumes_only_from_its_logical_shards"
-    ),
+    "workers, threads, buffers, `num_epochs`": "a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused",
+    "the code of an operation, its parameters being the same": "each_change_is_refused_or_reported_or_nothing",
+    "number of hosts, at the same global batch size": "a_filtered_pipeline_resumes_only_from_its_logical_shards",
     "seed, shuffle, source, an operation or its parameters (private ones too), global batch": (
-        "loader/checkpoints/test_resuming.py::each_change_is_refused_or_reported_or_nothing"
+        "each_change_is_refused_or_reported_or_nothing"
     ),
-    "anything in the bytes of the state": "loader/checkpoints/test_state.py::every_damaged_byte_is_refused",
+    "anything in the bytes of the state": "every_damaged_byte_is_refused",
 }
 ROWS = RowTests(LAWS)
 

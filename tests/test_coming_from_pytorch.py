@@ -13,45 +13,35 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from-pytorch.md"
 
 LAWS = {
     # What maps to what.
-    "`Dataset` with `__getitem__`, `__getitems__`": (
-        "loader/test_data_loader.py::reading_one_by_one_or_many_at_once_is_the_same_stream"
-    ),
-    "`TensorDataset(images, labels)`": "sources/test_memory.py::columns_stack_as_their_records_do",
-    "`ConcatDataset` of files": "sources/records/test_array_record.py::parts_of_files_laid_end_to_end",
-    "`Subset(dataset, indices)`, `random_split`": "samplers/test_index_sampler.py::keys_are_what_the_rows_stand_for",
-    "transforms inside `__getitem__`": "loader/test_iterator.py::an_error_comes_at_its_turn_and_says_where",
-    "`random`, `np.random`, `torch.rand` in a transform": "test_randomness.py::no_two_draws_of_a_pipeline_are_equal",
-    "`shuffle=True`, `generator=`": "samplers/test_index_sampler.py::each_epoch_is_a_shuffle_of_its_own",
-    "`for epoch in range(n): for batch in loader:`": (
-        "loader/test_epochs.py::each_epoch_has_an_order_and_draws_of_its_own"
-    ),
-    "`sampler.set_epoch(epoch)`": "samplers/test_index_sampler.py::each_epoch_is_a_shuffle_of_its_own",
-    "`WeightedRandomSampler`, samplers of your own": "loader/test_data_loader.py::custom_samplers_order_the_stream",
-    "`batch_sampler`": "loader/pipeline/test_ends.py::every_small_combination_is_as_documented",
-    "`batch_size`, `drop_last`": "loader/pipeline/test_ends.py::every_small_combination_is_as_documented",
-    "`collate_fn`": "loader/test_data_loader.py::load_is_the_long_form",
-    "`num_workers`": "loader/test_executor_contract.py::worker_processes",
-    "`prefetch_factor`": "loader/test_executor_contract.py::worker_processes",
-    "`timeout`": "test_docs.py::default_values_are_those_of_the_documents",
-    "`persistent_workers`, `multiprocessing_context`, `worker_init_fn`": (
-        "loader/processes/test_pool_lives.py::a_loop_that_is_left_leaves_its_workers_warm"
-    ),
-    "`get_worker_info()`": "loader/test_executor_contract.py::worker_processes",
-    "`pin_memory`, `batch.to(device, non_blocking=True)`": "loader/test_device_put.py::a_training_loop_may_do_anything",
-    "`DistributedSampler(dataset, num_replicas, rank)`": (
-        "loader/pipeline/test_stream.py::global_batches_are_those_of_any_number_of_shards"
-    ),
-    "torchdata's `StatefulDataLoader`: `state_dict()`, `load_state_dict()`": (
-        "dataset/test_protocol.py::positions_agree_however_they_are_saved"
-    ),
+    "`Dataset` with `__getitem__`, `__getitems__`": "reading_one_by_one_or_many_at_once_is_the_same_stream",
+    "`TensorDataset(images, labels)`": "columns_stack_as_their_records_do",
+    "`ConcatDataset` of files": "parts_of_files_laid_end_to_end",
+    "`Subset(dataset, indices)`, `random_split`": "keys_are_what_the_rows_stand_for",
+    "transforms inside `__getitem__`": "an_error_comes_at_its_turn_and_says_where",
+    "`random`, `np.random`, `torch.rand` in a transform": "no_two_draws_of_a_pipeline_are_equal",
+    "`shuffle=True`, `generator=`": "each_epoch_is_a_shuffle_of_its_own",
+    "`for epoch in range(n): for batch in loader:`": "each_epoch_has_an_order_and_draws_of_its_own",
+    "`sampler.set_epoch(epoch)`": "each_epoch_is_a_shuffle_of_its_own",
+    "`WeightedRandomSampler`, samplers of your own": "custom_samplers_order_the_stream",
+    "`batch_sampler`": "every_small_combination_is_as_documented",
+    "`batch_size`, `drop_last`": "every_small_combination_is_as_documented",
+    "`collate_fn`": "load_is_the_long_form",
+    "`num_workers`": "worker_processes",
+    "`prefetch_factor`": "worker_processes",
+    "`timeout`": "default_values_are_those_of_the_documents",
+    "`persistent_workers`, `multiprocessing_context`, `worker_init_fn`": "a_loop_that_is_left_leaves_its_workers_warm",
+    "`get_worker_info()`": "worker_processes",
+    "`pin_memory`, `batch.to(device, non_blocking=True)`": "a_training_loop_may_do_anything",
+    "`DistributedSampler(dataset, num_replicas, rank)`": "global_batches_are_those_of_any_number_of_shards",
+    "torchdata's `StatefulDataLoader`: `state_dict()`, `load_state_dict()`": "positions_agree_however_they_are_saved",
     # What `Batch` gives.
-    "`int`, `float`": "transforms/test_stack.py::stack_equals_the_oracle",
-    "`str`": "transforms/test_stack.py::text_and_bytes_are_exact",
-    "`bytes`": "transforms/test_stack.py::text_and_bytes_are_exact",
-    "tuple": "transforms/test_stack.py::stack_equals_the_oracle",
-    "dataclass": "transforms/test_stack.py::dataclasses_are_not_called",
-    "`None`": "transforms/test_stack.py::stack_equals_the_oracle",
-    "elements that differ in shape or dtype": "loader/test_errors.py::elements_that_do_not_stack_are_named",
+    "`int`, `float`": "stack_equals_the_oracle",
+    "`str`": "text_and_bytes_are_exact",
+    "`bytes`": "text_and_bytes_are_exact",
+    "tuple": "stack_equals_the_oracle",
+    "dataclass": "dataclasses_are_not_called",
+    "`None`": "stack_equals_the_oracle",
+    "elements that differ in shape or dtype": "elements_that_do_not_stack_are_named",
 }
 ROWS = RowTests(LAWS)
 

@@ -28,81 +28,53 @@ pytestmark = pytest.mark.third_party
 DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from-grain.md"
 SECTIONS = ("Names", "From MapDataset to a DataLoader")
 LAWS = {
-    "`samplers.`: `IndexSampler`, `SequentialSampler`, `Sampler`": (
-        "samplers/test_index_sampler.py::the_sequential_sampler_is_one_epoch_in_order"
-    ),
-    "`sharding.`: `ShardOptions`, `NoSharding`, `ShardByJaxProcess`": (
-        "test_sharding.py::two_jax_processes_are_warned_or_sharded"
-    ),
+    "`samplers.`: `IndexSampler`, `SequentialSampler`, `Sampler`": "the_sequential_sampler_is_one_epoch_in_order",
+    "`sharding.`: `ShardOptions`, `NoSharding`, `ShardByJaxProcess`": "two_jax_processes_are_warned_or_sharded",
     "`transforms.`: `Map`, `MapWithIndex`, `RandomMap`, `Filter`, `Batch`, `Transformation`": (
-        "transforms/test_base.py::instances_of_every_kind_pass_as_they_are"
+        "instances_of_every_kind_pass_as_they_are"
     ),
-    "`sources.`: `ArrayRecordDataSource`, `RangeDataSource`": (
-        "sources/test_source_contract.py::batched_read_is_the_records_one_by_one"
-    ),
-    "`checkpoint.`: `CheckpointSave`, `CheckpointRestore`, `CheckpointHandler`": (
-        "loader/checkpoints/test_orbax_handler.py::a_restored_iterator_goes_on_exactly"
-    ),
-    "`MapOperation`, `RandomMapOperation`, `FilterOperation`, `BatchOperation`": (
-        "test_grain_objects.py::legacy_names_and_keywords"
-    ),
-    "`IterDataset.mp_prefetch(worker_init_fn=f)`": (
-        "loader/processes/test_worker_init.py::each_worker_calls_it_once_with_its_index"
-    ),
-    "`DataLoader(enable_profiling=...)`": "loader/reporting/test_report.py::nothing_is_recorded_unless_asked",
-    "`config.py_dataset_visualization_output_dir`, `config.py_debug_mode`": (
-        "test_config.py::settings_are_attributes_and_have_defaults"
-    ),
-    "`Record`": "test_grain_objects.py::legacy_names_and_keywords",
-    "`Operation`": "transforms/test_base.py::what_is_no_operation_is_refused",
-    "`multiprocessing.`: `SharedMemoryArray`, `SharedMemoryArrayMetadata`": (
-        "loader/processes/test_pool_parity.py::batches_of_all_kinds"
-    ),
-    "`__version_info__`": "test_packaging.py::the_version_is_written_once_in_each_place",
-    "`MapDataset`, `IterDataset`, `DatasetIterator`": "dataset/test_iter_dataset.py::a_stream_is_that_of_the_oracle",
+    "`sources.`: `ArrayRecordDataSource`, `RangeDataSource`": "batched_read_is_the_records_one_by_one",
+    "`checkpoint.`: `CheckpointSave`, `CheckpointRestore`, `CheckpointHandler`": "a_restored_iterator_goes_on_exactly",
+    "`MapOperation`, `RandomMapOperation`, `FilterOperation`, `BatchOperation`": "legacy_names_and_keywords",
+    "`IterDataset.mp_prefetch(worker_init_fn=f)`": "each_worker_calls_it_once_with_its_index",
+    "`DataLoader(enable_profiling=...)`": "nothing_is_recorded_unless_asked",
+    "`config.py_dataset_visualization_output_dir`, `config.py_debug_mode`": "settings_are_attributes_and_have_defaults",
+    "`Record`": "legacy_names_and_keywords",
+    "`Operation`": "what_is_no_operation_is_refused",
+    "`multiprocessing.`: `SharedMemoryArray`, `SharedMemoryArrayMetadata`": "batches_of_all_kinds",
+    "`__version_info__`": "the_version_is_written_once_in_each_place",
+    "`MapDataset`, `IterDataset`, `DatasetIterator`": "a_stream_is_that_of_the_oracle",
     (
         "`experimental.`: `FirstFitPackIterDataset`, `BestFitPackIterDataset`, `ConcatThenSplitIterDataset`, "
         "`WindowShuffleIterDataset`, `RebatchIterDataset`, `batch_and_pad`"
-    ): "dataset/grain_compat/test_experimental.py::each_dataset_resumes_after_each_element",
+    ): "each_dataset_resumes_after_each_element",
     "`experimental.`: `TFRecordIterDataset`, `ParquetIterDataset`, `InterleaveIterDataset`": (
-        "dataset/grain_compat/test_experimental.py::parquet_files_are_read_in_turn"
+        "parquet_files_are_read_in_turn"
     ),
-    "`experimental.ElasticIterator`": "dataset/grain_compat/test_elastic.py::any_number_of_shards_resumes",
+    "`experimental.ElasticIterator`": "any_number_of_shards_resumes",
     (
         "`experimental.`: `pick_performance_config`, `DatasetOptions`, `WithOptionsIterDataset`, "
         "`ThreadPrefetchIterDataset`, `multithread_prefetch`"
-    ): "dataset/test_options.py::options_that_were_given_count",
-    "`experimental.ThreadPrefetchDatasetIterator`": (
-        "dataset/test_state_positions.py::a_state_does_not_depend_on_prefetching"
-    ),
-    "`transforms.`: `DatasetSelectionMap`, `Transformations`": (
-        "dataset/test_map_dataset_methods.py::a_selection_map_of_ones_own_is_asked_at_each_position"
-    ),
-    "`experimental.PackAndBatchOperation`": ("transforms/test_pack_and_batch.py::batches_are_the_rows_of_first_fit"),
+    ): "options_that_were_given_count",
+    "`experimental.ThreadPrefetchDatasetIterator`": "a_state_does_not_depend_on_prefetching",
+    "`transforms.`: `DatasetSelectionMap`, `Transformations`": "a_selection_map_of_ones_own_is_asked_at_each_position",
+    "`experimental.PackAndBatchOperation`": "batches_are_the_rows_of_first_fit",
     "`experimental.`: `get_element_spec`, `ShapeDtypeStruct`, `ShapeDtypeStructProtocol`": (
-        "dataset/grain_compat/test_element_spec.py::elements_are_as_the_spec_says"
+        "elements_are_as_the_spec_says"
     ),
-    "`transforms.TfRandomMap`": "loader/test_executor_contract.py::the_consumers_thread",
+    "`transforms.TfRandomMap`": "the_consumers_thread",
     # From MapDataset to a DataLoader.
-    "`MapDataset.source(source)`": "dataset/test_map_dataset.py::every_position_has_the_element_of_the_oracle",
-    "`.seed(s)`, `.shuffle(seed=s)`": "dataset/test_map_dataset.py::order_and_draws_are_those_of_a_data_loader",
-    "`.repeat(n)`, `.repeat()`": "dataset/test_map_dataset.py::order_and_draws_are_those_of_a_data_loader",
-    "`ds[shard_index::shard_count]`": (
-        "dataset/test_map_dataset_methods.py::slices_of_an_endless_dataset_share_it_out"
-    ),
-    "`.map(f)`, `.map_with_index(f)`, `.random_map(f)`, `.filter(f)`, `.batch(n)`": (
-        "dataset/test_absent_elements.py::a_chain_is_the_data_loader"
-    ),
-    "`.to_iter_dataset(read_options)`": "dataset/test_iter_dataset.py::a_stream_is_that_of_the_oracle",
-    "`.mp_prefetch(options)`": "dataset/test_iter_dataset.py::workers_change_nothing",
-    "`ThreadPrefetchIterDataset(ds, m)`": "dataset/test_state_positions.py::a_state_does_not_depend_on_prefetching",
-    "`experimental.device_put(ds, device, device_buffer_size=m)`": (
-        "loader/test_device_put.py::batches_of_chains_on_the_device"
-    ),
-    "`ds[i]`": "dataset/test_map_dataset.py::every_position_has_the_element_of_the_oracle",
-    "`ds.slice(slice(a, b))`, for a split": (
-        "dataset/test_map_dataset_methods.py::a_subset_keeps_the_epochs_of_what_is_sliced"
-    ),
+    "`MapDataset.source(source)`": "every_position_has_the_element_of_the_oracle",
+    "`.seed(s)`, `.shuffle(seed=s)`": "order_and_draws_are_those_of_a_data_loader",
+    "`.repeat(n)`, `.repeat()`": "order_and_draws_are_those_of_a_data_loader",
+    "`ds[shard_index::shard_count]`": "slices_of_an_endless_dataset_share_it_out",
+    "`.map(f)`, `.map_with_index(f)`, `.random_map(f)`, `.filter(f)`, `.batch(n)`": "a_chain_is_the_data_loader",
+    "`.to_iter_dataset(read_options)`": "a_stream_is_that_of_the_oracle",
+    "`.mp_prefetch(options)`": "workers_change_nothing",
+    "`ThreadPrefetchIterDataset(ds, m)`": "a_state_does_not_depend_on_prefetching",
+    "`experimental.device_put(ds, device, device_buffer_size=m)`": "batches_of_chains_on_the_device",
+    "`ds[i]`": "every_position_has_the_element_of_the_oracle",
+    "`ds.slice(slice(a, b))`, for a split": "a_subset_keeps_the_epochs_of_what_is_sliced",
 }
 ROWS = RowTests(LAWS)
 

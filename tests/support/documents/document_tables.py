@@ -38,8 +38,8 @@ def first_cells(document: Path, sections: Collection[str] = ()) -> list[str]:
 class RowTests(dict[str, Test]):
     """The tests of one document's rows, by the first cell of the row.
 
-    Attributes:
-        laws: for each row that states the law of a test elsewhere, the test's file below `tests/` and its name.
+    Args:
+        laws: for each row that states the law of a test elsewhere, the name of that test. Its file may move.
     """
 
     def __init__(self, laws: Mapping[str, str] | None = None) -> None:
@@ -57,5 +57,13 @@ class RowTests(dict[str, Test]):
 
 
 def _assert_is_a_test(law: str) -> None:
-    file, name = law.split("::")
-    assert f"\ndef test_{name}(" in (_TESTS / file).read_text(), f"{law} is not a test"
+    assert law in _names_of_tests(), f"test_{law} does not exist"
+
+
+@functools.cache
+def _names_of_tests() -> set[str]:
+    return {
+        name
+        for file in _TESTS.rglob("test_*.py")
+        for name in re.findall(r"^def test_(\w+)\(", file.read_text(), re.MULTILINE)
+    }
