@@ -148,6 +148,23 @@ def test_a_restored_iterator_goes_on_exactly(
         assert equal_streams(list(restored), whole[SAVED_STEP:])
 
 
+def test_a_training_checkpointer_resumes_at_its_newest_step(tmp_path: Path) -> None:
+    """The newer interface's manager of steps saves loader and model in the background, and restores both."""
+    whole = list(loader())
+    with at_step(0, loader()) as saved, ocp_v1.training.Checkpointer(tmp_path) as checkpointer:
+        for _ in range(2):
+            next(saved)
+            response = checkpointer.save_checkpointables_async(saved.step, {"model": model(), "loader": saved})
+            next(saved)
+            assert response.result()
+    with at_step(SAVED_STEP, loader()) as restored, ocp_v1.training.Checkpointer(tmp_path) as checkpointer:
+        found = checkpointer.load_checkpointables(None, {"model": model(), "loader": restored})
+        assert found["model"]["weights"].tolist() == model()["weights"].tolist()
+        assert found["loader"] is restored
+        assert restored.step == 3
+        assert equal_streams(list(restored), whole[3:])
+
+
 OTHER_ITERATORS: dict[str, Callable[[], Any]] = {
     "chain": lambda: iter(MapDataset.range(40).seed(3).shuffle().to_iter_dataset().batch(4)),
     "on a device": lambda: millstream.device_put(iter(loader()), buffer_size=3),
