@@ -31,13 +31,13 @@ from support.processes.worker_pools import (
     BAD,
     EXPECTED,
     STEP,
-    assert_quickest,
+    assert_exits,
     at_most,
     batches,
-    closing_seconds,
     in_background,
     loader_of,
     open_descriptors,
+    patient_pools,
     processes_of,
     still_there,
     workers_of,
@@ -79,9 +79,11 @@ def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
 
 @pytest.mark.parametrize("taken", [0, 3, len(EXPECTED)])
 def test_closing_ends_the_workers(taken: int) -> None:
-    """`close`, before, during and after the stream, ends all processes of the iterator, and idle ones of its loader."""
+    """`close`, before, during and after the stream, ends all processes of the iterator, and idle ones of its loader.
 
-    def close_one() -> float:
+    Workers exit by themselves, without being killed.
+    """
+    with patient_pools():
         loader = loader_of()
         list(loader)
         iterator = iter(loader)
@@ -89,13 +91,10 @@ def test_closing_ends_the_workers(taken: int) -> None:
         processes = processes_of(iterator)
         for _ in range(taken):
             next(iterator)
-        seconds = closing_seconds(iterator, processes)
-        assert idle_pools(loader) == []
-        with pytest.raises(ValueError, match="is closed"):
-            next(iterator)
-        return seconds
-
-    assert_quickest(0.4, close_one)
+        assert_exits(iterator, processes)
+    assert idle_pools(loader) == []
+    with pytest.raises(ValueError, match="is closed"):
+        next(iterator)
 
 
 def test_an_iterator_that_is_forgotten_ends_its_workers() -> None:

@@ -26,14 +26,14 @@ from support.processes.worker_pools import (
     EXPECTED,
     SIZE,
     STEP,
-    assert_quickest,
+    assert_exits,
     at_most,
-    closing_seconds,
     expect_stalls,
     fork_server_of,
     in_background,
     loader_of,
     made_all,
+    patient_pools,
     pool_of,
     processes_of,
     still_there,
@@ -195,13 +195,10 @@ def test_closing_does_not_wait_for_the_source(fault: Callable[[], None], tmp_pat
 
 def test_threads_of_user_code_do_not_keep_a_worker() -> None:
     """A thread that an operation has started, and that never ends, does not keep its worker from ending."""
-
-    def close_one() -> float:
+    with patient_pools():
         iterator = iter(loader_of(At(EXPECTED[0][0], user_faults.start_thread)))
         assert next(iterator).tolist() == EXPECTED[0]
-        return closing_seconds(iterator, made_all(iterator))
-
-    assert_quickest(0.4, close_one)
+        assert_exits(iterator, made_all(iterator))
 
 
 def test_closing_while_workers_start() -> None:

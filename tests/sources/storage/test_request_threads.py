@@ -4,21 +4,23 @@ import atexit
 import signal
 import subprocess
 import sys
-import time
 from typing import Any
 
 import pytest
 
+from millstream.sources.remote.object_clients import SILENCE_SECONDS
 from millstream.sources.remote.request_threads import RequestThreads
 from support.faults.user_faults import WAIT_SECONDS
 from support.files.record_files import tfrecord_bytes
-from support.processes.worker_pools import assert_quickest, environment
+from support.processes.worker_pools import environment, sooner_than
 from support.stores.object_server import ObjectServer
 
 TRAINER = """
 import sys
 import millstream
+from millstream.loader.threads import reader_threads
 
+reader_threads.EXIT_SECONDS = 60.0
 source = millstream.TFRecordDataSource(sys.argv[1])
 print("opened", flush=True)
 sys.stdin.readline()
@@ -34,36 +36,29 @@ else:
 
 @pytest.mark.parametrize(("threads", "how"), [(4, "ends"), (4, "is interrupted"), (0, "is interrupted")])
 def test_a_process_ends_while_the_store_does_not_answer(store: ObjectServer, threads: int, how: str) -> None:
-    """It ends within two seconds of the last line of its program, and of Ctrl-C, whoever waits for the response."""
+    """It ends after the last line of its program, and on Ctrl-C, whoever waits for the response: nothing times out."""
     store.objects["bucket/a"] = tfrecord_bytes([b"record"] * 100)
     command = [sys.executable, "-c", TRAINER, f"{store.url}/bucket/a", str(threads), how]
-
-    def seconds_to_end() -> float:
-        store.failure = lambda _: None
-        pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        with subprocess.Popen(command, env=environment(), text=True, **pipes) as trainer:
-            assert trainer.stdin is not None
-            assert trainer.stdout is not None
-            assert trainer.stderr is not None
-            assert trainer.stdout.readline() == "opened\n"
-            store.failure = lambda _: "hang"
-            store.forget()
-            trainer.stdin.write("\n")
-            trainer.stdin.flush()
-            assert store.has_request()
-            start = time.monotonic()
+    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=environment(), text=True, **pipes) as trainer:
+        assert trainer.stdin is not None
+        assert trainer.stdout is not None
+        assert trainer.stderr is not None
+        assert trainer.stdout.readline() == "opened\n"
+        store.failure = lambda _: "hang"
+        store.forget()
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        assert store.has_request()
+        with sooner_than(SILENCE_SECONDS):
             if how == "ends":
                 trainer.stdin.close()
             else:
                 trainer.send_signal(signal.SIGINT)
             printed = trainer.stderr.read()
             trainer.wait()
-            seconds = time.monotonic() - start
-        assert ("KeyboardInterrupt" in printed) == (how == "is interrupted")
-        assert "Error" not in printed
-        return seconds
-
-    assert_quickest(2, seconds_to_end)
+    assert ("KeyboardInterrupt" in printed) == (how == "is interrupted")
+    assert "Error" not in printed
 
 
 def test_many_requests_register_few_handlers_of_the_exit() -> None:

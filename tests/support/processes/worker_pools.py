@@ -4,7 +4,6 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
-import math
 import os
 import select
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import millstream
+from millstream.loader.processes import interpreter, pool_processes
 from millstream.loader.processes.pool import Pool
 from millstream.loader.processes.pool_executor import PoolExecutor
 from millstream.loader.processes.process_control import wait_slices
@@ -183,29 +183,36 @@ def at_most(seconds: float) -> Iterator[None]:
             assert taken <= seconds + LATE_SECONDS or taken <= seconds * slowness(), f"took {taken:.2f} s"
 
 
-def assert_quickest(seconds: float, attempt: Callable[[], float]) -> None:
-    """Fails if the quickest of some attempts took longer than this would be on an idle machine.
+@contextlib.contextmanager
+def sooner_than(timeout: float) -> Iterator[None]:
+    """Fails if what is done within waits for a timeout of this many seconds, however busy the machine is.
 
-    A moment in which a process is suspended makes one of them slower, a timeout that is waited for makes all of them.
-
-    Args:
-        seconds: how long.
-        attempt: does it, and returns how long it took.
+    The timeout must be long beside what is done, which has half of it.
     """
-    quickest = math.inf
-    for _ in range(ATTEMPTS):
-        quickest = min(quickest, attempt())
-        if quickest <= seconds:
-            return
-    assert quickest <= seconds * slowness(), f"took {quickest:.2f} s"
+    with stopwatch() as seconds_so_far:
+        yield
+        taken = seconds_so_far()
+    assert taken < timeout / 2, f"took {taken:.2f} s"
 
 
-def closing_seconds(iterator: millstream.DataLoaderIterator, processes: Iterable[int]) -> float:
-    """Closes an iterator, and returns how long it took until some processes were gone."""
-    start = time.monotonic()
-    iterator.close()
+@contextlib.contextmanager
+def patient_pools() -> Iterator[None]:
+    """Lets pools that start within wait a minute for workers to exit, before they kill them: see `assert_exits`."""
+    start, seconds = interpreter._START, pool_processes.CLOSE_SECONDS
+    patience = f"from millstream.loader.processes import fork_server\nfork_server.GRACE_SECONDS = {WAIT_SECONDS}\nmain("
+    interpreter._START = start.replace("main(", patience)
+    pool_processes.CLOSE_SECONDS = 4 * WAIT_SECONDS
+    try:
+        yield
+    finally:
+        interpreter._START, pool_processes.CLOSE_SECONDS = start, seconds
+
+
+def assert_exits(iterator: millstream.DataLoaderIterator, processes: Iterable[int]) -> None:
+    """Closes an iterator of a patient pool. Fails if a process exits only when it is killed, or never."""
+    with sooner_than(WAIT_SECONDS):
+        iterator.close()
     assert still_there(processes, WAIT_SECONDS) == []
-    return time.monotonic() - start
 
 
 @contextlib.contextmanager
