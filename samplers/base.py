@@ -198,10 +198,9 @@ class AdaptedSampler:
         return self._keys_of_run(start, stop)
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        positions = np.asarray(positions, dtype=np.int64)
+        positions = checked_positions(positions, self.length)
         if not positions.size:
-            return np.empty(0, dtype=np.int64)
-        check_range(int(positions.min()), int(positions.max()) + 1, self.length)
+            return positions
         runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
         return np.concatenate([self._keys_of_run(int(run[0]), int(run[-1]) + 1) for run in runs])
 
@@ -232,9 +231,25 @@ class AdaptedSampler:
         return metadata
 
 
+def checked_positions(positions: Any, length: int | None) -> NDArray[np.int64]:
+    """Returns positions in an order of this length as an int64 array; an error for any others."""
+    array = np.asarray(positions)
+    if not array.size:
+        return np.empty(0, dtype=np.int64)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise TypeError(f"positions must be integers of shape (m,), got dtype {array.dtype}, shape {array.shape}.")
+    check_range(int(array.min()), int(array.max()) + 1, length)
+    return array.astype(np.int64, copy=False)
+
+
+def position_limit(length: int | None) -> int:
+    """Returns the number of positions that can be requested in an order of this length; None for endless."""
+    return POSITION_LIMIT if length is None else min(length, POSITION_LIMIT)
+
+
 def check_range(start: int, stop: int, length: int | None) -> None:
     """Raises IndexError unless the positions [start, stop) are in an order of this length."""
-    limit = POSITION_LIMIT if length is None else min(length, POSITION_LIMIT)
+    limit = position_limit(length)
     if not 0 <= start <= stop <= limit:
         asked = f"position {start}" if stop == start + 1 else f"positions {start} to {stop} (exclusive)"
         whole = f"0 to {limit} (exclusive)" + (", an endless order" if length is None else "")

@@ -75,9 +75,9 @@ class EpochSampler(Order):
         found = []
         for epoch in range(-(-stop // self.num_records) if len(rows) else 0):
             owners, offsets = self._offsets_of(elements, epoch)
-            positions = offsets + epoch * self.num_records
-            is_before = positions < stop
-            found.append(Occurrences(rows[owners][is_before], positions[is_before]))
+            first = epoch * self.num_records
+            is_before = offsets < stop - first
+            found.append(Occurrences(rows[owners][is_before], offsets[is_before] + first))
         return Occurrences.concatenate(found)
 
     def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -145,7 +145,7 @@ class Windows(NamedTuple):
         starts = self.starts[numbers]
         sizes = self.ends[numbers] - starts
         # Numbers that no other window of any epoch has.
-        epochs = np.uint64(self.epoch % 2**64) * np.uint64(len(self.ends)) + numbers.astype(np.uint64)
+        epochs = np.uint64(self.epoch * len(self.ends) % 2**64) + numbers.astype(np.uint64)
         return starts + permute(offsets - starts, sizes, self.seed, epochs, inverse=inverse)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.checks import as_integer
+from millstream.samplers.base import position_limit
 
 Numbers = NDArray[np.int64]
 
@@ -49,12 +50,10 @@ def checked_keys(keys: Any) -> Numbers:
 
 
 def checked_stop(stop: Any, length: int | None) -> int:
-    if stop is None:
-        if length is None:
-            raise ValueError("stop must be given for an endless order: each record comes again and again.")
-        return length
-    checked = as_integer(stop, "stop", minimum=0)
-    return checked if length is None else min(checked, length)
+    if stop is None and length is None:
+        raise ValueError("stop must be given for an endless order: each record comes again and again.")
+    limit = position_limit(length)
+    return limit if stop is None else min(as_integer(stop, "stop", minimum=0), limit)
 
 
 def equal_to(values: Numbers, asked: Numbers) -> tuple[Numbers, Numbers]:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.descriptions import Rendered
-from millstream.samplers.base import check_range
+from millstream.samplers.base import check_range, checked_positions
 from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
 
 
@@ -24,7 +24,7 @@ class Order(Rendered, abc.ABC):
 
     @abc.abstractmethod
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the record keys of positions that `_checked` has returned."""
+        """Returns the record keys of positions that are checked."""
 
     @abc.abstractmethod
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
@@ -59,7 +59,7 @@ class Order(Rendered, abc.ABC):
         Raises:
             IndexError: a position is negative or beyond the end.
         """
-        return self._record_keys(self._checked(positions))
+        return self._record_keys(checked_positions(positions, self.length))
 
     def positions_of(self, keys: Any, stop: int | None = None) -> NDArray[np.int64]:
         """Returns the positions at which records come, a row for each key: int64, shape (keys, occurrences).
@@ -77,12 +77,6 @@ class Order(Rendered, abc.ABC):
         """
         wanted = checked_keys(keys)
         return self.occurrences(wanted, checked_stop(stop, self.length)).table(len(wanted))
-
-    def _checked(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        positions = np.asarray(positions, dtype=np.int64)
-        if len(positions):
-            check_range(int(positions.min()), int(positions.max()) + 1, self.length)
-        return positions
 
 
 def positions_between(start: int, stop: int, length: int | None) -> NDArray[np.int64]:

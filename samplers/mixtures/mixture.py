@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer, as_options, named_arguments
 from millstream.record import RecordMetadata
-from millstream.samplers.base import POSITION_LIMIT, check_range, largest_key
+from millstream.samplers.base import POSITION_LIMIT, checked_positions, largest_key, position_limit
 from millstream.samplers.mixtures.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
 from millstream.samplers.mixtures.mixture_checks import (
     checked_component,
@@ -281,8 +281,7 @@ class MixtureSampler(Order):
         offsets = positions - batches * size
         permuted = permute(offsets, size, self._batch_seed, batches.view(np.uint64), inverse=inverse)
         permuted += batches * size
-        complete = POSITION_LIMIT if self.length is None else self.length
-        return np.where(batches < complete // size, permuted, positions)
+        return np.where(batches < position_limit(self.length) // size, permuted, positions)
 
     def _changed(self, position: int, weights: Weights) -> dict[str, Any]:
         """Returns the attributes of the mixture that has other weights from a position on."""
@@ -370,9 +369,7 @@ class MixtureSampler(Order):
         Raises:
             IndexError: a position is negative or beyond the end.
         """
-        if len(positions):
-            check_range(int(positions.min()), int(positions.max()) + 1, self.length)
-        components, indices = self._schedule.locate(self._permuted(positions))
+        components, indices = self._schedule.locate(self._permuted(checked_positions(positions, self.length)))
         if self._turns is not None:
             indices = indices % self._turns[components]
         return components, indices
@@ -402,7 +399,7 @@ class MixtureSampler(Order):
             IndexError: a position is negative or beyond the end.
             TypeError: the components' samplers make no rows.
         """
-        return self.located_segments(np.asarray(positions, dtype=np.int64))[2]
+        return self.located_segments(positions)[2]
 
     def located_segments(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], Segments]:
         """Returns the component, the index and the rows at any positions; raises as `segments_at` does."""

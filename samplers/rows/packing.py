@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_flag, as_integer, as_integer_or_none, as_overflow, named_arguments
 from millstream.randomness import derive_seeds, mix_words
-from millstream.samplers.base import check_range
+from millstream.samplers.base import check_range, checked_positions
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.hierarchical import Windows, windows_by_epoch
 from millstream.samplers.occurrences import by_number, spread
@@ -181,7 +181,7 @@ class PackingSampler(EpochSampler):
         Raises:
             IndexError: a position is negative or beyond the end.
         """
-        return self._segments(self._checked(positions))
+        return self._segments(checked_positions(positions, self.length))
 
     def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the numbers of tokens of documents, shape (m,).

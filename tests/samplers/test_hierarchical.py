@@ -69,6 +69,12 @@ def test_its_generators_are_those_of_an_index_sampler() -> None:
     assert own.integers(2**60) == other.integers(2**60)
 
 
+def test_windows_without_records_have_numbers_too() -> None:
+    """Numbers of windows are counted modulo 2**64, in as many epochs as there are positions."""
+    sampler = HierarchicalSampler([1, 0, 0, 0, 0, 0, 0, 0], window_units=1, seed=0)
+    assert sampler.record_keys(2**63 - 2, 2**63).tolist() == [0, 0]
+
+
 def test_an_endless_order_and_its_end() -> None:
     """An endless order reaches position 2**63 - 1, and begins as one of two epochs; other windows are another order."""
     sampler = HierarchicalSampler([5, 3], window_units=1, seed=0)

@@ -137,6 +137,9 @@ def test_positions_outside_the_order_are_refused(ask: Any, message: str) -> None
     with pytest.raises(IndexError, match=message):
         ask()
     assert IndexSampler(10).record_keys(2**63 - 2, 2**63).tolist() == [6, 7]
+    for wrong in ([0.5], [True], [[0]]):
+        with pytest.raises(TypeError, match=r"positions must be integers of shape \(m,\), got dtype"):
+            IndexSampler(10).record_keys_at(wrong)  # type: ignore[arg-type]
 
 
 def test_numpy_integers_are_integers() -> None:

@@ -131,6 +131,17 @@ def test_what_is_not_known_backwards_is_an_error_that_says_why() -> None:
         filtered.steps_of([1], stop=3)
 
 
+def test_the_way_back_ends_where_positions_do() -> None:
+    """Of an order that is longer than 2**63, or searched further, positions are those that an int64 holds."""
+    whole = IndexSampler(3 << 61, shuffle=True, seed=0, num_epochs=2)
+    for sampler in (whole, whole.endless(), IndexSampler(1 << 62, num_epochs=4)):
+        table = sampler.positions_of(range(8), 2**70)
+        assert np.array_equal(sampler.record_keys_at(table[table >= 0]), np.nonzero(table >= 0)[0])
+        assert (table[:, 0] >= 0).all()
+    mixture = MixtureSampler([IndexSampler(1 << 61), IndexSampler(1 << 61)], [1, 2])
+    assert mixture.positions_of([5], 2**70).tolist() == [[16, (3 << 61) + 16]]
+
+
 def test_a_million_keys_of_a_billion_are_found_without_a_scan() -> None:
     """Each key of an order of 10**9 leads to a position that has it."""
     sampler = IndexSampler(10**9, shuffle=True, seed=0, num_epochs=1)
