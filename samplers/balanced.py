@@ -18,14 +18,15 @@ from millstream.samplers.base import (
     POSITION_LIMIT,
     AdaptedSampler,
     VectorisedSampler,
-    check_range,
     checked_keys_at,
+    checked_positions,
     largest_key,
+    position_limit,
     vectorised,
 )
 from millstream.samplers.occurrences import Occurrences
 from millstream.samplers.order import Order, positions_between
-from millstream.samplers.protocols import Located, MixedPackedSampler, is_packed
+from millstream.samplers.protocols import Located, MixedPackedSampler, is_mixed, is_packed
 from millstream.segments import Segments
 from millstream.sharding import ShardOptions
 
@@ -34,11 +35,6 @@ _LARGEST_COST = 1 << 31
 
 _POSITIONS_PER_CALL = 1 << 15
 """The order is called for the positions of several global batches together, up to this number."""
-
-_OF_ROWS_AND_MIXTURES = frozenset(
-    {"row_length", "num_source_records", "lengths_at", "names", "samplers", "source_lengths", "drawn_before"}
-)
-"""The members of rows and mixtures that are those of the order."""
 
 
 @final
@@ -83,7 +79,7 @@ class BalancedSampler(Order):
 
     @named_arguments()
     def __init__(self, order: Any, *, costs: Any, global_batch_size: int, parts: int) -> None:
-        self.order: VectorisedSampler | AdaptedSampler = vectorised(order)
+        self.order = order
         self.global_batch_size = as_integer(global_batch_size, "global_batch_size", minimum=1)
         self.parts = as_integer(parts, "parts", minimum=1)
         if self.global_batch_size % self.parts:
@@ -104,7 +100,7 @@ class BalancedSampler(Order):
         return self.order._card_bars() if isinstance(self.order, Rendered) else ()  # noqa: SLF001  (of its own kind)
 
     def fingerprint(self) -> str:
-        """Returns the class, the arguments, and the fingerprint of the order; of the costs, there is a CRC."""
+        """Returns the class, the arguments, and the fingerprint of the order, or its class; of the costs, a CRC."""
         own = getattr(self.order, "fingerprint", None)
         of = own() if callable(own) else type(self.order).__name__
         crc = zlib.crc32(self._costs.astype("<i8", copy=False).data)
@@ -114,17 +110,17 @@ class BalancedSampler(Order):
     @property
     def seed(self) -> int | None:
         """The seed of the order."""
-        return self.order.seed
+        return self._vectorised.seed
 
     @property
     def num_records(self) -> int | None:
         """The number of positions per epoch of the order; None if it has no epochs."""
-        return self.order.num_records
+        return self._vectorised.num_records
 
     @property
     def length(self) -> int | None:
         """The number of positions; None if the order is endless."""
-        return self.order.length
+        return self._vectorised.length
 
     @property
     def largest_key(self) -> int | None:
@@ -136,31 +132,55 @@ class BalancedSampler(Order):
         """The shard that the order is given, or None."""
         return getattr(self.order, "shard_options", None)
 
+    @property
+    def names(self) -> tuple[Any, ...]:
+        """The names of the components of a mixture; empty if the order is not one."""
+        return self.order.names if is_mixed(self.order) else ()
+
+    @property
+    def samplers(self) -> tuple[VectorisedSampler | AdaptedSampler, ...]:
+        """The samplers of the components of a mixture."""
+        return self._of_order.samplers
+
+    @property
+    def source_lengths(self) -> tuple[int, ...]:
+        """The number of records of each source of a mixture."""
+        return self._of_order.source_lengths
+
+    @property
+    def num_source_records(self) -> int:
+        """The number of documents of rows, or of records of all sources of a mixture."""
+        return self._of_order.num_source_records
+
+    @property
+    def row_length(self) -> int | None:
+        """The number of tokens per row; None if the order has no rows."""
+        return self.order.row_length if is_packed(self.order) else None
+
     def of_epoch(self, number: int) -> Self:
         """Returns one epoch of the order alone. Raises TypeError if the order has no `of_epoch`.
 
         Args:
             number: the number of the epoch, from 0 on.
         """
-        own: Any = self.order.sampler if isinstance(self.order, AdaptedSampler) else self.order
-        if not callable(getattr(own, "of_epoch", None)):
-            kind = type(own).__name__
+        if not callable(getattr(self.order, "of_epoch", None)):
+            kind = type(self.order).__name__
             raise TypeError(f"epochs(n) needs an order with of_epoch(number) in the BalancedSampler, got {kind}.")
         epoch = copy.copy(self)
-        epoch.order = vectorised(own.of_epoch(number))
+        epoch.order = self.order.of_epoch(number)
         return epoch
 
     def __getitem__(self, position: int) -> RecordMetadata:
         position = operator.index(position)
         (position_in_order,) = self._positions_in_order(positions_between(position, position + 1, self.length)).tolist()
-        metadata = self.order[position_in_order]
+        metadata = self._vectorised[position_in_order]
         rng = metadata.rng
         if self.seed is not None:
             rng = generator(self.seed, position // (self.num_records or POSITION_LIMIT), position, operation=0)
         return RecordMetadata(position, metadata.record_key, rng)
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        return checked_keys_at(self.order, self._positions_in_order(positions))
+        return checked_keys_at(self._vectorised, self._positions_in_order(positions))
 
     def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
         if not hasattr(self.order, "occurrences"):
@@ -168,16 +188,27 @@ class BalancedSampler(Order):
                 f"The positions of records are not known: the order, {type(self.order).__name__}, has no positions_of."
             )
         size = self.global_batch_size
-        end = -(-stop // size) * size
-        found = self.order.occurrences(keys, end if self.length is None else min(end, self.length))
+        end = min(-(-stop // size) * size, position_limit(self.length))
+        found = self.order.occurrences(keys, end)
         positions = self._positions_in_order(found.positions, inverse=True)
         is_before = positions < stop
         return Occurrences(found.rows[is_before], positions[is_before])
 
-    def __getattr__(self, name: str) -> Any:
-        if name not in _OF_ROWS_AND_MIXTURES:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self.order, name)
+    def drawn_before(self, position: int) -> tuple[int, ...]:
+        """Returns the number of elements of each component of a mixture before a position, as the mixture does.
+
+        Args:
+            position: 0, the length, or the beginning of a global batch.
+        """
+        return self._of_order.drawn_before(position)
+
+    def lengths_at(self, record_keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the numbers of tokens of documents, shape (m,); the order must have rows.
+
+        Args:
+            record_keys: the documents, shape (m,).
+        """
+        return self._of_order.lengths_at(record_keys)
 
     def segments_at(self, positions: NDArray[np.int64]) -> Segments:
         """Returns the documents of the rows at any positions, in their order; the order must have rows.
@@ -213,17 +244,18 @@ class BalancedSampler(Order):
         return self._of_order.located_segments(self._positions_in_order(positions))
 
     @property
+    def _vectorised(self) -> VectorisedSampler | AdaptedSampler:
+        return vectorised(self.order)
+
+    @property
     def _of_order(self) -> MixedPackedSampler:
         return cast("MixedPackedSampler", self.order)
 
     def _positions_in_order(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
         """Returns the positions in the order at which the records of positions are, or the inverse; shape (m,)."""
-        positions = np.asarray(positions, dtype=np.int64)
-        if not len(positions):
-            return positions
-        check_range(int(positions.min()), int(positions.max()) + 1, self.length)
+        positions = checked_positions(positions, self.length)
         size = self.global_batch_size
-        complete = POSITION_LIMIT // size if self.length is None else self.length // size
+        complete = position_limit(self.length) // size
         batches = positions // size
         numbers, rows = np.unique(batches, return_inverse=True)
         offsets, found = positions - batches * size, positions.copy()
@@ -247,7 +279,7 @@ class BalancedSampler(Order):
             own = self._costs[rows.elements] * rows.lengths // self.order.lengths_at(rows.elements)
             costs = np.add.reduceat(own, rows.offsets[:-1])
         else:
-            costs = self._costs[checked_keys_at(self.order, positions)]
+            costs = self._costs[checked_keys_at(self._vectorised, positions)]
         return np.stack([_dealt(of_batch, self.parts) for of_batch in costs.reshape(-1, size)])
 
 
@@ -261,8 +293,9 @@ def _as_integer_costs(costs: Any) -> NDArray[np.int64]:
     array = array.astype(np.float64)
     if not (np.isfinite(array).all() and array.min() >= 0):
         raise ValueError(f"costs must be finite numbers from 0 on, got {array.min()} to {array.max()}.")
-    scale = _LARGEST_COST / (array.max() or 1.0)
-    scaled: NDArray[np.int64] = np.rint(array * scale).astype(np.int64)
+    # By a power of two first, which is exact: the quotient of a very small cost would be infinite.
+    array = np.ldexp(array, -np.frexp(array.max())[1])
+    scaled: NDArray[np.int64] = np.rint(array * (_LARGEST_COST / (array.max() or 1.0))).astype(np.int64)
     return scaled
 
 

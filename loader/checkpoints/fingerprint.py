@@ -22,6 +22,7 @@ from millstream.loader.checkpoints.description import (
     text_of,
 )
 from millstream.samplers import Sampler
+from millstream.samplers.balanced import BalancedSampler
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.transformation import paths_of
 
@@ -77,7 +78,9 @@ def fingerprint_of(
     """
     found, turns = Description(), getattr(sampler, "first_turns", ())
     add_source(found, "source", source, turns)
-    _add_sampler(found, "sampler", sampler, turns)
+    if hasattr(sampler, "fingerprint"):
+        _add_declared(found, "sampler", sampler, "")
+    _add_undeclared(found, "sampler", sampler, turns)
     for path in [*found.identity]:
         if start := _START.fullmatch(path):
             found.changes.append((int(start[1]), path, found.identity.pop(path)))
@@ -112,19 +115,18 @@ def add_source(found: Description, path: str, source: Any, turns: Turns = ()) ->
         found.add_object(path, source, f"{len(source)} records of {written_name(type(source))}", is_content=True)
 
 
-def _add_sampler(found: Description, path: str, sampler: Sampler, turns: Turns = ()) -> None:
-    _add_declared(found, path, sampler, "")
+def _add_undeclared(found: Description, path: str, sampler: Sampler, turns: Turns = ()) -> None:
+    """Adds a sampler without `fingerprint()`, and those in a combination, whose fingerprint has only their class."""
+    if not hasattr(sampler, "fingerprint"):
+        _add_declared(found, path, sampler, "")
     if (components := _components_of(sampler)) is not None:
-        rows = zip(components.values(), turns or [0] * len(components), strict=False)
-        # The fingerprint of a combination has the others.
-        turns = [None if hasattr(component, "fingerprint") else turn for component, turn in rows]
-        _add_components(found, path, components, _add_sampler, turns)
+        _add_components(found, path, components, _add_undeclared, turns)
 
 
 def _add_components(
     found: Description,
     path: str,
-    components: Mapping[Any, Any],
+    components: Mapping[str, Any],
     add: Callable[[Description, str, Any], None],
     turns: Turns,
 ) -> None:
@@ -132,7 +134,7 @@ def _add_components(
     turns = turns if len(turns) == len(components) else [0] * len(components)
     for (name, component), turn in zip(components.items(), turns, strict=True):
         own = counted if turn == 0 else Description()
-        add(own, f"{path}[{name!r}]", component)
+        add(own, f"{path}{name}", component)
         if turn:
             found.changes += [(turn, text_path, text) for text_path, text in own.identity.items()]
     found.identity |= _summarized(counted.identity, f"{path}.parts", ENTRY_LIMIT)
@@ -144,10 +146,12 @@ def _summarized(texts: dict[str, str], path: str, limit: int) -> dict[str, str]:
     return texts if len(texts) <= limit else {path: f"{len(texts)} {crc_of(map(' '.join, sorted(texts.items())))}"}
 
 
-def _components_of(value: Any) -> Mapping[Any, Any] | None:
-    """Returns the sources or samplers that millstream's own class combines, by name; None for anything else."""
-    components = getattr(value, "parts", None) if is_foreign(type(value).__module__) else None
-    return components if isinstance(components, Mapping) else None
+def _components_of(value: Any) -> Mapping[str, Any] | None:
+    """Returns the sources or samplers that millstream's own class combines, by their paths; None for anything else."""
+    if isinstance(value, BalancedSampler):
+        return {".order": value.order}
+    named = getattr(value, "parts", None) if is_foreign(type(value).__module__) else None
+    return {f"[{name!r}]": component for name, component in named.items()} if isinstance(named, Mapping) else None
 
 
 def _add_declared(found: Description, path: str, value: Any, kind: str) -> None:

@@ -149,6 +149,38 @@ def test_a_state_resumes_and_steps_are_found() -> None:
     assert [count.documents for count in made.composition(2, 7).components.values()] == [20, 20]
 
 
+class Turned:
+    """A custom order of a shard, without record_keys_at."""
+
+    shard_options = ShardOptions(1, 2)
+    largest_key = 7
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, position: int) -> millstream.RecordMetadata:
+        return millstream.RecordMetadata(position, 7 - position)
+
+
+def test_a_custom_order_keeps_its_members() -> None:
+    """Its shard is read, and its largest key known; it is neither a mixture nor rows."""
+    order = Turned()
+    balanced = BalancedSampler(order, costs=np.ones(8), global_batch_size=4, parts=2)
+    assert (balanced.order, balanced.largest_key, balanced.shard_options) == (order, 7, order.shard_options)
+    assert (balanced.names, balanced.row_length, hasattr(balanced, "source_lengths")) == ((), None, False)
+    loader = millstream.DataLoader(data_source=range(8), sampler=balanced, operations=[millstream.Batch(2)])
+    assert [sorted(batch.tolist()) for batch in loader] == [[4, 6], [0, 2]]
+
+
+@pytest.mark.parametrize("scale", [5e-324, 1e-300, 1.0, 1e300])
+def test_costs_count_in_proportion(scale: float) -> None:
+    """Very small and very large ones are dealt alike."""
+    order = IndexSampler(8, shuffle=True, seed=0)
+    costs = np.array([9, 1, 1, 5, 1, 7, 1, 1])
+    plain, scaled = (BalancedSampler(order, costs=own, global_batch_size=8, parts=2) for own in (costs, costs * scale))
+    assert scaled.record_keys(0, 24).tolist() == plain.record_keys(0, 24).tolist()
+
+
 def loader_of(*operations: Any, shards: int = 1) -> None:
     """Builds a loader of a balanced order of global batches of 8 records in 4 parts."""
     order = IndexSampler(8, shuffle=True, seed=0, num_epochs=1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from millstream.loader.checkpoints.fingerprint import OWN_TEXT_LIMIT, SAMPLE_SIZE, fingerprint_of
 from millstream.record import RecordMetadata
-from millstream.samplers import IndexSampler, SequentialSampler
+from millstream.samplers import BalancedSampler, IndexSampler, MixtureSampler, SequentialSampler
 from millstream.transforms import Batch, Filter, FlatMap, Map
 from millstream.transforms.given import as_transformation
 
@@ -147,6 +148,24 @@ def test_an_index_sampler_is_its_order_whatever_its_epochs_and_shards() -> None:
     assert sampler_words(Backwards(7, num_epochs=1)) == sampler_words(Backwards(7, num_epochs=2))
     assert sampler_words(Backwards(7)) != sampler_words(Backwards(8))
     assert sampler_words(Weighted([0.3, 0.7])) == {"sampler": "Weighted", "sampler.weights": "[0.3, 0.7]"}
+
+
+COMBINATIONS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda part: MixtureSampler({"a": part}, [1], source_lengths=[7]), "sampler['a']"),
+    (lambda part: BalancedSampler(part, costs=np.ones(7), global_batch_size=4, parts=2), "sampler.order"),
+    (lambda part: COMBINATIONS[0][0](COMBINATIONS[0][0](part)), "sampler['a']['a']"),
+    (lambda part: COMBINATIONS[1][0](COMBINATIONS[0][0](part)), "sampler.order['a']"),
+]
+
+
+@pytest.mark.parametrize(("combine", "path"), COMBINATIONS, ids=[path for _, path in COMBINATIONS])
+def test_a_custom_sampler_in_a_combination_counts(combine: Callable[[Any], Any], path: str) -> None:
+    """By its attributes under its path, or by its `fingerprint()` in that of the combination."""
+    one, other = (sampler_words(combine(Weighted([weight]))) for weight in (0.5, 0.7))
+    assert {path: text for path, text in one.items() if other[path] != text} == {f"{path}.weights": "[0.5]"}
+    assert one[path] == "Weighted"
+    assert sampler_words(combine(SAMPLER)) != sampler_words(combine(IndexSampler(7, seed=1)))
+    assert not any(name.startswith(path) for name in sampler_words(combine(SAMPLER)))
 
 
 class Even(Filter):
