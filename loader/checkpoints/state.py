@@ -79,8 +79,9 @@ class Stream:
             _check_is(getattr(stream, name), bool, name)
         for name in ("shard_index", "shard_count", "logical_shards", "global_batch"):
             _check_number(getattr(stream, name), name, minimum=name != "shard_index")
-        if stream.length is not None:
-            _check_number(stream.length, "length")
+        if stream.length is not None and (type(stream.length) is not int or stream.length < 0):
+            # It may exceed 2**63: the product of records and epochs. Positions may not.
+            raise ValueError(f"length is {stream.length!r:.40}")
         if stream.shard_index >= stream.shard_count or stream.logical_shards % stream.shard_count:
             raise ValueError(f"shard {stream.shard_index} of {stream.shard_count} has no logical shards")
         _check_is(stream.fingerprint.python, str, "python")
