@@ -112,6 +112,10 @@ class Description:
             (self.content if is_content else self.identity)[path] = printable(written_name(function))
             if not is_foreign(function.__module__):
                 self._add_functions(path, [function])
+        elif not is_content and _is_complex_enum(value):
+            self.identity[path] = printable(_head(value))
+            self.add_code(path, type(value))
+            self._add(f"{path}.value", value._value_, is_content)
         elif _declares_attributes(value) and not is_one_text and len(_attributes(value)) <= ENTRY_LIMIT:
             self.add_object(path, value, _head(value))
         else:
@@ -177,7 +181,7 @@ class _Writer:
     def _text(self, value: Any) -> str:
         kind = type(value)
         for kinds, write in _LEAVES:
-            if issubclass(kind, kinds):
+            if issubclass(kind, kinds) and not _is_complex_enum(value):
                 return write(value)
         if all(hasattr(kind, name) for name in ("__array__", "dtype", "shape")):
             return self._array(np.asarray(value))
@@ -189,7 +193,7 @@ class _Writer:
             return f"{opening}{', '.join(texts)}{closing}"
         if isinstance(value, os.PathLike):
             return self._as_content(os.fspath(value))
-        self.is_plain &= _declares_attributes(value)
+        self.is_plain &= _declares_attributes(value) or isinstance(value, enum.Enum)
         held = values_held_by(_unwrapped(value)) if isinstance(_unwrapped(value), types.FunctionType) else None
         return f"{_head(value)}{self.text(_state(value) if held is None else held)}"
 
@@ -242,6 +246,8 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], str]], ...] = (
 
 def _state(value: Any) -> Any:
     """Returns the state of an object: its attributes if it declares them, else the state that pickling would send."""
+    if isinstance(value, enum.Enum):
+        return (value._value_,)
     if _declares_attributes(value):
         return _attributes(value)
     reduce = copyreg.dispatch_table.get(type(value))
@@ -279,6 +285,13 @@ def _declares_attributes(value: object) -> bool:
     return is_declared and not callable(getattr(value, "fingerprint", None))
 
 
+def _is_complex_enum(value: object) -> bool:
+    """Returns True for an enum if the `repr` of its value has an address, or a set, whose order differs by process."""
+    if not isinstance(value, enum.Enum) or isinstance(value._value_, str | bytes):
+        return False
+    return re.search(r" at 0x|\{", repr(value._value_)) is not None
+
+
 def _unwrapped(value: Any) -> Any:
     """Returns the function inside a decorated one; anything else unchanged."""
     inner = None if isinstance(value, type) else getattr(value, "__dict__", {}).get("__wrapped__")
@@ -289,6 +302,8 @@ def _head(value: Any) -> str:
     """Returns the name of a value, whose parts follow."""
     if isinstance(value, list | tuple | dict | set | frozenset):
         return f"{written_name(type(value))} of {len(value)}"
+    if isinstance(value, enum.Enum):
+        return f"{written_name(type(value))}.{value.name}"
     return written_name(value if hasattr(value, "__qualname__") else type(value))
 
 

@@ -70,7 +70,7 @@ scaled(2) | scaled(3) | Frozen(1, (2, 3)) | Frozen(1, (2, 4)) | Slots(1) | Slots
 Scale(3).map | Child(2) | Map(scaled(2)) | Map(scaled(3)) | Cyclic() | Private(2) | Private(3)
 Stateful(1, 2) | Stateful(3, 2) | Local(4) | Local(5) | ["a", "b"] | ["a, b"] | ["a', 'b"] | {1: 2} | {"1: 2"}
 [[1, 2]] | [[1], [2]] | [(1, 2)] | {(1, 2)} | {1, 2} | {1: [2]} | {(1,): 2} | [{1}, 2]
-"000" + 4 * "\x1f" + 6 * "\U00010000"
+Tool.CALL | Tool.CALL_3 | Tool.NAMES | Tool.PAIR | [Tool.PAIR] | [Tool.NAMES] | "000" + 4 * "\x1f" + 6 * "\U00010000"
 """
 PRELUDE = '''
 import collections, dataclasses, enum, functools, math, operator, os, pathlib, re, sys, threading, types
@@ -81,6 +81,12 @@ from millstream.transforms import Map
 class Color(enum.Enum):
     RED = "r"
     BLUE = "b"
+
+class Tool(enum.Enum):
+    CALL = functools.partial(max)
+    CALL_3 = functools.partial(max, 3)
+    NAMES = frozenset({"a", "b", "c", "d"})
+    PAIR = ("é", object())
 
 Point = collections.namedtuple("Point", "x y")
 
