@@ -5,6 +5,7 @@ import contextvars
 import dataclasses
 import enum
 import functools
+import numbers
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -90,7 +91,8 @@ class DatasetOptions:
     def __post_init__(self) -> None:
         for name in ("filter_warn_threshold_ratio", "filter_raise_threshold_ratio"):
             ratio = getattr(self, name)
-            if ratio is not None and (not isinstance(ratio, float | int) or not 0 < ratio <= 1):
+            is_number = isinstance(ratio, numbers.Real) and not isinstance(ratio, bool)
+            if ratio is not None and not (is_number and 0 < ratio <= 1):
                 raise ValueError(f"{name} must be a share above 0 and up to 1, or None, got {ratio!r}.")
         if not isinstance(self.execution_tracking_mode, ExecutionTrackingMode):
             raise TypeError(

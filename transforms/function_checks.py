@@ -16,7 +16,8 @@ def valid_max_fan_out(name: str, max_fan_out: object) -> int:
     """Returns `max_fan_out` as an int. Errors name the operation."""
     if max_fan_out is None:
         raise TypeError(f"{name} needs max_fan_out, an integer: the maximum number of children per element.")
-    return as_integer(max_fan_out, f"{name}'s max_fan_out", minimum=1)
+    # Positions of children, and indices, are products with it.
+    return as_integer(max_fan_out, f"{name}'s max_fan_out", minimum=1, maximum=1 << 62)
 
 
 def check_yields_nothing(name: str, function: object) -> None:

@@ -1,5 +1,6 @@
 """Operations as datasets, under Grain's names: packers, window shuffles, rebatching, splitting."""
 
+import sys
 from collections.abc import Collection, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
@@ -275,7 +276,7 @@ class WindowShuffleMapDataset(MapDataset[T]):
 
     def __init__(self, parent: MapDataset[T], *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
         super().__init__(parent)
-        size = as_integer(window_size, "window_size", minimum=1)
+        size = as_integer(window_size, "window_size", minimum=1, maximum=sys.maxsize)
         self._node = index_nodes.WindowShuffle(node_of(parent), size, as_seed(seed))
 
 

@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -173,7 +174,12 @@ class Selected(JoiningNode):
         """The pairs as two rows; None if they must be queried one by one."""
         if not isinstance(self.selection, (list, tuple, np.ndarray)):
             return None
-        return np.asarray(self.selection, np.int64).reshape(-1, 2).T
+        table = np.asarray(self.selection)
+        if table.size and (table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu"):
+            raise ValueError(
+                f"selection_map must be pairs of integers, shape (n, 2), got dtype {table.dtype}, shape {table.shape}."
+            )
+        return table.astype(np.int64).reshape(-1, 2).T
 
     def __post_init__(self) -> None:
         if self._table is not None:
@@ -191,7 +197,7 @@ class Selected(JoiningNode):
         return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
 
     def _picked(self, position: int) -> tuple[int, int]:
-        number, own = self.selection[position]
+        number, own = map(operator.index, self.selection[position])
         self._check_pair(position, number, own)
         return number, own
 

@@ -236,6 +236,8 @@ def add_note(error: BaseException, text: str) -> None:
 
 
 def describe_records(origins: Origins) -> str:
+    if not len(origins):
+        return "no record"
     keys = origins.record_key
     shown = ", ".join(map(str, keys[:16].tolist())) + (", …" if len(keys) > 16 else "")
     first, last = np.min(origins.position), np.max(origins.position)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 from millstream.checks import as_integer
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, largest_key, vectorised
 from millstream.samplers.protocols import is_packed
@@ -64,9 +66,9 @@ def checked_source_lengths(
     if given is None:
         return tuple(_own_source_length(name, sampler) for name, sampler in components.items())
     names, lengths = named_components(given, "source_lengths")
-    if sorted(map(str, names)) != sorted(map(str, components)):
+    if len(names) != len(components) or (isinstance(given, Mapping) and set(names) != set(components)):
         raise ValueError(f"source_lengths must have one number for each of {list(components)}, got {list(names)}.")
-    by_name = dict(zip(names, lengths, strict=True))
+    by_name = dict(zip(names if isinstance(given, Mapping) else components, lengths, strict=True))
     checked = []
     for name, sampler in components.items():
         length = as_integer(by_name[name], f"The source length of component {name!r}", minimum=1)
@@ -137,12 +139,14 @@ def checked_weights(weights: Sequence[Any] | Mapping[str, Any], names: Sequence[
 
 def _as_fraction(weight: Any, name: str) -> Fraction:
     what = f"The weight of component {name!r} must be a number, 0 or above"
-    if isinstance(weight, (bool, str, bytes)):
+    if isinstance(weight, (bool, np.bool_, str, bytes)):
         raise TypeError(f"{what}, got {weight!r} of type {type(weight).__name__}.")
     try:
         is_finite = math.isfinite(weight)
     except TypeError:
         raise TypeError(f"{what}, got {weight!r} of type {type(weight).__name__}.") from None
+    except OverflowError:
+        raise ValueError(f"{what}, and below 2**1024, got one of {weight.bit_length()} bits.") from None
     if not is_finite or weight < 0:
         raise ValueError(f"{what}, got {weight!r}.")
     # As it is written, not as it is stored: 0.1 is a tenth.

@@ -54,7 +54,7 @@ def test_too_much_dropped_is_an_error(place: str) -> None:
     iterator.close()
 
 
-@pytest.mark.parametrize("ratio", [None, 0.91, 1])
+@pytest.mark.parametrize("ratio", [None, 0.91, 1, np.float32(0.95)])
 def test_less_is_none(ratio: float | None) -> None:
     """Below the limit, all that the filter leaves is delivered."""
     assert list(thinning(filter_raise_threshold_ratio=ratio)) == KEPT

@@ -183,6 +183,8 @@ def test_weights_of_many_digits_are_as_near_as_31_bits_allow(weights: list[float
         (([IndexSampler(3)], [float("inf")]), ValueError, "got inf"),
         (([IndexSampler(3)], ["much"]), TypeError, "must be a number"),
         (([IndexSampler(3)], [True]), TypeError, "must be a number"),
+        (([IndexSampler(3)], [np.True_]), TypeError, "must be a number"),
+        (([IndexSampler(3)], [10**400]), ValueError, r"must be a number, 0 or above, and below 2\*\*1024, got one of"),
         (([IndexSampler(3)], [0]), ValueError, "nothing but zeros"),
         (([IndexSampler(3)] * 2, [1, 2**40]), ValueError, "would never have a turn"),
         (([IndexSampler(3)], [1, 2]), ValueError, "for each of the 1 components, got 2"),
@@ -211,8 +213,11 @@ def test_sources_may_be_longer_than_their_samplers() -> None:
     assert mixture.largest_key == 12
     with pytest.raises(ValueError, match="up to 7, but source_lengths says that its source has 7"):
         MixtureSampler([some], [1], source_lengths=[7])
-    with pytest.raises(ValueError, match="one number for each of"):
-        MixtureSampler([some], [1], source_lengths=[9, 9])
+    by_name = MixtureSampler({"0": some, "1": IndexSampler(3)}, [1, 1], source_lengths=[10, 3])
+    assert by_name.source_lengths == mixture.source_lengths
+    for wrong in ([9, 9], {"0": 9}):
+        with pytest.raises(ValueError, match="one number for each of"):
+            MixtureSampler([some], [1], source_lengths=wrong)
 
 
 def test_a_mixture_goes_on_after_its_end() -> None:

@@ -77,9 +77,10 @@ class PaddedFeatures:
     """Features whose lengths differ between elements, and which a batch pads to one length."""
 
     def __init__(self, features: str | Collection[str], padding_struct: Mapping[str, Any] | None) -> None:
-        self.names = (features,) if isinstance(features, str) else tuple(features)
-        if not all(isinstance(name, str) for name in self.names):
+        names = (features,) if isinstance(features, str) else features
+        if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
             raise TypeError(f"feature must be a name or a list of names, got {features!r}.")
+        self.names = tuple(names)
         self.rows = RowFormat(dict.fromkeys(self.names, 1), (), padding_struct, has_companions=False)
         self.padding_struct = self.rows.padding_struct
 

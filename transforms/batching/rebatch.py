@@ -42,7 +42,7 @@ class Rebatch(GroupingOperation):
 
     @named_arguments()
     def __init__(self, batch_size: SupportsIndex, drop_remainder: bool = False) -> None:
-        self.batch_size = as_integer(batch_size, "batch_size", minimum=1)
+        self.batch_size = as_integer(batch_size, "batch_size", minimum=1, maximum=1 << 62)
         self.drop_remainder = as_flag(drop_remainder, "drop_remainder")
 
     @property

@@ -67,9 +67,11 @@ class RowFormat:
             name: as_integer(length, f"length_struct[{name!r}]", minimum=1) for name, length in length_struct.items()
         }
         self.meta_features = self.named("meta_features", meta_features)
+        for what, struct in (("padding_struct", padding_struct), ("pack_alignment_struct", alignments)):
+            if not isinstance(struct or {}, Mapping):
+                raise TypeError(f"{what} must map features to values, got {struct!r}.")
+            self.named(what, struct or {})
         self.padding_struct = dict(padding_struct or {})
-        self.named("padding_struct", self.padding_struct)
-        self.named("pack_alignment_struct", alignments or ())
         self.alignments = {name: multiple for name, multiple in (alignments or {}).items() if multiple != 1}
         self.carried = tuple(sorted(carried))
         for name, multiple in self.alignments.items():
@@ -99,7 +101,7 @@ class RowFormat:
         return list(self.length_struct.values())
 
     def named(self, what: str, names: Collection[str]) -> tuple[str, ...]:
-        if isinstance(names, str):
+        if isinstance(names, str) or not isinstance(names, Collection):
             raise TypeError(f"{what} must be a list of names, got {names!r}: write [{names!r}].")
         if unknown := [name for name in names if name not in self.length_struct]:
             raise ValueError(f"{what} names {unknown[0]!r}, but length_struct has only {list(self.length_struct)}.")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.loader.operations.elements import Elements
-from millstream.loader.pipeline.calls import Blocks, Call
+from millstream.loader.pipeline.calls import Blocks, Call, Fed
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import MAX_DEATHS, Assignments
 from millstream.loader.scheduling.schedule import Schedule
@@ -133,3 +133,8 @@ def test_answers_to_unknown_calls_are_dropped() -> None:
     assert assignments.describe(number) == "outputs that are no longer wanted"
     assert outputs is not None
     assert outputs.error is None
+
+
+def test_a_call_without_elements_has_a_description() -> None:
+    """An iterator that fails at its first element leaves a call without any, of which errors say so."""
+    assert loader_of()._plan.describe(Fed(Elements.failed(DeathError()))) == "no record"

@@ -183,6 +183,8 @@ BAD_BINS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"overflow": "cut"}, ValueError, "overflow must be one of 'error', 'truncate', 'split', 'drop', got 'cut'"),
     ({"meta_features": ["a_positions"]}, ValueError, "name of an array that packing adds for 'a'"),
     ({"pack_alignment_struct": {"a": 0}}, ValueError, "at least 1"),
+    ({"pack_alignment_struct": 2}, TypeError, "pack_alignment_struct must map features to values, got 2"),
+    ({"padding_struct": ["a"]}, TypeError, "padding_struct must map features to values"),
     ({"num_bins": 3}, TypeError, "did you mean 'num_packing_bins'"),
 ]
 REPLACE = BOSHandling.REPLACE_FIRST_TOKEN_WITH_BOS
@@ -201,11 +203,13 @@ BAD_CUTS: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 BAD_BATCHES: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
     (Rebatch, (0,), {}, ValueError, "batch_size must be at least 1"),
+    (Rebatch, (2**63,), {}, ValueError, "batch_size must be at most"),
     (Rebatch, (2,), {"drop_remainder": 1}, TypeError, "drop_remainder must be True or False"),
     (WindowShuffle, (0,), {}, ValueError, "window_size must be at least 1"),
     (WindowShuffle, (2,), {"seed": -1}, ValueError, "seed must be between 0 and"),
     (TokenBudgetBatch, (0, "a"), {}, ValueError, "budget must be at least 1"),
     (TokenBudgetBatch, (9, [3]), {}, TypeError, "feature must be a name"),
+    (TokenBudgetBatch, (9, 3), {}, TypeError, "feature must be a name"),
     (TokenBudgetBatch, (9, []), {}, ValueError, "at least one feature"),
     (TokenBudgetBatch, (9, "a"), {"padding_struct": {"b": 0}}, ValueError, "padding_struct names 'b'"),
     (TokenBudgetBatch, (9, "a"), {"max_batch_size": 0}, ValueError, "max_batch_size must be at least 1"),

@@ -305,6 +305,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (pack({}), ValueError, "at least one feature"),
     (pack({"a": 0}), ValueError, "at least 1"),
     (pack({"a": 3}, meta_features="a"), TypeError, "a list of names"),
+    (pack({"a": 3}, meta_features=3), TypeError, "a list of names"),
     (pack({"a": 3}, meta_features=["b"]), ValueError, "meta_features names 'b'"),
     (pack({"a": 3}, padding_struct={"b": 0}), ValueError, "padding_struct names 'b'"),
 ]
