@@ -20,7 +20,8 @@ class _Budget(OpenGroup):
     def __init__(self, budget: int, limit: int | None) -> None:
         self._budget = budget
         self._limit = limit
-        self._count = self._longest = 0
+        # Elements without tokens count as one: a batch of nothing else would never be full.
+        self._count, self._longest = 0, 1
         self._is_full = False
 
     def take(self, sizes: NDArray[np.int64]) -> int:
@@ -47,9 +48,9 @@ class TokenBudgetBatch(GroupingOperation):
     """Builds batches of as many consecutive elements as fit into a budget of tokens: few long ones, or many short ones.
 
     The named features are padded to the longest element of the batch. Padding counts: a batch has at most `budget`
-    tokens of each feature, so each step takes about the same memory and time on the device. Shapes differ between
-    batches. If a compiled step needs few shapes, use `BucketBatch`. Shapes would also differ between shards, so a
-    `DataLoader` of several shards refuses both.
+    tokens of each feature, so each step takes about the same memory and time on the device. An element without tokens
+    counts as one token. Shapes differ between batches. If a compiled step needs few shapes, use `BucketBatch`. Shapes
+    would also differ between shards, so a `DataLoader` of several shards refuses both.
 
     Args:
         budget: the maximum number of tokens per batch, at least 1.

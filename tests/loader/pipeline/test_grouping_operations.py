@@ -385,6 +385,13 @@ def test_operations_that_shuffle_take_the_seed_of_the_pipeline(name: str) -> Non
         assert order(0, times=2)[:20] != [once[number] for number in once]
 
 
+def test_elements_without_tokens_fill_a_budget() -> None:
+    """An endless order of nothing else yields batches, too."""
+    empty = {"a": np.empty(0, np.int64)}
+    batches = iter(millstream.load([empty], transformations=[TokenBudgetBatch(3, "a")]))
+    assert [next(batches)["a"].shape for _ in range(2)] == [(3, 0)] * 2
+
+
 @pytest.mark.parametrize("name", ["BucketBatch", "TokenBudgetBatch"])
 def test_batches_of_several_shapes_are_for_one_shard(name: str) -> None:
     """Two hosts would get different shapes in one step: refused at construction, with the ways out."""

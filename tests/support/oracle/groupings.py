@@ -232,7 +232,7 @@ def budgeted(operation: TokenBudgetBatch, elements: Iterable[Element]) -> Iterat
 
     for element in elements:
         lengths = [longest(operation, one) for one in [*batch, element]]
-        if max(lengths) * len(lengths) > operation.budget or len(batch) == operation.max_batch_size:
+        if max(1, *lengths) * len(lengths) > operation.budget or len(batch) == operation.max_batch_size:
             yield made()
             batch = []
         batch.append(element)
