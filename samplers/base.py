@@ -8,12 +8,12 @@ positions.
 import dataclasses
 import operator
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.randomness import generator
+from millstream.randomness import as_seed, generator
 from millstream.record import RecordMetadata
 from millstream.signals import is_from_signal_handler
 
@@ -148,13 +148,17 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
                 f"A sampler with record_keys_at must also have {', '.join(_VECTORISED_MEMBERS[:-1])}; "
                 f"{type(sampler).__name__} lacks {', '.join(missing)}."
             )
-        return sampler  # type: ignore[return-value]  # all its members were just found
-    if not hasattr(sampler, "record_keys") and not hasattr(sampler, "__getitem__"):
+        ready: Any = sampler
+    elif not hasattr(sampler, "record_keys") and not hasattr(sampler, "__getitem__"):
         raise TypeError(
             f"A sampler must have __getitem__(position) -> RecordMetadata, or record_keys(start, stop); "
             f"got {type(sampler).__name__}, which has neither."
         )
-    return AdaptedSampler(sampler)
+    else:
+        ready = AdaptedSampler(sampler)
+    if ready.seed is not None:
+        as_seed(ready.seed, f"The seed of {type(sampler).__name__}")
+    return cast("VectorisedSampler | AdaptedSampler", ready)
 
 
 @dataclasses.dataclass(frozen=True)

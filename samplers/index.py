@@ -101,7 +101,8 @@ class IndexSampler(EpochSampler):
         """Returns the class and everything that determines the order, in words; not num_epochs, and not the shard.
 
         Of `keys`, there is a CRC over all of them, which takes some seconds for a billion. A subclass has its own name,
-        and its other attributes come after. One whose order depends on something without a plain `repr` overrides this.
+        and its other attributes come after, arrays as CRCs. One whose order depends on something else without a plain
+        `repr` overrides this.
         """
         kind = IndexSampler if type(self) is SequentialSampler else type(self)
         fields = [kind.__qualname__, *(f"{name}={getattr(self, name)}" for name in ("num_records", "shuffle", "seed"))]
@@ -109,7 +110,7 @@ class IndexSampler(EpochSampler):
             crc = zlib.crc32(np.ascontiguousarray(self.keys, dtype="<i8").data)
             fields.append(f"keys={len(self.keys)}#{crc:08x}")
         known = {field.name for field in dataclasses.fields(IndexSampler)} | {"largest_key"}
-        fields += [f"{name}={value!r}" for name, value in sorted(vars(self).items()) if name not in known]
+        fields += [f"{name}={_text_of(value)}" for name, value in sorted(vars(self).items()) if name not in known]
         return " ".join(fields)
 
     def __getitem__(self, position: int) -> RecordMetadata:
@@ -176,6 +177,13 @@ class SequentialSampler(IndexSampler):
 
     shuffle: bool = dataclasses.field(default=False, init=False)
     num_epochs: int | None = dataclasses.field(default=1, init=False)
+
+
+def _text_of(value: object) -> str:
+    """Returns the `repr` of an attribute; of an array, which it would abbreviate, the dtype, the shape and a CRC."""
+    if not isinstance(value, np.ndarray) or value.dtype.hasobject:
+        return repr(value)
+    return f"{value.dtype}{value.shape}#{zlib.crc32(np.ascontiguousarray(value).data.cast('B')):08x}"
 
 
 def _valid_keys(keys: RecordKeys, num_records: int) -> NDArray[np.int64]:

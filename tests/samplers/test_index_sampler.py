@@ -293,6 +293,10 @@ def test_adapted_samplers_randomness() -> None:
     assert by_run.rngs_at([1, 2]) == [None, None]
     assert (by_position.seed, by_position.num_records) == (None, None)
     assert (by_run.seed, by_run.num_records) == (9, 10)
+    for wrong in (-1, 1.5, 2**64):
+        by_run.sampler.seed = wrong
+        with pytest.raises((TypeError, ValueError), match="The seed of ByRun must be"):
+            vectorised(by_run.sampler)
 
 
 def test_an_error_of_a_custom_sampler_keeps_its_type() -> None:
@@ -394,6 +398,9 @@ def test_fingerprints_name_the_class_and_what_decides_the_order() -> None:
     ]
     assert len({other.fingerprint() for other in [sampler, *others]}) == len(others) + 1
     assert Strided(3, stride=2).fingerprint() == "Strided num_records=3 shuffle=False seed=None stride=2"
+    # Their `repr` leaves out what is in the middle.
+    tables: list[Any] = [np.arange(9000), np.where(np.arange(9000) == 4500, 0, np.arange(9000)), np.arange(9000.0)]
+    assert len({Strided(3, stride=table).fingerprint() for table in [*tables, tables[0].copy()]}) == 3
 
 
 class Bounded:
