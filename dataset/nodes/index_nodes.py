@@ -159,7 +159,9 @@ class Slice(IndexNode):
         epochs, offsets = divided(positions, self.length)
         if offsets.size and int(offsets.max()) >= len(self.rows):
             raise IndexError(f"Position {offsets.max()} of {self.text} exceeds 2**63 in the dataset before it.")
-        return joined(epochs, self.parent.length, self.rows.start + offsets * self.rows.step)
+        # A step beyond 64 bits has one row.
+        step = self.rows.step if len(self.rows) > 1 else 1
+        return joined(epochs, self.parent.length, self.rows.start + offsets * step)
 
     def parent_position(self, position: int) -> int:
         epoch, offset = divided_one(position, self.length)

@@ -142,6 +142,7 @@ def test_slices_of_an_endless_dataset_share_it_out() -> None:
     assert [parts[position % 3][position // 3] for position in range(60)] == read(whole, 60)
     assert [read(part, 20) for part in parts] == [read(whole, 60)[start::3] for start in range(3)]
     assert len(whole[:25]) == 25
+    assert [read(TEN[start :: 2**70], 1) for start in (0, 3)] == [[TEN[0]], [TEN[3]]]
 
 
 def test_a_slice_may_be_positions() -> None:
