@@ -88,13 +88,10 @@ class Objects(Column):
         pass  # pyarrow reads the values.
 
     def _values(self, rows: Rows) -> list[Any]:
-        values = np.empty(len(rows), np.object_)
-        for number in np.unique(rows.chunk).tolist():
-            selected = np.flatnonzero(rows.chunk == number)
-            objects = rows.chunks[number].column(self._number).take(rows.within[selected]).to_pylist()
-            for row, value in zip(selected.tolist(), objects, strict=True):
-                values[row] = value
-        return values.tolist()
+        arrays = {number: rows.chunks[number].column(self._number) for number in np.unique(rows.chunk).tolist()}
+        return [
+            arrays[chunk][row].as_py() for chunk, row in zip(rows.chunk.tolist(), rows.within.tolist(), strict=True)
+        ]
 
 
 @final
@@ -119,7 +116,8 @@ class Decoded(Column):
 
 def dicts(columns: Mapping[str, Column], rows: Rows) -> list[dict[str, Any]]:
     values = [column.values(rows) for column in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    # A struct may have no members.
+    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)] or [{} for _ in range(len(rows))]
 
 
 Explain = Callable[[int, ValueError], Exception]

@@ -50,7 +50,7 @@ class ParquetFile:
     def group_bytes(self, names: Sequence[str] | None) -> list[int]:
         """Returns the decompressed size in bytes of each row group: of the named columns, or of all if None."""
         groups = [self._metadata.row_group(number) for number in range(self._metadata.num_row_groups)]
-        return [sum(_column_bytes(group.column(n), names) for n in range(group.num_columns)) for group in groups]
+        return [sum(map(_column_bytes, _columns(group, names))) for group in groups]
 
     @property
     def num_records(self) -> int:
@@ -103,17 +103,20 @@ class ParquetFile:
     def _spans(self, group: int, names: Sequence[str]) -> list[tuple[int, int]]:
         """Returns the starts and lengths of the columns of a row group, without those that exceed the file."""
         spans = []
-        metadata = self._metadata.row_group(group)
-        for number in range(metadata.num_columns):
-            column = metadata.column(number)
-            if not any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names):
-                continue
+        for column in _columns(self._metadata.row_group(group), names):
             # Some writers set the offset of a dictionary to 0.
             starts = [column.data_page_offset, column.dictionary_page_offset or 0]
             start, length = min(filter(None, starts), default=0), column.total_compressed_size
             if 0 < start < start + length <= self._identity.size:
                 spans.append((start, length))
         return spans
+
+
+def _columns(group: Any, names: Sequence[str] | None) -> Iterator[Any]:
+    """Yields the metadata of the columns of a row group, and of their members, that have one of the names, or all."""
+    for column in map(group.column, range(group.num_columns)):
+        if names is None or any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names):
+            yield column
 
 
 def _reader(file: RemoteFile, spans: Sequence[tuple[int, int]]) -> Callable[[int, int], bytes]:
@@ -150,10 +153,8 @@ def _message_of(error: BaseException) -> str:
 _VALUE_BYTES = {"INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8}
 
 
-def _column_bytes(column: Any, names: Sequence[str] | None) -> int:
+def _column_bytes(column: Any) -> int:
     """Returns the size of a column of a row group, decompressed and without dictionaries of numbers."""
-    if names is not None and column.path_in_schema.split(".", 1)[0] not in names:
-        return 0
     stored: int = column.total_uncompressed_size
     decoded: int = column.num_values * _VALUE_BYTES.get(column.physical_type, 0)
     return max(stored, decoded)

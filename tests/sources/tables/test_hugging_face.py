@@ -118,6 +118,14 @@ def test_numbers_keep_the_width_of_their_column() -> None:
     assert record["image"].tolist() == image.tolist()
 
 
+def test_a_struct_may_have_no_members() -> None:
+    """A struct without members is an empty dict, or None if it is null."""
+    table = pa.table({"empty": pa.array([{}, None, {}], pa.struct([])), "id": [0, 1, 2]})
+    source = HuggingFaceDataSource(datasets.Dataset(table))
+    assert [record["empty"] for record in every(source)] == [{}, None, {}]
+    assert source[2] == {"empty": {}, "id": 2}
+
+
 def test_images_are_decoded_by_their_feature() -> None:
     """Images are decoded in columns, lists and dicts; a missing one is None; decode=False leaves bytes."""
     red = PIL.Image.new("RGB", (3, 2), "red")

@@ -116,6 +116,7 @@ TYPES: dict[str, tuple[Any, Any]] = {
     "null in a struct": (pa.array([{"a": 1, "b": 1}, {"a": 1, "b": None}] * 2)[1:], {"a": np.int64(1), "b": None}),
     "list of structs": (pa.array([[], [], [{"a": 1}, {"a": 2}]]), [{"a": np.int64(1)}, {"a": np.int64(2)}]),
     "map": (pa.array([[("k", 1)]] * 3, pa.map_(pa.string(), pa.int8())), [("k", 1)]),
+    "map of text views": (pa.array([[("k", "x" * 20)]] * 3, pa.map_(pa.string(), pa.string_view())), [("k", "x" * 20)]),
     "list of decimals": (pa.array([[decimal.Decimal("1.5")]] * 3), [decimal.Decimal("1.5")]),
     "tensor": (
         pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(18, dtype=np.int32).reshape(3, 2, 3)),
@@ -300,10 +301,13 @@ def test_a_shuffled_load_of_more_than_fits_decodes_each_row_group_once(tmp_path:
 
 
 def test_windows_count_the_wanted_columns_and_decoded_numbers(tmp_path: Path) -> None:
-    """Numbers count as decoded, though a file may have them in a dictionary; other columns do not count."""
-    table = pa.table({"id": np.zeros(4000, np.int64), "text": ["x" * 100] * 4000})
+    """Numbers count as decoded, though a file may have them in a dictionary; other columns do not count.
+
+    A name may have a dot.
+    """
+    table = pa.table({"the.id": np.zeros(4000, np.int64), "text": ["x" * 100] * 4000})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
-    for columns, cache_bytes, expected in ((["id"], 32_000, None), (["id"], 31_000, 19), (None, 1000, 1)):
+    for columns, cache_bytes, expected in ((["the.id"], 32_000, None), (["the.id"], 31_000, 19), (None, 1000, 1)):
         with ParquetDataSource(tmp_path / "a.parquet", columns=columns, cache_bytes=cache_bytes) as source:
             assert source.window_units == expected
 
