@@ -8,19 +8,21 @@ import contextlib
 import dataclasses
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, final
 
 import numpy as np
 
-from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.samplers import SequentialSampler
 from millstream.sources.source_checks import batched_read_of
+from millstream.sources.storage.paths import FileIdentity
 from millstream.tools.record_encoding import Encoding, encode_records
 from millstream.tools.record_writers import companion_of, compression_level, new_writer
+from millstream.tools.underlying_sources import files_of, origin_of, underlying_sources
 
-_VERSION = 3
+_VERSION = 4
 
 _BLOCK_BYTES = 4 << 20
 _BLOCK_RECORDS = 1024
@@ -55,7 +57,7 @@ class Conversion:
             raise ValueError(
                 f"Cannot write {len(self.source):,} records to {self.num_shards:,} files: each file needs at least one."
             )
-        if both := set(map(os.path.realpath, self.targets)) & set(map(os.path.realpath, self._inputs())):
+        if both := set(map(os.path.realpath, self.targets)) & set(map(os.path.realpath, self._files())):
             raise ValueError(f"{both.pop()!r} is both an input and an output. Choose another destination.")
 
     @property
@@ -88,21 +90,19 @@ class Conversion:
     def plan(self) -> dict[str, Any]:
         """Returns the values that must be equal to resume."""
         own = fingerprint_of(self.source, SequentialSampler(len(self.source)), [])
-        files = [source.files.values() for source in self._sources() if hasattr(source, "files")]
         return {
             "version": _VERSION,
-            "source": [dict(own.identity), {} if hasattr(self.source, "files") else dict(own.content)],
-            "files": [[identity.size, identity.modified] for identities in files for identity in identities],
+            "source": [dict(own.identity), {} if files_of(self.source) is not None else dict(own.content)],
+            "origins": [origin_of(source) for source in underlying_sources(self.source)],
+            "files": [[identity.size, identity.modified] for identity in self._files().values()],
             "encode": dataclasses.asdict(self.encoding),
             "compression": self.compression,
             "shards": self.num_shards,
         }
 
-    def _sources(self) -> Sequence[Any]:
-        return (node_of(self.source).sources or ()) if isinstance(self.source, MapDataset) else (self.source,)
-
-    def _inputs(self) -> list[str]:
-        return [path for source in self._sources() for path in getattr(source, "files", ())]
+    def _files(self) -> dict[str, FileIdentity]:
+        sources = underlying_sources(self.source)
+        return {path: identity for source in sources for path, identity in (files_of(source) or {}).items()}
 
 
 def write_shard(conversion: Conversion, shard: int, report: Callable[[int], None] | None) -> None:

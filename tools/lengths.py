@@ -14,28 +14,19 @@ from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.loader.pipeline.arguments import Operations, check_operations
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
-from millstream.sources import (
-    ConcatenatedDataSource,
-    DataSource,
-    InMemoryDataSource,
-    MegatronDataSource,
-    RangeDataSource,
-)
-from millstream.sources.files.multi_file import Files
+from millstream.sources import DataSource, MegatronDataSource
 from millstream.sources.source_checks import check_source
 from millstream.sources.storage.offset_index import IndexKey, Placement, find_offsets, store_offsets
 from millstream.sources.storage.offsets import DamagedIndexError
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.progress import Progress
+from millstream.tools.underlying_sources import files_of, has_complete_fingerprint, underlying_sources
 from millstream.transforms import Batch, Map, Transformation
 
 _BLOCK_RECORDS = 256
 
 _VERSION = 2
 """The version of the counting, to be raised when it returns other lengths."""
-
-_IN_MEMORY = (list, tuple, range, np.ndarray, InMemoryDataSource, RangeDataSource)
-"""Sources whose fingerprint samples their records, and so misses changes of the others."""
 
 
 @named_arguments()
@@ -54,8 +45,8 @@ def lengths_of(
     `~/.cache/millstream`) if that folder is not writable or the source has no files. Records are counted again after a
     change of the source, of its files (including their times), or of the operations: their parameters and their code.
     A change of a function or global variable that an operation uses is not noticed. In that case, remove the file,
-    whose path is in the log of `millstream`. Records in memory, and those of a source without `fingerprint()`, are
-    counted each time.
+    whose path is in the log of `millstream`. Records that nothing tells from others are counted each time: those in
+    memory, of `FileDataSource`, Zarr, Lance and Hugging Face, and of your own source without `fingerprint()`.
 
     The lengths of sequences in Megatron's format are known, and nothing is read.
 
@@ -189,9 +180,10 @@ def _index_key(source: DataSource[Any], operations: list[Transformation], featur
     """Returns the key of the stored lengths; None for a source without a complete fingerprint."""
     import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
-    files: dict[str, FileIdentity] = {}
-    if not _has_complete_fingerprint(source, files):
+    sources = list(underlying_sources(source))
+    if not all(map(has_complete_fingerprint, sources)):
         return None
+    files = {path: identity for below in sources for path, identity in (files_of(below) or {}).items()}
     own = fingerprint_of(source, SequentialSampler(len(source)), operations)
     text = json.dumps([len(source), dict(own.identity), dict(own.content), own.python, feature])
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -208,12 +200,3 @@ def _find_lengths(key: IndexKey, count: int) -> NDArray[np.int64] | None:
     except DamagedIndexError:
         return None
     return lengths if lengths.min(initial=0) >= 0 else None
-
-
-def _has_complete_fingerprint(source: Any, files: dict[str, FileIdentity]) -> bool:
-    """Returns True if any change of a source changes its fingerprint. Adds the source's files to `files`."""
-    if isinstance(source, ConcatenatedDataSource):
-        return all(_has_complete_fingerprint(component, files) for component in source.parts.values())
-    if isinstance(source, Files):
-        files |= source.files
-    return callable(getattr(source, "fingerprint", None)) and not isinstance(source, _IN_MEMORY)

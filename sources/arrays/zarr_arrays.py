@@ -96,6 +96,11 @@ class ZarrDataSource(ReadsBatches):
         arrays = f"{1 + len(others)} array{'s'[: len(others)]}"
         return f"ZarrDataSource({self._num_records:,} records in {arrays}, first {first!r})"
 
+    @property
+    def origin(self) -> str:
+        """The paths or URLs of the arrays, which the fingerprint lacks, because they may move."""
+        return " ".join(self._urls.values())
+
     def fingerprint(self) -> str:
         """Returns the number of records, and a digest of the columns' names and of the arrays' metadata."""
         digest = digest_of(list(self._metadata.items()), 8)

@@ -17,7 +17,7 @@ from millstream.sources.records.array_record import ArrayRecordDataSource
 from millstream.sources.records.tfds_features import leaves_of
 from millstream.sources.records.tfds_splits import ranges_of, splits_of
 from millstream.sources.records.tfrecord import TFRecordDataSource
-from millstream.sources.storage.paths import absolute_path
+from millstream.sources.storage.paths import FileIdentity, absolute_path
 from millstream.tf_example.columns import decode_columns
 
 _SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
@@ -104,6 +104,12 @@ class TfdsDataSource(Closing, ReadsBatches):
 
     def __repr__(self) -> str:
         return f"TfdsDataSource({self._split!r}, {self._source!r})"
+
+    @property
+    def files(self) -> dict[str, FileIdentity]:
+        """The identity of each file at construction, by path, in their order."""
+        files: dict[str, FileIdentity] = self._source.files
+        return files
 
     def close(self) -> None:
         """Closes all files. Reading then raises ValueError. May be called again."""

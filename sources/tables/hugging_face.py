@@ -74,6 +74,11 @@ class HuggingFaceDataSource(ReadsBatches):
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_tables": None}
 
+    @property
+    def origin(self) -> str:
+        """The fingerprint that `datasets` gives the dataset, by its origin and all that was done to it."""
+        return str(self._dataset._fingerprint)  # noqa: SLF001  (as above)
+
     def fingerprint(self) -> str:
         """Returns the number of records, the columns, and a CRC over up to 16 records, spread evenly.
 

@@ -99,6 +99,11 @@ class LanceDataSource(ReadsBatches):
     def __repr__(self) -> str:
         return f"LanceDataSource({self._num_records:,} records in version {self.version} of {self._path!r})"
 
+    @property
+    def origin(self) -> str:
+        """The path or URL of the dataset, which the fingerprint lacks, because it may move."""
+        return self._path
+
     def fingerprint(self) -> str:
         """Returns the version, the number of records, and a digest of the columns and the filter."""
         described = [(name, column.type_name) for name, column in self._columns.items()], self._filter

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,6 +19,7 @@ import millstream
 from millstream import (
     ArrayRecordDataSource,
     BagzDataSource,
+    ConcatenatedDataSource,
     DataSourceError,
     FixedLengthFeature,
     VariableLengthFeature,
@@ -259,6 +261,25 @@ def test_another_conversion_is_not_mixed_with_it(killed: tuple[list[Any], dict[s
     assert records_in(*shards_of(tmp_path)) == [b"one"] * 60
 
 
+@pytest.mark.third_party
+def test_data_of_one_shape_are_not_mixed(tmp_path: Path) -> None:
+    """A conversion of rows that failed is not continued with those of another dataset of the same shape."""
+    for name in ("a", "b"):
+        lance.write_dataset(pa.table({"text": [f"{name}{number}" for number in range(4)]}), tmp_path / name)
+
+    def text_of(record: dict[str, Any]) -> str:
+        if record["text"] == "a3":
+            raise RuntimeError("No more.")
+        return str(record["text"])
+
+    chains = [millstream.MapDataset.source(millstream.LanceDataSource(tmp_path / name)).map(text_of) for name in "ab"]
+    with pytest.raises(RuntimeError, match=r"No more"):
+        millstream.convert(chains[0], tmp_path / "b.bag", num_shards=2, worker_count=0)
+    with pytest.raises(ValueError, match=r"has a different origins"):
+        millstream.convert(chains[1], tmp_path / "b.bag", num_shards=2, worker_count=0)
+    assert records_in(*shards_of(tmp_path)) == [b"a0", b"a1"]
+
+
 def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
     """A second conversion to the same files is an error and changes nothing; Ctrl-C ends the first one quietly."""
     command = ["convert", str(long_text), "b.bag", "--shards=50", "--jobs=2"]
@@ -297,6 +318,10 @@ def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> No
     assert records_in(tmp_path / "b.bag") == RECORDS
     _, reported = run_here("convert", "b.bag", "./b.bag", "--overwrite", folder=tmp_path, status=1)
     assert "is both an input and an output" in reported
+    with BagzDataSource(tmp_path / "b.bag") as source:
+        for below in (ConcatenatedDataSource([source]), millstream.MapDataset.source(source).map(bytes.upper)):
+            with pytest.raises(ValueError, match="is both an input and an output"):
+                millstream.convert(below, tmp_path / "b.bag", overwrite=True)
     assert records_in(tmp_path / "b.bag") == RECORDS
     assert not list(tmp_path.glob(".*.conversion"))
 

@@ -2,11 +2,16 @@
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
+import lance
 import numpy as np
+import pyarrow as pa
 import pytest
+import tensorstore
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -187,19 +192,65 @@ class Held:
         return str(self._texts[key])
 
 
-@pytest.mark.parametrize(
-    "wrap", [list, Held, millstream.InMemoryDataSource, lambda texts: ConcatenatedDataSource([texts])]
-)
-def test_records_in_memory_are_counted_each_time(wrap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two lists may differ in records that no fingerprint looks at: they are never mistaken for one another."""
+def in_arrays(texts: list[str], folder: Path) -> Any:
+    path = str(folder / "numbers.zarr")
+    numbers = np.array([len(text.split()) for text in texts])
+    spec = {"driver": "zarr3", "kvstore": {"driver": "file", "path": path}}
+    tensorstore.open(spec, create=True, dtype=numbers.dtype, shape=numbers.shape).result()[...] = numbers
+    return millstream.ZarrDataSource({"count": path})
+
+
+def in_rows(texts: list[str], folder: Path) -> Any:
+    lance.write_dataset(pa.table({"text": texts}), folder / "texts.lance")
+    return millstream.LanceDataSource(folder / "texts.lance")
+
+
+def in_files(texts: list[str], folder: Path) -> Any:
+    for number, text in enumerate(texts):
+        (folder / f"{number:03}.txt").write_text(text)
+    return millstream.FileDataSource(folder / "*.txt")
+
+
+def words_of(record: Any) -> Any:
+    """Returns the words of a text, alone or in a record, or their number."""
+    text = record if isinstance(record, str) else [*record.values()][-1]
+    return text.split() if isinstance(text, str | bytes) else text
+
+
+KINDS: dict[str, Callable[[list[str], Path], Any]] = {
+    "list": lambda texts, _: texts,
+    "held": lambda texts, _: Held(texts),
+    "memory": lambda texts, _: millstream.InMemoryDataSource(texts),
+    "concatenated": lambda texts, _: ConcatenatedDataSource([texts]),
+    "chain": lambda texts, _: millstream.MapDataset.source(texts).map(str.upper),
+    "dataset": lambda texts, _: millstream.HuggingFaceDataSource(datasets.Dataset.from_dict({"text": texts})),
+    "arrays": in_arrays,
+    "rows": in_rows,
+    "files": in_files,
+}
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("kind", KINDS)
+def test_records_that_are_not_told_apart_are_counted_each_time(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sources may differ in records that no fingerprint looks at: they are never mistaken for one another."""
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     changed = [*TEXTS[:101], "one two three four", *TEXTS[102:]]
-    for texts in (TEXTS, changed):
-        assert millstream.lengths_of(wrap(texts), [str.split]).tolist() == [len(text.split()) for text in texts]
+    for name, texts in (("a", TEXTS), ("b", changed)):
+        (tmp_path / name).mkdir()
+        lengths = millstream.lengths_of(KINDS[kind](texts, tmp_path / name), [words_of])
+        assert lengths.tolist() == [len(text.split()) for text in texts]
     assert not (tmp_path / "cache").exists()
 
 
-def test_several_sources_are_kept_beside_the_first(texts: Path, notes: Path, tmp_path: Path) -> None:
+def chained(sources: list[Any]) -> Any:
+    return millstream.MapDataset.concatenate([millstream.MapDataset.source(source).map(str) for source in sources])
+
+
+@pytest.mark.parametrize("join", [ConcatenatedDataSource, chained])
+def test_several_sources_are_kept_beside_the_first(join: Any, texts: Path, notes: Path, tmp_path: Path) -> None:
     """The lengths of several sources are saved beside the first, and a change of any of them counts again."""
     other = tmp_path / "b.txt"
     other.write_text("a b c\n")
@@ -209,7 +260,7 @@ def test_several_sources_are_kept_beside_the_first(texts: Path, notes: Path, tmp
             other.write_text(content)
             os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns + 1_000))
         with TextLineDataSource(texts) as first, TextLineDataSource(other) as second:
-            lengths = millstream.lengths_of(ConcatenatedDataSource([first, second]), [Split(notes)])
+            lengths = millstream.lengths_of(join([first, second]), [Split(notes)])
         assert lengths.tolist() == [*WORDS, len(content.split())]
 
     assert len(notes.read_text()) == 2 * (len(TEXTS) + 1)

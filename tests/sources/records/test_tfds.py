@@ -64,6 +64,8 @@ def test_a_split_is_the_records_of_its_files(tmp_path: Path, file_format: str) -
             assert ids(source) == list(range(25))
             record = source[24]
             assert (record, record["n"].dtype) == ({"n": 24, "text": b"text 24"}, np.int32)
+            # One of its files is empty.
+            assert set(source.files) < set(map(str, folder.glob("*-train.*")))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""The sources that a source or a chain reads from, and what tells their records apart from those of others.
+
+A fingerprint is not enough: those of lists and datasets depend on a few records, those of folders and arrays on names
+and shapes.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes.node import Node
+from millstream.dataset.nodes.source_node import Own, Source
+from millstream.sources import (
+    ConcatenatedDataSource,
+    HuggingFaceDataSource,
+    LanceDataSource,
+    TfdsDataSource,
+    ZarrDataSource,
+)
+from millstream.sources.files.multi_file import Files
+from millstream.sources.storage.paths import FileIdentity
+
+
+def underlying_sources(source: Any) -> Iterator[Any]:
+    """Yields the sources that are read, and datasets of users, whose elements may come from anywhere."""
+    if isinstance(source, ConcatenatedDataSource):
+        for part in source.parts.values():
+            yield from underlying_sources(part)
+    elif isinstance(source, MapDataset):
+        yield from _sources_of(node_of(source))
+    else:
+        yield source
+
+
+def _sources_of(node: Node) -> Iterator[Any]:
+    if isinstance(node, Source):
+        yield from underlying_sources(node.source)
+    elif isinstance(node, Own):
+        yield node.dataset
+    for parent in node.parents:
+        yield from _sources_of(parent)
+
+
+def files_of(source: Any) -> Mapping[str, FileIdentity] | None:
+    """Returns the identities of the files that have all records of a source, by path; None for other sources."""
+    return source.files if isinstance(source, Files | TfdsDataSource) else None
+
+
+def has_complete_fingerprint(source: Any) -> bool:
+    """Returns True if an underlying source has files, or if a user wrote its `fingerprint()`."""
+    fingerprint = getattr(source, "fingerprint", None)
+    of_user = callable(fingerprint) and not str(getattr(fingerprint, "__module__", "")).startswith("millstream.")
+    return of_user or files_of(source) is not None
+
+
+def origin_of(source: Any) -> str | None:
+    """Returns a text that tells data of one shape from other data, for sources of other libraries; else None."""
+    return source.origin if isinstance(source, HuggingFaceDataSource | LanceDataSource | ZarrDataSource) else None
