@@ -24,8 +24,8 @@ from millstream.sources.storage.paths import FileIdentity
 def underlying_sources(source: Any) -> Iterator[Any]:
     """Yields the sources that are read, and datasets of users, whose elements may come from anywhere."""
     if isinstance(source, ConcatenatedDataSource):
-        for part in source.parts.values():
-            yield from underlying_sources(part)
+        for member in source.parts.values():
+            yield from underlying_sources(member)
     elif isinstance(source, MapDataset):
         yield from _sources_of(node_of(source))
     else:

@@ -23,8 +23,8 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
             `FixedLengthFeature(shape, ...)` restores their shape. Features that are None are omitted.
 
     Raises:
-        TypeError: a value has another type, such as a dict.
-        ValueError: an integer has more than 64 bits.
+        TypeError: a value has another type, such as a dict, or a name is not a str.
+        ValueError: an integer is not in -2**63 … 2**63 - 1.
 
     Examples:
         >>> record = millstream.encode_example({"image": b"png", "label": 3, "tokens": np.arange(5)})
@@ -32,15 +32,21 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
         (<class 'bytes'>, 57)
     """
     entries = [
-        _field(1, _field(1, name.encode()) + _field(2, _feature(name, value)))
+        _field(1, _field(1, _encoded_name(name)) + _field(2, _feature(name, value)))
         for name, value in features.items()
         if value is not None
     ]
     return _field(1, b"".join(entries))
 
 
+def _encoded_name(name: Any) -> bytes:
+    if not isinstance(name, str):
+        raise TypeError(f"The name of a feature must be a str, got {name!r} of type {type(name).__name__}.")
+    return name.encode()
+
+
 def _feature(name: str, value: Any) -> bytes:
-    if isinstance(value, bytes | str):
+    if isinstance(value, bytes | bytearray | str):
         kind, content = "bytes", _field(1, _as_bytes(value))
     else:
         kind, content = _list(name, value)
@@ -50,18 +56,20 @@ def _feature(name: str, value: Any) -> bytes:
 def _list(name: str, value: Any) -> tuple[str, bytes]:
     """Returns the kind of a value that is not text or bytes, and the list message of its values."""
     items = value.reshape(-1).tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "SUO" else value
-    if isinstance(items, list | tuple) and items and all(isinstance(item, bytes | str) for item in items):
+    is_list = isinstance(items, list | tuple) and (items or items is not value)  # An empty array has a dtype.
+    if is_list and all(isinstance(item, bytes | bytearray | str) for item in items):
         return "bytes", b"".join(_field(1, _as_bytes(item)) for item in items)
     try:
         array = np.asarray(items)
     except ValueError:  # Lists of different lengths.
-        array = np.array(None)
+        array, items = np.array(None), None
     if array.size == 0 and isinstance(value, list | tuple):
         return "int64", b""
     kind = _KINDS_OF_DTYPES.get(array.dtype.kind)
+    if array.dtype.kind in "fO" and _has_integers_only(items):
+        # NumPy makes floats of integers that no dtype has.
+        raise ValueError(f"Cannot encode feature {name!r}: its integers need more than 64 bits, signed.")
     if kind is None:
-        if array.dtype.kind == "O" and all(isinstance(item, int) for item in array.reshape(-1).tolist()):
-            raise ValueError(f"Cannot encode feature {name!r}: an integer in it has more than 64 bits.")
         raise TypeError(
             f"Feature {name!r} must be bytes, str, a number, or an array or list of these, got {type(value).__name__}."
         )
@@ -72,6 +80,13 @@ def _list(name: str, value: Any) -> tuple[str, bytes]:
             raise ValueError(f"Feature {name!r} must be below 2**63, as integers in an Example are, got {array.max()}.")
         packed = _varints(array.reshape(-1).astype(np.int64))
     return kind, _field(1, packed) if packed else b""
+
+
+def _has_integers_only(items: Any) -> bool:
+    """Returns True if a number, or all numbers of nested lists, of which there is one, are integers."""
+    if isinstance(items, list | tuple):
+        return all(map(_has_integers_only, items))
+    return isinstance(items, int | np.integer)
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -104,5 +119,5 @@ def _varints(values: NDArray[np.int64]) -> bytes:
     return encoded
 
 
-def _as_bytes(item: bytes | str) -> bytes:
-    return item.encode() if isinstance(item, str) else item
+def _as_bytes(item: bytes | bytearray | str) -> bytes:
+    return item.encode() if isinstance(item, str) else bytes(item)

@@ -89,7 +89,7 @@ class FixedLengthFeature:
         if self.default is not None:
             try:
                 self.default_values()
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise ValueError(
                     f"default must be one value, or values of shape {self.shape} and dtype {self.dtype}, got "
                     f"{reprlib.repr(self.default)}."
@@ -98,7 +98,10 @@ class FixedLengthFeature:
     def default_values(self) -> NDArray[Any]:
         """Returns the default as an array of the feature's shape."""
         if self.dtype != "bytes":
-            return np.broadcast_to(np.array(self.default, self.dtype), self.shape)
+            values = np.array(self.default, self.dtype)
+            if self.dtype == "int64" and (values != np.asarray(self.default)).any():
+                raise ValueError("a fraction is not an integer")
+            return np.broadcast_to(values, self.shape)
         # NumPy's own bytes would lose trailing zeros.
         values = np.empty(self.shape, np.object_)
         if isinstance(self.default, bytes):

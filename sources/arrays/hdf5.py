@@ -93,7 +93,7 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         TypeError: datasets that are not a mapping of names to paths.
         ValueError: no dataset matches a pattern; columns differ in their files, matches or numbers of rows; datasets of
             a column differ in dtype or shape; a dataset has values of variable length, a filter that h5py lacks, or its
-            values in other files; a file is open for writing in this process; there are no records.
+            values in other files; a file is open for writing in this process.
 
     Reading raises DataSourceError, with the file and the record, for a damaged chunk, and for a file that was
     truncated, removed or changed since the source was constructed. At most 512 files stay open. While h5py has a file

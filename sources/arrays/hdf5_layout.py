@@ -187,7 +187,7 @@ def _matches(
     component, *others = components
     if not hasattr(group, "keys"):
         return
-    is_pattern = GLOB.search(component) is not None
+    is_pattern = component not in group and GLOB.search(component) is not None
     for member in fnmatch.filter(group.keys(), component) if is_pattern else [component] * (component in group):
         full, capture = f"{name}/{member}".lstrip("/"), (*captured, *[member] * is_pattern)
         if others:

@@ -56,7 +56,7 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
         FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: an index is not one of Megatron's, is damaged, or does not fit its `.bin` file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: there are no records.
+        ValueError: no paths.
 
     Reading raises DataSourceError, with the file and the record, for a file that was truncated, removed or changed
     since the source was constructed. At most 512 files stay open.

@@ -85,7 +85,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         DataSourceError: a file is not a Parquet file, is damaged, or was cut short.
         TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
         ValueError: a file lacks a wanted column, has it twice, or has it with another type than the first file; or, if
-            all are wanted, has other columns than the first file; a range that ends before it starts; no records.
+            all are wanted, has other columns than the first file; a range that ends before it starts.
 
     Reading raises DataSourceError, with the file and the row, for a damaged row group, and for a file that was
     truncated, removed or changed since the source was constructed. Checksums of pages are compared if files have them.

@@ -246,6 +246,8 @@ def test_what_does_not_fit_is_an_error_with_the_element(feature: Any, words: str
             r"shape \(2,\) .* got \[1, 2, 3\]",
         ),
         (lambda: FixedLengthFeature((), np.int64, default="x"), ValueError, "dtype int64, got 'x'"),
+        (lambda: FixedLengthFeature((), np.int64, default=1.5), ValueError, r"dtype int64, got 1\.5"),
+        (lambda: FixedLengthFeature((), np.int64, default=2**63), ValueError, "dtype int64, got 9223372036854775808"),
         (lambda: VariableLengthFeature(3), ValueError, r"must be np\.int64, np\.float32 or bytes, .* got 3"),
         (lambda: decode_examples(ALL).map(WHOLE), TypeError, "Put it directly after Batch"),
     ],
@@ -331,21 +333,25 @@ def test_arrays_come_out_with_their_values(array: Any) -> None:
 
 
 def test_texts_empty_lists_and_absent_values() -> None:
-    """Text is UTF-8; an empty list has no values; None is left out."""
+    """Text is UTF-8; an empty list has no values, and an empty array those of its dtype; None is left out."""
     decode = decode_examples(
         {
             "text": FixedLengthFeature((), bytes),
             "texts": VariableLengthFeature(bytes),
             "none": FixedLengthFeature((), np.int64, default=-7),
             "empty": VariableLengthFeature(np.int64),
+            "no texts": VariableLengthFeature(bytes),
+            "buffer": FixedLengthFeature((), bytes),
         }
     )
-    encoded = encode_example({"text": "ä", "texts": np.array(["a", "bc"]), "none": None, "empty": []})
+    features: dict[str, Any] = {"text": "ä", "texts": np.array(["a", "bc"]), "none": None, "empty": []}
+    encoded = encode_example(features | {"no texts": np.array([], object), "buffer": bytearray(b"abc")})
     columns = decode.map([encoded])
     assert columns["text"].tolist() == ["ä".encode()]
     assert columns["texts"].values.tolist() == [b"a", b"bc"]
     assert columns["none"].tolist() == [-7]
-    assert columns["empty"].lengths.tolist() == [0]
+    assert columns["empty"].lengths.tolist() == columns["no texts"].lengths.tolist() == [0]
+    assert columns["buffer"].tolist() == [b"abc"]
     assert encode_example({}) == example_message({})
 
 
@@ -360,6 +366,8 @@ def test_texts_empty_lists_and_absent_values() -> None:
         (np.datetime64("2026-01-01"), TypeError, "got datetime64"),
         (2**63, ValueError, "below 2"),
         (2**64, ValueError, "more than 64 bits"),
+        ([-1, 2**63], ValueError, "more than 64 bits, signed"),
+        ([[np.int64(-1)], [np.uint64(1)]], ValueError, "more than 64 bits, signed"),
         (np.array([2**63], np.uint64), ValueError, r"below 2\*\*63, .* got 9223372036854775808"),
     ],
 )
@@ -367,3 +375,5 @@ def test_what_an_example_cannot_hold_is_an_error(value: Any, error: type[Excepti
     """A value that an Example cannot contain is an error that names the feature."""
     with pytest.raises(error, match=words):
         encode_example({"x": value})
+    with pytest.raises(TypeError, match="name of a feature must be a str, got 1"):
+        encode_example({1: value})  # type: ignore[dict-item]

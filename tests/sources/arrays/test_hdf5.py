@@ -114,6 +114,14 @@ def test_patterns_are_files_and_datasets_in_order(tmp_path: Path, monkeypatch: p
         assert source.window_units is None
 
 
+def test_a_dataset_may_have_the_name_of_a_pattern(tmp_path: Path) -> None:
+    """A name that exists is that name, also if it could be a pattern."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["group[1]/x[0]"], file["group1/x0"] = np.arange(3), np.arange(4)
+    assert len(Hdf5DataSource({"x": f"{tmp_path}/a.h5/group[1]/x[0]"})) == 3
+    assert len(Hdf5DataSource({"x": f"{tmp_path}/a.h5/group[12]/x?"})) == 4
+
+
 def test_the_units_of_a_shuffle_are_chunks_that_fit(tmp_path: Path) -> None:
     """Of the column with the most bytes that is decoded. Two windows fit into the cache; each chunk is decoded once."""
     path = tmp_path / "a.h5"
