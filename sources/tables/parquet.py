@@ -124,7 +124,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         for path in self._paths:
             self._check_types(path)
         # One window is read while another one ends.
-        window = max(1, self._cache_bytes // (2 * max(1, *self._group_bytes)))
+        window = max(1, self._cache_bytes // (2 * max([1, *self._group_bytes])))
         self.window_units = None if sum(self._group_bytes) <= self._cache_bytes else window
         del self._schemas, self._group_bytes
         self._index_units()

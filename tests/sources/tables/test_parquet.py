@@ -312,6 +312,14 @@ def test_windows_count_the_wanted_columns_and_decoded_numbers(tmp_path: Path) ->
             assert source.window_units == expected
 
 
+def test_a_file_may_have_no_row_groups(tmp_path: Path) -> None:
+    """A file without row groups has no records, alone or before others."""
+    pq.ParquetWriter(tmp_path / "a.parquet", pa.schema({"id": pa.int64()})).close()
+    pq.write_table(pa.table({"id": [5]}), tmp_path / "b.parquet")
+    assert len(ParquetDataSource(tmp_path / "a.parquet")) == 0
+    assert ParquetDataSource(tmp_path / "[ab].parquet")[0] == {"id": 5}
+
+
 def test_columns_are_those_asked_for_in_that_order(path: Path) -> None:
     """`columns` selects and orders the columns, and changes the fingerprint."""
     with ParquetDataSource(path, columns=["text", "id"]) as source:
