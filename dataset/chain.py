@@ -134,7 +134,7 @@ def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> tuple[D
     execution = sharing.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
     leader = execution.begin()
     shared_workers.start_on_demand(leader.start_prefetch)
-    stream.leader = leader
+    stream.led_by(leader)
     return stream, running
 
 

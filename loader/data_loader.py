@@ -295,7 +295,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         from millstream.loader.monitoring.served_pipelines import serve  # noqa: PLC0415  (lazy: off by default)
 
         self._execution.check_open()
-        serve(self._execution)
+        serve(self.insight)
 
     def __repr__(self) -> str:
         from millstream.loader.reporting.summary import render_text  # noqa: PLC0415  (lazy: only people need it)

@@ -27,6 +27,7 @@ from millstream.loader.devices.placement import Device, Placement
 from millstream.loader.devices.staging import DevicePosition, DeviceStaging, StagedBatch
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
+from millstream.loader.iterator import Consumer
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.waiting import SLICE_SECONDS, Wait
@@ -98,15 +99,14 @@ class DeviceIterator(Inspectable, ResumableIterator):
         self.states_are_bytes = iterator.states_are_bytes
         self._stall_timeout: float = getattr(iterator, "stall_timeout", math.inf)
         self._left_at: float | None = None
-        # The time since which the trainer is inside `next`; None while it computes.
-        self.asked_at: float | None = None
         self._placement = placement
         self._buffer_size = buffer_size
         self._position = DevicePosition.of(iterator)
         # The trainer's waits are those for this iterator, so the other one must measure none.
+        self._consumer = Consumer(self._position.step or 0, self._position.epoch)
         self._unshown_profiler: Profiler | None = None
         if hasattr(iterator, "let_measure"):
-            iterator.let_measure(self)
+            iterator.let_measure(self._consumer)
         else:
             self._unshown_profiler = Profiler(())
         self._staging: DeviceStaging | None = None
@@ -156,13 +156,15 @@ class DeviceIterator(Inspectable, ResumableIterator):
             TypeError: JAX has no array for a leaf of the batch.
             Exception: an error of an operation or the source, with notes of where it occurred, or of JAX.
         """
-        start, is_first = time.perf_counter(), self._staging is None
-        self.asked_at = start
+        current, start = self._staging, time.perf_counter()
+        # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
+        is_first = current is None or not current.has_delivered
+        self._consumer.asked_at = start
         self._profiler.returned(self._left_at, start)
         try:
             batch = self._alone(self._take)
         finally:
-            self.asked_at = None
+            self._consumer.asked_at = None
             self._left_at = time.perf_counter()
             self._profiler.waited(start, self._left_at, is_first=is_first)
         self._profiler.delivered(1)
@@ -256,8 +258,13 @@ class DeviceIterator(Inspectable, ResumableIterator):
         current = self._running_staging()
         staged = self._taken_from(current)
         self._readers.submit(current.stage)
-        self._position = staged.position
+        current.has_delivered = True
+        self._arrive(staged.position)
         return staged.batch
+
+    def _arrive(self, position: DevicePosition) -> None:
+        self._position = position
+        self._consumer.step, self._consumer.epoch = position.step or 0, position.epoch
 
     def _taken_from(self, current: DeviceStaging) -> StagedBatch:
         # Longer than the iterator itself waits, because its error says more.
@@ -287,7 +294,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         try:
             current = self._new_staging()
             self._readers.submit(functools.partial(current.run, move))
-            self._position = self._taken_from(current).position
+            self._arrive(self._taken_from(current).position)
         finally:
             self._end_staging()
 

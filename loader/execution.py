@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
@@ -85,7 +84,7 @@ class Execution:
             shared_workers.register(name, pipeline)
         # Modules are imported now: a trainer that changes its folder later must not import files from there.
         self.pools: WarmPools[Any] | None = None
-        self._borrows_pools = whole is not None
+        self._whole = whole
         if whole is not None:
             self.pools = whole.pools
         elif workers.num_workers:
@@ -98,7 +97,6 @@ class Execution:
         self.plan = Plan(pipeline, instrument or self.profiler.timed)
         cores = None if ray_workers is None else ray_workers.num_cores
         self.insight = Insight(self.plan, self.profiler, workers, reading, front=front, num_cores=cores)
-        self.is_closed = False
 
     def begin(self, stream: Stream | None = None) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream. Fingerprints the stream if `stream` is None."""
@@ -109,32 +107,33 @@ class Execution:
         """Adds a new iterator to those that the views know, and that `close` closes."""
         self.insight.iterators[id(iterator)] = iterator
         # Checked after the iterator is registered, because another thread may close the loader.
-        if self.is_closed:
+        if self.insight.is_closed:
             iterator.close_with_loader()
         self.check_open()
         if self.pipeline.measures_costs:
             from millstream.loader.execution_log import log_execution  # noqa: PLC0415  (lazy: off by default)
 
             log_execution(iterator, self.insight)
-        if os.environ.get("MILLSTREAM_TOP") == "1" or os.environ.get("MILLSTREAM_METRICS_PORT"):
-            from millstream.loader.monitoring.served_pipelines import serve_by_environment  # noqa: PLC0415  (lazy)
 
-            serve_by_environment(self)
+    def serve_if_requested(self) -> None:
+        """Lets other processes query this pipeline, or the one that it is an epoch of, if the environment says so."""
+        (self if self._whole is None else self._whole).insight.serve_if_requested()
 
     def check_open(self) -> None:
-        if self.is_closed:
+        if self.insight.is_closed:
             raise ValueError("This DataLoader is closed: build a new one.")
 
     def stop_idle_workers(self) -> None:
-        if self.pools is not None and not self._borrows_pools:
+        if self.pools is not None and self._whole is None:
             self.pools.stop_idle()
 
     def close(self) -> None:
         """Closes the iterators, and stops the workers, now and in future."""
-        self.is_closed = True
+        self.insight.is_closed = True
         for iterator in self.insight.living_iterators():
-            iterator.close_with_loader()
-        if self.pools is not None and not self._borrows_pools:
+            if isinstance(iterator, DataLoaderIterator):
+                iterator.close_with_loader()
+        if self.pools is not None and self._whole is None:
             self.pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":

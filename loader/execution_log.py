@@ -74,9 +74,7 @@ def _execution_summary(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> 
 def _rows(snapshot: LoaderSnapshot, costs: Mapping[Node, Cost]) -> Iterator[tuple[str, ...]]:
     nodes = sorted(node for node in costs if node[0])
     total = snapshot.pipeline_seconds or 1.0
-    for stage in snapshot.stages:
-        if stage.kind is Kind.HAND_OVER and not snapshot.num_workers:
-            continue
+    for stage in snapshot.running_stages:
         cost = costs.get((0, stage.label), Cost())
         # The functions of a packer that return no elements have a duration, too.
         seconds = stage.seconds if not cost.elements or stage.regroups else cost.seconds

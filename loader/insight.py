@@ -1,33 +1,49 @@
 """Views of a running pipeline: profile, summary, metrics, trace, preview and report.
 
 A loader and its iterators share one `Insight`. It imports the modules that compute a view when one is requested.
+
+Guarantees:
+    * A pipeline is described once, by the thread that requests a view first. From then on, any thread may take a
+      snapshot, and that runs no user code.
 """
 
 import dataclasses
 import itertools
+import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from millstream.checks import as_integer
 from millstream.loader.measuring.front import LOADER, Front
-from millstream.loader.measuring.profiler import CONSUMER, HAND_OVER, NEXT, Profiler
+from millstream.loader.measuring.profiler import CONSUMER, NEXT, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.state_of_plan import epoch_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from millstream.loader.iterator import DataLoaderIterator
+    from millstream.loader.iterator import Measured
+    from millstream.loader.measuring.profiler import Event
+    from millstream.loader.reporting.joined_snapshots import Streams
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.snapshot import LoaderSnapshot, Measurements
+    from millstream.loader.scheduling.status import PipelineStatus
     from millstream.loader.snapshot_of_loader import ComponentCounter
     from millstream.loader.tracing import Trace
 
 
 class Insight:
-    """Computes the views of one pipeline from its plan and its measurements."""
+    """Computes the views of one pipeline from its plan and its measurements.
+
+    Attributes:
+        iterators: those that exist, by their ids, the newest last.
+        draws_from: returns the views of the iterators below this one, each with a prefix for the labels of its stages.
+        is_closed: True once the pipeline is closed.
+    """
+
+    is_closed = False
 
     def __init__(
         self,
@@ -49,29 +65,70 @@ class Insight:
         # The measurements between which rates are computed. They move on once more batches are timed.
         self._window: tuple[Measurements | None, Measurements | None] = None, None
         self._counter: ComponentCounter | None = None
-        self.iterators: weakref.WeakValueDictionary[int, DataLoaderIterator] = weakref.WeakValueDictionary()
+        self._description: LoaderSnapshot | None = None
+        self.iterators: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
+        self.draws_from: Callable[[], Sequence[tuple[str, Insight]]] = tuple
 
     def snapshot(self) -> "LoaderSnapshot":
-        from millstream.loader.snapshot_of_loader import snapshot_of  # noqa: PLC0415  (lazy: only views need it)
+        """Returns the measurements so far, with those of the iterators below."""
+        own, below = self._own_snapshot(), self._below()
+        if not below:
+            return own
+        from millstream.loader.reporting.joined_snapshots import joined  # noqa: PLC0415  (lazy: only chains need it)
 
-        return snapshot_of(
-            self._plan,
-            *self._measured(),
-            workers=self._workers,
-            reading=self._reading,
-            structures=self._structures,
-            front=self._front,
-            num_cores=self._num_cores,
+        _, first = below[0]
+        return dataclasses.replace(joined(own, below), source=first.source, order=first.order)
+
+    def _own_snapshot(self) -> "LoaderSnapshot":
+        if self._description is None:
+            from millstream.loader.snapshot_of_loader import description_of  # noqa: PLC0415  (lazy: for views only)
+
+            self._description = description_of(self._plan, self._workers, self._reading, self._front, self._num_cores)
+        measured, seconds = self._measured()
+        stages = tuple(
+            dataclasses.replace(stage, seconds=seconds[stage.label], structure=self._structures.get(stage.label))
+            for stage in self._description.stages
+        )
+        return dataclasses.replace(self._description, measured=measured, stages=stages)
+
+    def _below(self) -> "Streams":
+        return [(prefix, insight.snapshot()) for prefix, insight in self.draws_from()]
+
+    def everything_below(self) -> "Iterator[Insight]":
+        for _, insight in self.draws_from():
+            yield insight
+            yield from insight.everything_below()
+
+    def events(self) -> "list[Event]":
+        """Returns the latest deaths and stalls of workers, also those below, in order."""
+        found = [event for one in (self, *self.everything_below()) for event in one.profiler.events.copy()]
+        return sorted(found, key=lambda event: event.at)
+
+    def status(self) -> "PipelineStatus":
+        """Returns the current status of the iterators, for monitoring. Any thread may call it."""
+        from millstream.loader.scheduling.status import PipelineStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
+
+        own = self.living_iterators()
+        waits = [seconds for iterator in own if (seconds := iterator.waits_for()) is not None]
+        below = [iterator for insight in self.everything_below() for iterator in insight.living_iterators()]
+        loads = [load for iterator in (*own, *below) if (load := iterator.executor_status()) is not None]
+        return PipelineStatus(
+            lifecycle=own[-1].lifecycle if own else "idle",
+            waits_for=max(waits, default=None),
+            at_hand=sum(iterator.num_at_hand() for iterator in own),
+            loads=tuple(loads),
         )
 
-    def updated(self, snapshot: "LoaderSnapshot") -> "LoaderSnapshot":
-        """Returns an earlier snapshot with current measurements. It is safe in any thread, and runs no user code."""
-        measured, seconds = self._measured()
-        stages = tuple(dataclasses.replace(stage, seconds=seconds[stage.label]) for stage in snapshot.stages)
-        return dataclasses.replace(snapshot, measured=measured, stages=stages)
+    def serve_if_requested(self) -> None:
+        """Lets other processes query the pipeline if the environment asks for it."""
+        if os.environ.get("MILLSTREAM_TOP") == "1" or os.environ.get("MILLSTREAM_METRICS_PORT"):
+            from millstream.loader.monitoring.served_pipelines import serve_by_environment  # noqa: PLC0415  (lazy)
+
+            serve_by_environment(self)
 
     def profile(self) -> dict[str, float]:
-        return {stage: seconds for stage, seconds in self.profiler.read().items() if stage in self._labels}
+        stages, trainer = self.snapshot().stages, self.profiler.read()
+        return {stage.label: stage.seconds for stage in stages} | {label: trainer[label] for label in (NEXT, CONSUMER)}
 
     def metrics(self) -> dict[str, float]:
         """Returns the measurements by name: totals, and rates since the previous call."""
@@ -94,8 +151,8 @@ class Insight:
         if pipeline is not None:
             profiler = Profiler(pipeline.labels)
             insight = Insight(Plan(pipeline), profiler, self._workers, self._reading, front=self._front)
-        structures, labels = traced(insight._plan.pipeline), insight._labels
-        insight._structures = {label: leaves for label, leaves in structures.items() if label in labels}
+        found, stages = traced(insight._plan.pipeline), insight.snapshot().stages
+        insight._structures = {stage.label: found[stage.label] for stage in stages if stage.label in found}
         return Trace(insight._structures, insight.snapshot())
 
     def preview(
@@ -136,7 +193,7 @@ class Insight:
         for iterator in self.living_iterators():
             iterator.count_delivered()
 
-    def living_iterators(self) -> "list[DataLoaderIterator]":
+    def living_iterators(self) -> "list[Measured]":
         """Returns the iterators that still exist, the newest last."""
         references = self.iterators.valuerefs()
         return [iterator for reference in references if (iterator := reference()) is not None]
@@ -149,7 +206,9 @@ class Insight:
         self.count_delivered()
         plan, profiler = self._plan, self.profiler
         seconds = profiler.read()
-        step, epoch = self._delivered_position()
+        living = self.living_iterators()
+        beginning = profiler.last_position or (0, epoch_of(plan, plan.beginning))
+        step, epoch = living[-1].delivered_position() if living else beginning
         self._counter = self._counter or ComponentCounter(plan)
         measured = Measurements(
             batches=profiler.outputs,
@@ -169,17 +228,6 @@ class Insight:
             components=self._counter.before(step),
         )
         return measured, seconds
-
-    def _delivered_position(self) -> tuple[int, int | None]:
-        living = self.living_iterators()
-        return living[-1].delivered_position() if living else (0, epoch_of(self._plan, self._plan.beginning))
-
-    @property
-    def _labels(self) -> set[str]:
-        """The labels of the stages, without the steps that a chain inserts between the user's operations."""
-        operations = zip(self._plan.pipeline.labels, self._plan.pipeline.operations, strict=True)
-        own = (label for label, operation in operations if not operation.is_between)
-        return {"keys", "read", HAND_OVER, NEXT, CONSUMER, *own}
 
     def _check_random_access(self, verb: str) -> None:
         if self._front.is_fed:

@@ -132,7 +132,8 @@ class Inspectable:
         """
         from millstream.loader.reporting.report import write_report  # noqa: PLC0415  (lazy, as above)
 
-        return write_report(path, self.insight.profiler, self.insight.snapshot)
+        insight = self.insight
+        return write_report(path, insight.profiler.recorder, insight.events(), insight.snapshot)
 
 
 def prometheus_text(loaders: Inspectable | Mapping[str, Inspectable]) -> str:

@@ -12,9 +12,9 @@ Guarantees:
 """
 
 import contextlib
+import dataclasses
 import functools
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
@@ -29,34 +29,75 @@ from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.scheduling.executor import Executor
-from millstream.loader.state_of_plan import count_outputs, epoch_of, records_before, state_at
+from millstream.loader.state_of_plan import count_outputs, epoch_of, state_at
 from millstream.sharding import ShardOptions
 
 if TYPE_CHECKING:
     from millstream.loader.data_loader import DataLoader
-    from millstream.loader.device_iterator import DeviceIterator
     from millstream.loader.execution import Execution
-    from millstream.loader.scheduling.status import IteratorStatus
+    from millstream.loader.scheduling.status import ExecutorStatus
+
+
+@dataclasses.dataclass
+class Consumer:
+    """The position of an iterator that the trainer calls instead of the one below, for instance that of device_put.
+
+    Attributes:
+        asked_at: the time since which the trainer is inside `next`; None while it computes.
+    """
+
+    step: int
+    epoch: int | None
+    asked_at: float | None = None
 
 
 class Measured:
-    """An iterator that measures the trainer's waits, unless a consumer around it does so, for instance device_put."""
+    """An iterator that measures the trainer's waits, unless a consumer around it does so.
 
-    _consumer: "weakref.ref[DeviceIterator] | None" = None
+    Any thread may call its methods.
+
+    Attributes:
+        consumer: the consumer that measures its own waits; None if this iterator measures those of the trainer.
+        asked_at: the time since which the trainer waits inside `next`; None while it does not.
+    """
+
+    consumer: Consumer | None = None
+    asked_at: float | None = None
 
     @property
-    def consumer(self) -> "DeviceIterator | None":
-        """The consumer that measures its own waits; None if this iterator measures those of the trainer."""
-        return None if self._consumer is None else self._consumer()
+    def lifecycle(self) -> str:
+        """The word for its state: idle iterators prefetch nothing."""
+        raise NotImplementedError
 
-    def let_measure(self, consumer: "DeviceIterator") -> None:
+    def let_measure(self, consumer: Consumer) -> None:
         """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
-        self._consumer = weakref.ref(consumer)
+        self.consumer = consumer
 
     def delivered_position(self) -> tuple[int, int | None]:
-        """Returns step and epoch as the trainer knows them. Any thread may call it."""
-        consumer: Any = self if self.consumer is None else self.consumer
-        return consumer.step, consumer.epoch
+        """Returns step and epoch as the trainer knows them."""
+        shown: Any = self.consumer or self
+        return shown.step, shown.epoch
+
+    def waits_for(self) -> float | None:
+        """Returns the seconds that the trainer has been inside `next`; None if it is not."""
+        asked_at = (self.consumer or self).asked_at
+        return None if asked_at is None else max(0.0, time.perf_counter() - asked_at)
+
+    def count_delivered(self) -> None:
+        """Counts the outputs delivered since the last time."""
+        raise NotImplementedError
+
+    def num_at_hand(self) -> int:
+        """Returns the number of outputs that `next` can return immediately."""
+        return 0
+
+    def executor_status(self) -> "ExecutorStatus | None":
+        """Returns a snapshot of the work in progress; None if there is none, or it is not available now."""
+        return None
+
+    def worker_stacks(self) -> dict[int, str]:
+        """Returns the stacks of worker processes, by process."""
+        return {}
 
 
 class Beginning(NamedTuple):
@@ -128,8 +169,6 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         self._is_sound = True
         self._left_at: float | None = None
         self._at_end: Callable[[], object] | None = None
-        # The time since which the consumer waits inside `next`; None while it does not.
-        self.asked_at: float | None = None
         if state is not None:
             self.set_state(state)
         execution.register(self)
@@ -200,16 +239,19 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         return taken
 
     def count_delivered(self) -> None:
-        """Counts the batches delivered since the last time. Any thread may call it."""
         # In one statement without a call, so that no two threads count the same batches.
         before, self._counted_step = self._counted_step, self._step
-        if self._consumer is None:
+        if self.consumer is None:
             self._profiler.delivered(self._counted_step - before)
 
     def __del__(self) -> None:
         # Without the names of any module, which may be gone at the end of the interpreter.
         if hasattr(self, "_counted_step"):
             self.count_delivered()
+            try:  # noqa: SIM105  (as above)
+                self._profiler.last_position = self.delivered_position()
+            except Exception:  # noqa: BLE001, S110  (the epoch needs such names)
+                pass
 
     def describe_next(self) -> str:
         """Returns the records of the next batch as text, for errors. Any thread may call it."""
@@ -221,33 +263,21 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         """The number of seconds after which a wait for one batch is an error."""
         return self._execution.stall_timeout
 
-    def status(self) -> "IteratorStatus":
-        """Returns the current status of this iterator, for monitoring. Any thread may call it."""
-        from millstream.loader.scheduling.status import IteratorStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
+    def num_at_hand(self) -> int:
+        return max(0, self._stop - self._row)
 
-        now, executor, consumer = time.perf_counter(), self._executor, self.consumer
-        asked_at = (self if consumer is None else consumer).asked_at
-        step, epoch = self.delivered_position()
-        load = None
+    def executor_status(self) -> "ExecutorStatus | None":
+        executor = self._executor
         # The executor changes meanwhile. A status that fails now succeeds the next time.
         with contextlib.suppress(RuntimeError, LookupError, OSError):
-            load = None if executor is None else executor.status()
-        return IteratorStatus(
-            step=step,
-            records=records_before(self._plan, self.position_in_plan()),
-            epoch=epoch,
-            lifecycle=self._lifecycle,
-            waits_for=None if asked_at is None else max(0.0, now - asked_at),
-            at_hand=max(0, self._stop - self._row),
-            load=load,
-        )
+            return None if executor is None else executor.status()
+        return None
 
     @property
     def insight(self) -> Insight:
         return self._execution.insight
 
     def worker_stacks(self) -> dict[int, str]:
-        """Returns the stacks of this iterator's worker processes, by process. Any thread may call it."""
         executor = self._executor
         return {} if executor is None else executor.stacks()
 
@@ -387,13 +417,12 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
     def __repr__(self) -> str:
         shard = self._plan.pipeline.shard
         return (
-            f"<DataLoaderIterator at step {self._step}, {self._lifecycle}, "
+            f"<DataLoaderIterator at step {self._step}, {self.lifecycle}, "
             f"shard {shard.shard_index} of {shard.shard_count}>"
         )
 
     @property
-    def _lifecycle(self) -> str:
-        """The word for the state of its executor: idle iterators have none, and prefetch nothing."""
+    def lifecycle(self) -> str:
         return "closed" if self._is_closed else "idle" if self._executor is None else "running"
 
     def _begin(self) -> None:
@@ -406,9 +435,10 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
     def _advance(self) -> bool:
         """Fetches the next outputs; returns False at the end of the stream."""
         self.count_delivered()
-        if self._consumer is not None:
+        if self.consumer is not None:
             return self._take_outputs()
-        start, is_first = time.perf_counter(), self._executor is None
+        # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
+        start, is_first = time.perf_counter(), self._outputs is None
         self.asked_at = start
         self._profiler.returned(self._left_at, start)
         try:
@@ -462,6 +492,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         if self._executor is None:
             if self._passes is not None and self._step == 0:
                 self._passes.begin()
+            self._execution.serve_if_requested()
             self._executor = executor = self._execution.make_executor(self.position_in_plan())
             self._is_sound = True
             if self._is_closed:

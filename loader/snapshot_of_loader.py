@@ -1,8 +1,8 @@
-"""Collects the snapshot of a loader. It reads no record."""
+"""Describes a loader that has measured nothing. It reads no record."""
 
 import itertools
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import final
 
 from millstream.descriptions import Rendered, described
@@ -17,7 +17,6 @@ from millstream.loader.reporting.snapshot import (
     Kind,
     LoaderSnapshot,
     Location,
-    Measurements,
     OrderSnapshot,
     SourceSnapshot,
     StageSnapshot,
@@ -29,21 +28,11 @@ from millstream.samplers.protocols import is_mixed
 from millstream.sources.files.multi_file import Files
 from millstream.sources.source_checks import batched_read_of, reads_one_by_one
 
-Structures = Mapping[str, tuple[str, ...]]
-"""Descriptions of the leaves of each stage's results, by the stage's label."""
 
-
-def snapshot_of(
-    plan: Plan,
-    measured: Measurements,
-    seconds: Mapping[str, float],
-    *,
-    workers: MultiprocessingOptions,
-    reading: ReadOptions,
-    structures: Structures,
-    front: Front,
-    num_cores: int | None = None,
+def description_of(
+    plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions, front: Front, num_cores: int | None
 ) -> LoaderSnapshot:
+    """Returns the snapshot of a loader without measurements. `num_cores` is None for the cores of this process."""
     pipeline = plan.pipeline
     source, sampler = pipeline.source, pipeline.sampler
     reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
@@ -64,8 +53,7 @@ def snapshot_of(
             and getattr(sampler, "shuffle", False)
             and getattr(sampler, "window_units", None) is None,
         ),
-        stages=tuple(_stages(plan, seconds, _location(workers, reading), structures)),
-        measured=measured,
+        stages=tuple(_stages(plan, _location(workers, reading))),
         shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
         num_workers=workers.num_workers,
         worker_buffer=workers.per_worker_buffer_size,
@@ -122,17 +110,15 @@ def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> Location
     return Location.THREADS if reading.reads_ahead else Location.TRAINER
 
 
-def _stages(
-    plan: Plan, seconds: Mapping[str, float], location: Location, structures: Structures
-) -> Sequence[StageSnapshot]:
+def _stages(plan: Plan, location: Location) -> Sequence[StageSnapshot]:
     """Returns the stages, without the steps that a chain inserts between the user's operations.
 
     With workers, the trainer's thread runs the operations that only copy elements.
     """
     pipeline = plan.pipeline
     found = [
-        StageSnapshot(KEYS, "record keys", Kind.KEYS, location, seconds[KEYS]),
-        StageSnapshot(READ, "read", Kind.READ, location, seconds[READ], structure=structures.get(READ)),
+        StageSnapshot(KEYS, "record keys", Kind.KEYS, location),
+        StageSnapshot(READ, "read", Kind.READ, location),
     ]
     numbers, num_remote = itertools.count(), len(pipeline.operations) - pipeline.num_local
     for stage, group in zip(plan.stages, split_stages(pipeline.operations), strict=True):
@@ -141,19 +127,16 @@ def _stages(
             number = next(numbers)
             if operation.is_between:
                 continue
-            label = pipeline.labels[number]
             found.append(
                 StageSnapshot(
-                    label,
+                    pipeline.labels[number],
                     pipeline.names[number],
                     Kind.OPERATION,
                     Location.TRAINER if is_copied_here or number >= num_remote else location,
-                    seconds[label],
                     regroups=operation.regroups,
                     keeps_count=operation.keeps_count,
                     is_local=number >= num_remote,
-                    structure=structures.get(label),
                 )
             )
-    found.append(StageSnapshot(HAND_OVER, "hand-over", Kind.HAND_OVER, location, seconds[HAND_OVER]))
+    found.append(StageSnapshot(HAND_OVER, "hand-over", Kind.HAND_OVER, location))
     return found

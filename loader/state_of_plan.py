@@ -73,8 +73,3 @@ def epoch_of(plan: Plan, position: Position) -> int | None:
     first_epoch: int = getattr(plan.pipeline.sampler, "first_epoch", epoch or 0)
     first = min(cursor.block for cursor in position) * plan.partition.global_block
     return first_epoch + (first if length is None else min(first, length)) // num_records
-
-
-def records_before(plan: Plan, position: Position) -> int:
-    """Returns the number of records that a plan's shards have consumed. The last block may count too many."""
-    return sum(cursor.block for cursor in position) * plan.partition.block

@@ -70,11 +70,9 @@ def _pipeline_lines(before: Snapshot | None, now: Snapshot, seconds: float, widt
     yield [Segment(f"  {now['who']}; shard {now['shard']}", SOFT)]
     measured = now["measured"]
     yield from _rate_lines(before or now, now, seconds, width)
-    for iterator in now["iterators"]:
-        yield from _iterator_lines(iterator)
+    yield from _progress_lines(now)
     yield from _stage_lines(before or now, now, width)
-    for iterator in now["iterators"]:
-        yield from _worker_lines(before, iterator, seconds)
+    yield from _worker_lines(before, now, seconds)
     if measured["deaths"] or measured["stalls"]:
         yield [Segment(f"  workers: {measured['deaths']} died, {measured['stalls']} stalled", HOT)]
     for text in now["advice"]:
@@ -87,10 +85,9 @@ def _pipeline_lines(before: Snapshot | None, now: Snapshot, seconds: float, widt
 def _rate_lines(before: Snapshot, now: Snapshot, seconds: float, width: int | None) -> Iterator[Line]:
     measured, earlier = now["measured"], before["measured"]
     batches = (measured["batches"] - earlier["batches"]) / seconds
-    records = (_records(now) - _records(before)) / seconds
     text = f"  {batches:,.1f} batches/s"
-    if records >= 0:
-        text += f", {records:,.0f} records/s"
+    if measured["records"] is not None:
+        text += f", {(measured['records'] - earlier['records']) / seconds:,.0f} records/s"
     if measured["batch_bytes"]:
         text += f", {bytes_text(batches * measured['batch_bytes'])}/s"
     yield [Segment(text, HEAD), Segment(f"   {count_text(measured['batches'], 'batch')} so far", SOFT)]
@@ -105,32 +102,31 @@ def _rate_lines(before: Snapshot, now: Snapshot, seconds: float, width: int | No
     yield [*shown, Segment(since + first, SOFT)]
 
 
-def _records(pipeline: Snapshot) -> int:
-    return sum(iterator["records"] for iterator in pipeline["iterators"])
-
-
 def _waited(pipeline: Snapshot) -> float:
     """Returns the seconds that the trainer has waited, including the current wait."""
     measured = pipeline["measured"]
-    waits = [iterator["waits_for"] or 0.0 for iterator in pipeline["iterators"]]
-    return float(measured["wait_seconds"] + measured["first_seconds"] + max(waits, default=0.0))
+    return float(measured["wait_seconds"] + measured["first_seconds"] + (pipeline["waits_for"] or 0.0))
 
 
-def _iterator_lines(now: Snapshot) -> Iterator[Line]:
-    epoch = "" if now["epoch"] is None else f", epoch {now['epoch']:,}"
+def _progress_lines(now: Snapshot) -> Iterator[Line]:
+    step, epoch = now["measured"]["step"], now["measured"]["epoch"]
     doing = now["lifecycle"] if now["waits_for"] is None else f"in next() for {seconds_text(now['waits_for'])}"
-    yield [Segment(f"  step {now['step']:,}{epoch}"), Segment(f"   {doing}", SOFT)]
-    load = now["load"]
-    if load is None:
+    yield [
+        Segment(f"  step {step:,}{'' if epoch is None else f', epoch {epoch:,}'}"),
+        Segment(f"   {doing}", SOFT),
+    ]
+    if not (loads := now["loads"]):
         return
-    ready = min(load["ready"], load["begun"])
-    share = ready / load["begun"] if load["begun"] else 0.0
-    threads = f", {load['busy_threads']} of {load['max_threads']} threads busy" if load["max_threads"] else ""
+    begun, ready = (sum(load[count] for load in loads) for count in ("begun", "ready"))
+    ready = min(ready, begun)
+    # Streams may share their threads.
+    busy, most = (max(load[count] for load in loads) for count in ("busy_threads", "max_threads"))
+    threads = f", {busy} of {most} threads busy" if most else ""
     more = f", {now['at_hand']:,} fetched" if now["at_hand"] else ""
     yield [
         Segment("  prefetched      "),
-        *_bar(share, FULL),
-        Segment(f" {ready} of {load['begun']} calls ready{more}{threads}"),
+        *_bar(ready / begun if begun else 0.0, FULL),
+        Segment(f" {ready} of {begun} calls ready{more}{threads}"),
     ]
 
 
@@ -158,14 +154,9 @@ def _stage_lines(before: Snapshot, now: Snapshot, width: int | None) -> Iterator
 
 
 def _worker_lines(before: Snapshot | None, now: Snapshot, seconds: float) -> Iterator[Line]:
-    workers = (now["load"] or {}).get("workers", ())
-    iterators = [] if before is None else before["iterators"]
-    earlier = {
-        worker["pid"]: worker["process"]
-        for iterator in iterators
-        for worker in (iterator["load"] or {}).get("workers", ())
-    }
-    for worker in workers:
+    loads = [] if before is None else before["loads"]
+    earlier = {worker["pid"]: worker["process"] for load in loads for worker in load["workers"]}
+    for worker in (worker for load in now["loads"] for worker in load["workers"]):
         process = worker["process"]
         who = "starting" if worker["pid"] is None else f"pid {worker['pid']}"
         state = _process_text(earlier.get(worker["pid"]), process, seconds)

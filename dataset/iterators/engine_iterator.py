@@ -1,17 +1,14 @@
 """Iterators of chains that run a loader's iterator."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator
 from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
-from millstream.loader.iterator import DataLoaderIterator
+from millstream.loader.iterator import Consumer, DataLoaderIterator
 from millstream.loader.operations.elements import Elements
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms.of_chains import AbsentElement
-
-if TYPE_CHECKING:
-    from millstream.loader.device_iterator import DeviceIterator
 
 
 class EngineIterator(DatasetIterator[Any]):
@@ -40,7 +37,7 @@ class EngineIterator(DatasetIterator[Any]):
     def insight(self) -> Insight:
         return self._execution.insight
 
-    def let_measure(self, consumer: "DeviceIterator") -> None:
+    def let_measure(self, consumer: Consumer) -> None:
         """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
         self._inner.let_measure(consumer)
 
@@ -89,12 +86,12 @@ class EngineIterator(DatasetIterator[Any]):
             execution = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"
         elif reading.reads_ahead:
             execution = f"up to {reading.num_threads} thread{'s'[: reading.num_threads != 1]}"
-        now = self._inner.status()
         pipeline = self._execution.pipeline
         pairs = zip(pipeline.names, pipeline.operations, strict=True)
         names = [name for name, operation in pairs if not operation.is_between]
+        step, _ = self._inner.delivered_position()
         made = f": {', '.join(names)}" if names else ""
-        return f"<{type(self).__name__} at step {now.step}, {now.lifecycle}, {execution}{self._drawn_from()}{made}>"
+        return f"<{type(self).__name__} at step {step}, {self._inner.lifecycle}, {execution}{self._drawn_from()}{made}>"
 
     def _repr_html_(self) -> str:
         from millstream.loader.reporting.summary import render_loader  # noqa: PLC0415  (lazy: for notebooks)

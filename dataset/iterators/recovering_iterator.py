@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.join_insight import JoinInsight, added, snapshots
+from millstream.dataset.iterators.join_insight import JoinInsight, insights_of
 from millstream.loader.checkpoints.checkpointable import Exclusive
+from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator, Measured
 from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.reporting.joined_snapshots import added
 
 if TYPE_CHECKING:
     from millstream.dataset.stream_nodes import Combined
-    from millstream.loader.insight import Insight
     from millstream.loader.reporting.snapshot import LoaderSnapshot
 
 T_co = TypeVar("T_co", covariant=True)
@@ -99,12 +100,13 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
 
     def __next__(self) -> T_co:
         """Returns the next element. After an error of a parent, the next call draws the same element again."""
-        if self._consumer is not None:
+        if self.consumer is not None:
             return self._alone(self._draw_and_count)
-        start = time.perf_counter()
+        self.asked_at = start = time.perf_counter()
         try:
             return self._alone(self._draw_and_count)
         finally:
+            self.asked_at = None
             self._waits.append((start, time.perf_counter()))
 
     def _draw_and_count(self) -> T_co:
@@ -129,8 +131,10 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         if self._num_since >= KEPT_ELEMENTS or self._kept_state is None:
             self.count_delivered()
             self._is_first = self._kept_state is None
-            if self._is_first and self._reads_together:
-                self.start_prefetch()
+            if self._is_first:
+                self.insight.serve_if_requested()
+                if self._reads_together:
+                    self.start_prefetch()
             self._keep()
         self._is_torn, self._is_at_end = True, False
 
@@ -171,10 +175,9 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self.leader.go(self.leader.position_in_plan(), 0)
 
     def count_delivered(self) -> None:
-        """Adds the waits and the elements since the last time to the profiler. Any thread may call it."""
         waits, self._waits = self._waits, []
         before, self._counted_step = self._counted_step, self.step
-        if self._consumer is not None:
+        if self.consumer is not None:
             return
         self.profiler.delivered(self._counted_step - before)
         if waits:
@@ -182,9 +185,17 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self.profiler.waited_often(self._left_at, waits, self._num_waits, is_first=self._is_first)
             self._left_at, self._is_first = waits[-1][1], False
 
+    @property
+    def lifecycle(self) -> str:
+        return "closed" if self._closed else "running" if self._step else "idle"
+
     @functools.cached_property
-    def insight(self) -> "Insight":
+    def insight(self) -> Insight:
         return JoinInsight(self)
+
+    def led_by(self, leader: DataLoaderIterator) -> None:
+        """Uses the workers of an iterator without elements, which then measures for both."""
+        self.leader, self.profiler = leader, leader.insight.profiler
 
     def below(self) -> Iterator[tuple[str, DatasetIterator[Any]]]:
         """Yields the names and the iterators of the streams below."""
@@ -192,7 +203,8 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
 
     def keep_measurements(self, iterator: DatasetIterator[Any]) -> None:
         """Keeps the measurements of an iterator below that another one replaces."""
-        for _, snapshot in snapshots([("", iterator)]):
+        for insight in insights_of(iterator):
+            snapshot = insight.snapshot()
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
     def noted_state(self) -> Callable[[], dict[str, Any]]:

@@ -39,6 +39,7 @@ class DeviceStaging:
     Attributes:
         outcomes: the outcome of each job: a batch, or an exception.
         next_position: the position before the batch that `take` returns next; None if it may be another one.
+        has_delivered: True once the consumer has got a batch.
         is_awaited: True if the consumer waits for an outcome, or was interrupted while it did.
         is_over: True if jobs must do nothing more. Either side may set it.
     """
@@ -50,6 +51,7 @@ class DeviceStaging:
         self._has_begun = False
         self.outcomes: TimedQueue[StagedBatch | BaseException] = TimedQueue()
         self.next_position: DevicePosition | None = None
+        self.has_delivered = False
         self.is_awaited = False
         self.is_over = False
 

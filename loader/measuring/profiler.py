@@ -62,6 +62,7 @@ class Profiler:
         waits: the seconds of the consumer's most recent waits, except those for first outputs.
         costs: the costs of each node; None if they are not measured.
         on_wait: called after each wait of the consumer; None for nothing.
+        last_position: step and epoch of the iterator that was collected last; None before.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Profiler:
         self.recorder = recorder
         self.costs: CostMeter | None = None
         self.on_wait: Callable[[], object] | None = None
+        self.last_position: tuple[int, int | None] | None = None
         # A packer has two functions under one label, and the last one returns its elements.
         self._last: dict[str, Callable[..., Any]] = {}
         if measures_costs:

@@ -24,7 +24,7 @@ SUFFIX = ".sock"
 CONNECT_SECONDS = 5.0
 """Timeout for an answer. A trainer in C code that holds the interpreter's lock answers after it."""
 
-FORMAT = 1
+FORMAT = 2
 HOW_TO_SERVE = "Start it with MILLSTREAM_TOP=1 in its environment, or call loader.serve_top() in it."
 NONE_SERVED = f"No running trainer of yours can be monitored. {HOW_TO_SERVE.replace('it', 'one', 1)}"
 

@@ -2,8 +2,9 @@
 
 Guarantees:
     * Pipelines are held weakly: serving keeps nothing alive.
-    * The server's thread only reads. Descriptions are taken by the thread that calls `serve`, and no user code runs in
+    * The server's thread only reads. Pipelines are described by the thread that calls `serve`, and no user code runs in
       the server's thread.
+    * Streams that another served pipeline draws from are part of it: the trainer waits for the outermost one.
     * Answers may be a moment old. They wait for nothing.
 """
 
@@ -17,8 +18,8 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, Self
 
 from millstream.loader.monitoring.client import FORMAT
 from millstream.loader.monitoring.metrics_endpoint import VARIABLE, MetricsEndpoint
@@ -33,50 +34,48 @@ from millstream.signals import is_from_signal_handler
 logger = logging.getLogger("millstream")
 
 
-class Execution(Protocol):
-    """A pipeline, and its views with the iterators that exist: those of `execution.py` and `insight.py`."""
+class Pipeline(Protocol):
+    """The views of a pipeline: an `Insight`, which is above this room."""
 
     is_closed: bool
-    insight: Any
+
+    def snapshot(self) -> LoaderSnapshot: ...
+    def status(self) -> Any: ...
+    def everything_below(self) -> Iterable[Self]: ...
+    def living_iterators(self) -> Sequence[Any]: ...
 
 
-class _Served(NamedTuple):
-    """A pipeline, and its snapshot from when `serve` was called."""
-
-    execution: "weakref.ref[Execution]"
-    snapshot: LoaderSnapshot
-
-
-_served: dict[int, _Served] = {}
+_served: "dict[int, weakref.ref[Pipeline]]" = {}
 _numbers = itertools.count()
 
 
-def serve(execution: Execution) -> None:
+def serve(insight: Pipeline) -> None:
     """Lets `millstream top` query a pipeline until it is closed or collected."""
     if not sys.platform.startswith("linux"):
         raise OSError("`millstream top` needs Linux. Use loader.summary() instead.")
-    _add(execution)
+    _add(insight)
     _server().start()
 
 
-def serve_by_environment(execution: Execution) -> None:
+def serve_by_environment(insight: Pipeline) -> None:
     """Serves a pipeline in the ways that the environment asks for: failures are logged, and training continues."""
     if os.environ.get("MILLSTREAM_TOP") == "1":
         try:
-            serve(execution)
+            serve(insight)
         except Exception as error:
             if is_from_signal_handler(error):
                 raise
             logger.warning("millstream: `millstream top` cannot monitor this pipeline: %s", error)
     if text := os.environ.get(VARIABLE):
-        _add(execution)
+        _add(insight)
         _start_endpoint(text)
 
 
-def _add(execution: Execution) -> None:
+def _add(insight: Pipeline) -> None:
     _forget_in_forked_processes()
-    if all(served.execution() is not execution for served in list(_served.values())):
-        _served[next(_numbers)] = _Served(weakref.ref(execution), execution.insight.snapshot())
+    if all(served() is not insight for served in list(_served.values())):
+        insight.snapshot()
+        _served[next(_numbers)] = weakref.ref(insight)
 
 
 @functools.cache
@@ -101,21 +100,20 @@ def _start_endpoint(text: str) -> None:
 
 
 def _page_of_metrics() -> str:
-    return exposition(
-        {str(number): execution.insight.updated(before) for number, (execution, before) in _living().items()}
-    )
+    return exposition({str(number): insight.snapshot() for number, insight in _living().items()})
 
 
-def _living() -> dict[int, tuple[Execution, LoaderSnapshot]]:
-    """Returns the pipelines that are neither closed nor collected, by number, and forgets the others."""
+def _living() -> dict[int, Pipeline]:
+    """Returns the outermost pipelines that are neither closed nor collected, by number, and forgets the others."""
     living = {}
     for number, served in list(_served.items()):
-        execution = served.execution()
-        if execution is None or execution.is_closed:
+        insight = served()
+        if insight is None or insight.is_closed:
             _served.pop(number, None)
         else:
-            living[number] = execution, served.snapshot
-    return living
+            living[number] = insight
+    below = {id(one) for insight in living.values() for one in insight.everything_below()}
+    return {number: insight for number, insight in living.items() if id(insight) not in below}
 
 
 def _answer(question: str) -> object:
@@ -132,36 +130,31 @@ def _snapshot() -> dict[str, Any]:
         "pid": os.getpid(),
         "command": sys.orig_argv,
         "process": _report(os.getpid()),
-        "pipelines": [_pipeline(number, *living) for number, living in _living().items()],
+        "pipelines": [_pipeline(number, insight) for number, insight in _living().items()],
         # Last, so that no count is newer than the time.
         "at": time.perf_counter(),
     }
 
 
-def _pipeline(number: int, execution: Execution, before: LoaderSnapshot) -> dict[str, Any]:
-    snapshot = execution.insight.updated(before)
-    measured = snapshot.measured
-    return {
+def _pipeline(number: int, insight: Pipeline) -> dict[str, Any]:
+    snapshot, status = insight.snapshot(), dataclasses.asdict(insight.status())
+    for load in status["loads"]:
+        for worker in load["workers"]:
+            worker["process"] = _report(worker["pid"]) if worker["is_here"] and worker["pid"] is not None else None
+    return status | {
         "number": number,
         "source": snapshot.source.name,
         "order": snapshot.order.name,
         "mixture": list(mixture_texts(snapshot)),
         "shard": snapshot.shard,
         "who": workers_text(snapshot),
-        "measured": dataclasses.asdict(measured),
+        "measured": dataclasses.asdict(snapshot.measured),
         "stages": [
-            {"label": stage.label, "where": stage.location.value, "seconds": stage.seconds} for stage in snapshot.stages
+            {"label": stage.label, "where": stage.location.value, "seconds": stage.seconds}
+            for stage in snapshot.running_stages
         ],
         "advice": [advice.text for advice in advice_of(snapshot)],
-        "iterators": [_iterator(iterator) for iterator in execution.insight.living_iterators()],
     }
-
-
-def _iterator(iterator: Any) -> dict[str, Any]:
-    status = dataclasses.asdict(iterator.status())
-    for worker in (status["load"] or {}).get("workers", ()):
-        worker["process"] = _report(worker["pid"]) if worker["is_here"] and worker["pid"] is not None else None
-    return status
 
 
 def _report(pid: int) -> Mapping[str, Any] | None:
@@ -171,9 +164,10 @@ def _report(pid: int) -> Mapping[str, Any] | None:
 
 def _stacks() -> dict[str, Any]:
     workers: dict[int, str] = {}
-    for execution, _ in _living().values():
-        for iterator in execution.insight.living_iterators():
-            workers |= iterator.worker_stacks()
+    for insight in _living().values():
+        for one in (insight, *insight.everything_below()):
+            for iterator in one.living_iterators():
+                workers |= iterator.worker_stacks()
     of_workers = [{"who": f"worker process {pid}", "text": text} for pid, text in sorted(workers.items())]
     return {
         "format": FORMAT,

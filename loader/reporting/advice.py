@@ -72,7 +72,7 @@ def advice_of(snapshot: LoaderSnapshot) -> tuple[Advice, ...]:
         return tuple(_apply(snapshot, (waiting, idle_workers, trouble)))
     slowest = slowest_stage(snapshot)
     rules: tuple[Rule, ...] = (sampler_keys, pickled_batches, copied_batches, trouble)
-    if slowest is None or slowest.kind != "batched_reads":
+    if slowest is None or slowest.kind not in ("batched_reads", "read_ahead"):
         rules = (batched_reads, *rules)
     return (waiting(snapshot), *([] if slowest is None else [slowest]), *_apply(snapshot, rules))
 
@@ -158,7 +158,7 @@ def _slow_reads(snapshot: LoaderSnapshot) -> Advice:
 
 
 def _finding(snapshot: LoaderSnapshot, subject: str) -> str:
-    whose = "the workers'" if snapshot.num_workers else "the pipeline's"
+    whose = "the workers'" if snapshot.slowest.location is Location.WORKERS else "the pipeline's"
     return f"{subject} takes {share_text(snapshot.share(snapshot.slowest))} of {whose} time"
 
 
@@ -276,7 +276,7 @@ def copied_batches(snapshot: LoaderSnapshot) -> Advice | None:
 def idle_workers(snapshot: LoaderSnapshot) -> Advice | None:
     if snapshot.num_workers < 2:
         return None
-    enough = max(1, math.ceil(snapshot.pipeline_seconds / (TARGET_UTILIZATION * snapshot.measured.seconds)))
+    enough = max(1, math.ceil(snapshot.worker_seconds / (TARGET_UTILIZATION * snapshot.measured.seconds)))
     if snapshot.busy_share >= LOW_UTILIZATION or enough >= snapshot.num_workers:
         return None
     return Advice(

@@ -114,7 +114,7 @@ def stages_by_location(snapshot: LoaderSnapshot) -> Iterator[tuple[str, list[Sta
     runs = [(location, list(run)) for location, run in itertools.groupby(shown, key=lambda stage: stage.location)]
     if snapshot.num_workers:
         # The transfer comes after the workers' last stage, and before those of the trainer's thread.
-        row = next(number for number, (location, _) in enumerate(runs) if location is Location.WORKERS)
+        row = next((number for number, (location, _) in enumerate(runs) if location is Location.WORKERS), -1)
         runs[row][1].append(snapshot.stage(Kind.HAND_OVER))
     return ((_location_text(snapshot, location), run) for location, run in runs)
 

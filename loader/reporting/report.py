@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from millstream.html_fragments import document, escaped, figure
-from millstream.loader.measuring.profiler import Event, Profiler
-from millstream.loader.measuring.recorder import STARTS, TRAINER, TRAINS, WAITS, Sample, Span
+from millstream.loader.measuring.profiler import Event
+from millstream.loader.measuring.recorder import STARTS, TRAINER, TRAINS, WAITS, Recorder, Sample, Span
 from millstream.loader.reporting.chrome_trace import batches_text, chrome_trace, lanes_of
 from millstream.loader.reporting.phrases import bytes_text, count_text, seconds_text, trainer_text, workers_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot
@@ -49,17 +49,18 @@ TIMELINE_STYLE = """
 """
 
 
-def write_report(path: str | Path, profiler: Profiler, snapshot: Callable[[], LoaderSnapshot]) -> Path:
+def write_report(
+    path: str | Path, recorder: Recorder | None, events: Sequence[Event], snapshot: Callable[[], LoaderSnapshot]
+) -> Path:
     """Writes a page, or the recording as a trace, and returns the path."""
-    path, recorder = Path(path), profiler.recorder
+    path = Path(path)
     if path.suffix not in (".html", ".json"):
         raise ValueError(f"The path of a report must end in .html or .json, got {str(path)!r}.")
     if path.suffix == ".json" and recorder is None:
         raise ValueError("There is no trace to write. Build the loader with enable_profiling=True.")
-    # Copies, because other threads may append to these.
+    # Copies, because other threads may append to them.
     spans = [] if recorder is None else list(recorder.spans.copy())
     memory = [] if recorder is None else list(recorder.memory.copy())
-    events = list(profiler.events.copy())
     if path.suffix == ".json":
         text = chrome_trace(spans, memory, events)
     else:

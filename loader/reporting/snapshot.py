@@ -53,7 +53,7 @@ class StageSnapshot:
     name: str
     kind: Kind
     location: Location
-    seconds: float
+    seconds: float = 0.0
     regroups: bool = False
     keeps_count: bool = True
     is_local: bool = False
@@ -169,7 +169,6 @@ class LoaderSnapshot:
     source: SourceSnapshot
     order: OrderSnapshot
     stages: tuple[StageSnapshot, ...]
-    measured: Measurements
     shard: str
     num_workers: int
     worker_buffer: int
@@ -177,22 +176,32 @@ class LoaderSnapshot:
     records_ahead: int
     num_cores: int
     front: Front = LOADER
+    measured: Measurements = Measurements()
+
+    @property
+    def running_stages(self) -> tuple[StageSnapshot, ...]:
+        """The stages without the hand-over if there are no workers to hand over from."""
+        return self.stages if self.num_workers else tuple(one for one in self.stages if one.kind is not Kind.HAND_OVER)
 
     @property
     def pipeline_seconds(self) -> float:
         return sum(stage.seconds for stage in self.stages)
 
     @property
+    def worker_seconds(self) -> float:
+        return sum(stage.seconds for stage in self.stages if stage.location is Location.WORKERS)
+
+    @property
     def busy_share(self) -> float:
         """The share of the time that the workers were busy, 0 … 1. There must be workers."""
-        return self.pipeline_seconds / (self.num_workers * self.measured.seconds)
+        return self.worker_seconds / (self.num_workers * self.measured.seconds)
 
     @property
     def used_cores(self) -> float | None:
         """The average number of cores that the workers used; None if it was not measured."""
-        if self.measured.core_seconds is None or not self.pipeline_seconds:
+        if self.measured.core_seconds is None or not self.worker_seconds:
             return None
-        share = min(1.0, self.measured.core_seconds / self.pipeline_seconds)
+        share = min(1.0, self.measured.core_seconds / self.worker_seconds)
         return share * min(self.busy_share, 1.0) * self.num_workers
 
     def share(self, stage: StageSnapshot) -> float:

@@ -22,7 +22,7 @@ from millstream.loader.reporting.phrases import (
     trainer_text,
     workers_text,
 )
-from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, StageSnapshot
+from millstream.loader.reporting.snapshot import LoaderSnapshot, StageSnapshot
 
 WIDTH = 80
 
@@ -110,7 +110,7 @@ def _table(snapshot: LoaderSnapshot) -> list[str]:
         each = seconds_text(seconds / measured.batches) if measured.batches else ""
         return label, location, f"{seconds:.3f}", each, f"{share:.0%}"
 
-    stages = [stage for stage in snapshot.stages if stage.kind is not Kind.HAND_OVER or snapshot.num_workers]
+    stages = snapshot.running_stages
     total = measured.seconds or 1.0
     head, *lines = aligned(
         [

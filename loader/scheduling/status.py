@@ -1,4 +1,4 @@
-"""Snapshots of an iterator, its executor and its workers, for monitoring."""
+"""Snapshots of a pipeline, its executors and their workers, for monitoring."""
 
 import dataclasses
 
@@ -40,22 +40,17 @@ class ExecutorStatus:
 
 
 @dataclasses.dataclass(frozen=True)
-class IteratorStatus:
-    """A snapshot of an iterator.
+class PipelineStatus:
+    """A snapshot of the iterators of a pipeline.
 
     Attributes:
-        records: the number of records that its shards have consumed.
-        epoch: the current epoch; None without epochs.
-        lifecycle: its state: idle, running or closed.
-        waits_for: seconds that the consumer has been inside `next`; None if it is not.
+        lifecycle: the state of the newest one: idle, running or closed.
+        waits_for: seconds that the trainer has been inside `next`; None if it is not.
         at_hand: the number of outputs that `next` can return immediately.
-        load: None without an executor, or if its snapshot is not available now.
+        loads: the executors, also those below.
     """
 
-    step: int
-    records: int
-    epoch: int | None
     lifecycle: str
     waits_for: float | None
     at_hand: int
-    load: ExecutorStatus | None
+    loads: tuple[ExecutorStatus, ...]

@@ -1,7 +1,10 @@
 """The views of iterators that only combine streams, on a clock that only the user's code moves on."""
 
+import re
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +28,11 @@ def owned_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def batches(threads: int = 0, function: Callable[[Any], Any] = spend, rows: int = ROWS) -> IterDataset[Any]:
     """Returns batches whose rows take SECONDS each."""
     return MapDataset.range(rows).map(function).to_iter_dataset(ReadOptions(threads, 8)).batch(BATCH)
+
+
+def is_any(element: Any) -> bool:
+    """Keeps all elements, which is not known in advance."""
+    return element is not None
 
 
 JOINS: dict[str, tuple[Callable[[int], IterDataset[Any]], int, int]] = {
@@ -99,6 +107,71 @@ def test_a_join_measures_whoever_does_the_work(name: str, way: str) -> None:
         assert metrics["loader/batches"] == metrics["loader/step"] == count
         assert metrics["loader/workers"] == (way == "workers")
         assert (" workers " in summary) == (way == "workers")
+
+
+@pytest.mark.parametrize("way", ["here", "threads", "workers below", "workers above", "device_put"])
+def test_operations_after_a_join_have_the_views_of_all_below(way: str) -> None:
+    """The work of the streams, their workers and their trouble are in the views of the operations after them."""
+    rows = MapDataset.range(ROWS).to_iter_dataset(ReadOptions(2 if way == "threads" else 0, 8))
+    below = rows.map(spend).filter(is_any)
+    below = below.mp_prefetch(1) if way == "workers below" else below
+    dataset: Any = IterDataset.mix([below, below]).map(spend)
+    dataset = dataset.mp_prefetch(1) if way == "workers above" else dataset
+    dataset = experimental.device_put(dataset, None) if way == "device_put" else dataset
+    with iter(dataset) as iterator:
+        count = train(iterator)
+        stages, metrics, summary = stages_of(iterator), iterator.metrics(), iterator.summary()
+        for name in "01":
+            assert stages[f"{name}: operations[0], Map(spend)"] == ROWS * SECONDS
+        assert stages["operations[0], Map(spend)"] == count * SECONDS
+        assert str(summary).startswith("mix(weights={0: 1, 1: 1}), in order\n")
+        assert metrics["loader/workers"] == {"workers below": 2, "workers above": 1}.get(way, 0)
+        assert "a stream of your own" not in str(summary)
+
+
+def test_a_join_is_seen_to_wait_inside_next() -> None:
+    """A trainer that is stuck in `next` of a join waits while it does, and not only afterwards."""
+    go_on = threading.Event()
+    streams = [MapDataset.range(ROWS).map(lambda _: go_on.wait()).to_iter_dataset(ReadOptions(0)) for _ in "ab"]
+    with iter(IterDataset.mix(streams)) as iterator:
+        assert iterator.insight.status().waits_for is None
+        first = threading.Thread(target=next, args=(iterator,))
+        first.start()
+        while iterator.insight.status().waits_for is None:
+            assert first.is_alive()
+        go_on.set()
+        first.join()
+        assert iterator.insight.status().waits_for is None
+
+
+def test_trouble_of_streams_is_in_all_views(tmp_path: Path) -> None:
+    """Deaths below a join, and below operations after one, are counted, advised and reported, in their order."""
+    mixture = IterDataset.mix([batches().filter(is_any), batches().filter(is_any)])
+    for dataset in (mixture, mixture.batch(2)):
+        with iter(dataset) as iterator:
+            train(iterator)
+            for number, insight in enumerate(iterator.insight.everything_below()):
+                insight.profiler.died(f"Worker process {number} was killed.")
+                CLOCK.spend(SECONDS)
+            deaths = iterator.metrics()["loader/worker_deaths"]
+            page = iterator.report(tmp_path / "report.html").read_text()
+            assert deaths == number + 1 >= 2
+            assert f"{number + 1} worker processes died" in str(iterator.summary())
+            found = re.findall(r"Worker process (\d) was killed", page)
+            assert found == sorted(found)
+            assert len(found) == deaths
+
+
+def test_a_single_stream_below_operations_is_named() -> None:
+    """Operations after a stream and those below may have equal labels: the ones below are those of the stream."""
+    stream = experimental.LimitIterDataset(MapDataset.range(ROWS).map(spend).to_iter_dataset(ReadOptions(0)), ROWS)
+    with iter(stream.map(spend).map(spend)) as iterator:
+        assert train(iterator) == ROWS
+        assert stages_of(iterator) == {
+            "stream: operations[0], Map(spend)": ROWS * SECONDS,
+            "operations[0], Map(spend)": ROWS * SECONDS,
+            "operations[1], Map(spend)": ROWS * SECONDS,
+        }
 
 
 def test_streams_have_names() -> None:

@@ -147,8 +147,8 @@ def test_a_stopped_trainer_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest
             client.query(trainer.pid, "snapshot")
 
 
-def snapshot(batches: int, waited: float, at: float, **iterator: Any) -> dict[str, Any]:
-    """Returns what a trainer with one iterator says."""
+def snapshot(batches: int, waited: float, at: float, **status: Any) -> dict[str, Any]:
+    """Returns what a trainer with one pipeline says."""
     return {
         "pid": 7,
         "command": ["python", "train.py"],
@@ -170,21 +170,17 @@ def snapshot(batches: int, waited: float, at: float, **iterator: Any) -> dict[st
                     "first_seconds": 0.0,
                     "deaths": 1,
                     "stalls": 0,
+                    "records": 8 * batches,
+                    "step": batches,
+                    "epoch": 0,
                 },
                 "stages": [{"label": "read", "where": "threads", "seconds": at}],
                 "advice": ["Buy " + "more " * 40 + "disks."],
-                "iterators": [
-                    {
-                        "step": batches,
-                        "records": 8 * batches,
-                        "epoch": 0,
-                        "lifecycle": "running",
-                        "waits_for": None,
-                        "at_hand": 0,
-                        "load": None,
-                        **iterator,
-                    }
-                ],
+                "lifecycle": "running",
+                "waits_for": None,
+                "at_hand": 0,
+                "loads": [],
+                **status,
             }
         ],
     }

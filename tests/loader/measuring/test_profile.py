@@ -75,6 +75,20 @@ def test_without_threads_and_workers_all_stages_are_inside_next() -> None:
     assert handed_over == 0.0
 
 
+@pytest.mark.parametrize("on_device", [False, True], ids=["loader", "device_put"])
+def test_the_wait_for_the_first_batch_is_one_after_start_prefetch_too(on_device: bool) -> None:
+    """A pass that was begun in advance has a first batch, whose wait is no ordinary one; the next ones are."""
+    loader = loader_of(range(RECORDS), spend, millstream.Batch(BATCH), workers=0, threads=0)
+    with iter(loader) as own, millstream.device_put(own) if on_device else own as batches:
+        batches.start_prefetch()
+        for count in (1, 2):
+            next(batches)
+            metrics = batches.metrics()
+            assert metrics["loader/wait_seconds"] == (0.0 if on_device else (count - 1) * BATCH * SECONDS)
+            assert metrics["loader/wait_seconds"] + metrics["loader/first_wait_seconds"] == batches.profile()["next"]
+    assert on_device or metrics["loader/first_wait_seconds"] == BATCH * SECONDS
+
+
 def test_workers_tell_what_the_hand_over_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pickling in the workers and unpickling here are a stage of their own."""
     monkeypatch.undo()

@@ -77,8 +77,8 @@ def test_a_snapshot_says_what_the_loader_says() -> None:
     assert pipeline["measured"]["batches"] == metrics["loader/batches"] == 3
     assert pipeline["measured"]["wait_seconds"] == metrics["loader/wait_seconds"]
     assert {stage["label"] for stage in pipeline["stages"]} >= {"read", "operations[0], Map(doubled)"}
-    (iterator,) = pipeline["iterators"]
-    assert (iterator["step"], iterator["records"], iterator["epoch"]) == (3, 12, 0)
+    measured = pipeline["measured"]
+    assert (measured["step"], measured["records"], measured["epoch"]) == (3, 12, 0)
     assert list(map(list, batches)) == [[2 * value for value in range(4 * row, 4 * row + 4)] for row in range(3, 10)]
 
 
@@ -116,12 +116,49 @@ def test_the_environment_serves_chains_too(monkeypatch: pytest.MonkeyPatch) -> N
     snapshot = query(os.getpid(), "snapshot")
     stacks = query(os.getpid(), "stacks")["stacks"]
 
-    assert any(len(iterator["load"]["workers"]) == 1 for one in snapshot["pipelines"] for iterator in one["iterators"])
+    ((load,),) = (pipeline["loads"] for pipeline in snapshot["pipelines"])
+    assert len(load["workers"]) == 1
     assert [one["who"].rpartition(" ")[0] for one in stacks] == ["process", "worker process"]
     assert "MainThread" in stacks[0]["text"]
     assert "test_the_environment_serves_chains_too" in stacks[0]["text"]
     assert "answer_calls" in stacks[1]["text"]
     elements.close()
+
+
+def test_one_pipeline_is_served_for_all_that_it_draws_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operations after a mixture, and a bare one, are one pipeline with the waits of the trainer and all workers."""
+    monkeypatch.setenv("MILLSTREAM_TOP", "1")
+    one_worker = millstream.MultiprocessingOptions(num_workers=1)
+    streams = [millstream.MapDataset.range(40).to_iter_dataset().filter(bool).mp_prefetch(one_worker) for _ in "ab"]
+    mixture = millstream.IterDataset.mix(streams)
+    for chain, reads in ((mixture, {"0: read", "1: read"}), (mixture.batch(2), {"0: read", "1: read"})):
+        with iter(chain) as elements:
+            for _ in range(5):
+                next(elements)
+            (pipeline,) = query(os.getpid(), "snapshot")["pipelines"]
+            metrics = elements.metrics()
+            assert pipeline["source"].startswith("mix(")
+            assert pipeline["measured"]["batches"] == pipeline["measured"]["step"] == metrics["loader/batches"] == 5
+            assert pipeline["measured"]["wait_seconds"] == metrics["loader/wait_seconds"]
+            assert {stage["label"] for stage in pipeline["stages"]} >= reads
+            assert sum(len(load["workers"]) for load in pipeline["loads"]) == 2
+            assert len(query(os.getpid(), "stacks")["stacks"]) == 3
+
+
+def test_epochs_are_one_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All epochs of a loader are served under one number, with the epoch and step of the current one."""
+    monkeypatch.setenv("MILLSTREAM_TOP", "1")
+    seen = []
+    with loader_of() as loader:
+        for _, batches in loader.epochs(3):
+            for _ in batches:
+                pass
+            ((number, measured),) = (
+                (pipeline["number"], pipeline["measured"]) for pipeline in query(os.getpid(), "snapshot")["pipelines"]
+            )
+            seen.append((number, measured["batches"], measured["step"], measured["epoch"]))
+    assert len({number for number, *_ in seen}) == 1
+    assert [rest for _, *rest in seen] == [[10, 10, 1], [20, 10, 2], [30, 10, 3]]
 
 
 def test_an_initial_state_serves_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,11 +180,8 @@ def test_stacks_that_were_asked_for_are_not_last_words() -> None:
         got = [list(next(batches))]
         assert "answer_calls" in query(os.getpid(), "stacks")["stacks"][1]["text"]
         assert "answer_calls" in query(os.getpid(), "stacks")["stacks"][1]["text"]
-        ((worker,),) = (
-            iterator["load"]["workers"]
-            for one in query(os.getpid(), "snapshot")["pipelines"]
-            for iterator in one["iterators"]
-        )
+        ((load,),) = (pipeline["loads"] for pipeline in query(os.getpid(), "snapshot")["pipelines"])
+        (worker,) = load["workers"]
         os.kill(worker["pid"], signal.SIGKILL)
         got += map(list, batches)
 
@@ -268,18 +302,18 @@ def test_top_sees_the_wait_for_the_device() -> None:
     ):
         held.serve_top()
 
-        def iterator_status() -> dict[str, Any]:
-            ((status,),) = (pipeline["iterators"] for pipeline in query(os.getpid(), "snapshot")["pipelines"])
-            return dict(status)
+        def status_and_step() -> tuple[float | None, int]:
+            (pipeline,) = query(os.getpid(), "snapshot")["pipelines"]
+            return pipeline["waits_for"], pipeline["measured"]["step"]
 
         assert [next(batches).tolist() for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        between = iterator_status()
+        between = status_and_step()
         third = threading.Thread(target=next, args=(batches,))
         third.start()
-        while (status := iterator_status())["waits_for"] is None:
+        while (waiting := status_and_step())[0] is None:
             assert third.is_alive()
         go_on.set()
         third.join()
 
-    assert (between["waits_for"], between["step"]) == (None, 2)
-    assert status["step"] == 2
+    assert between == (None, 2)
+    assert waiting[1] == 2

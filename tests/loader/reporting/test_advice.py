@@ -144,6 +144,10 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         ),
         {"waiting": "", "bottleneck": ""},
     ),
+    "reads of the trainer, one by one": (
+        with_source(run_of(read=6.0, augment=1.0, threads=0), one_by_one="Tokens"),
+        {"waiting": "", "read_ahead": "Add a method __getitems__(keys) to Tokens that reads a batch in one call. Use"},
+    ),
     "reads of the trainer": (run_of(read=6.0, augment=1.0, threads=0), {"waiting": "", "read_ahead": ""}),
     "reads of threads": (
         run_of(read=60.0, augment=1.0),
@@ -186,7 +190,7 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
     ),
     "a slow operation after mp_prefetch": (
         local_run(2),
-        {"waiting": "", "bottleneck": "Move .mp_prefetch after it, so that workers run it."},
+        {"waiting": "", "bottleneck": "of the pipeline's time. Move .mp_prefetch after it, so that workers run it."},
     ),
     "the same without workers": (local_run(0), {"waiting": "", "bottleneck": "Use .mp_prefetch("}),
     "units": (UNITS, {"waiting": "", "units": "Select fewer columns."}),
@@ -205,6 +209,14 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
     "idle workers": (
         run_of(augment=5.0, waits=0.1, trains=9.9, workers=4),
         {"not_waiting": "", "idle_workers": "were busy 12 % of the time. Use worker_count=1 to"},
+    ),
+    "idle workers and a busy trainer": (
+        with_stage(
+            run_of(augment=1.0, batch=8.0, waits=0.1, trains=9.9, workers=2),
+            "operations[1]",
+            location=Location.TRAINER,
+        ),
+        {"not_waiting": "", "idle_workers": "The 2 worker processes were busy 5 % of the time."},
     ),
     "busy workers": (run_of(augment=30.0, waits=0.1, trains=9.9, workers=4), {"not_waiting": ""}),
     "one idle worker": (run_of(augment=1.0, waits=0.1, trains=9.9, workers=1), {"not_waiting": ""}),

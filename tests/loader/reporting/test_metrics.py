@@ -1,6 +1,7 @@
 """Metrics have stable names and the values that were measured; Prometheus's own parser reads the page."""
 
 import dataclasses
+import gc
 import time
 from typing import Any
 
@@ -82,6 +83,25 @@ def test_exactly_the_delivered_batches_are_counted() -> None:
     assert (next(dropped), next(dropped)) == (0, 1)
     del dropped
     assert loader.metrics()["loader/batches"] == 1603
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["loader", "device_put"])
+def test_the_position_stays_when_its_iterator_is_gone(on_device: bool) -> None:
+    """After a loop that ended or broke off, step, epoch and components are those that it has reached."""
+    loader = millstream.load({"web": range(30), "books": range(10)}, weights=[3, 1], batch_size=4, seed=0)
+    for stop in (3, 5):
+        iterator: Any = millstream.device_put(iter(loader)) if on_device else iter(loader)
+        for _ in iterator:
+            if iterator.step == stop:
+                break
+        before = loader.metrics()
+        del iterator
+        gc.collect()
+        after = loader.metrics()
+        names = ["loader/step", "loader/epoch", "loader/component_records/web", "loader/component_records/books"]
+        assert [before.get(name) for name in names] == [after.get(name) for name in names]
+        assert after["loader/step"] == stop
+        assert after["loader/component_records/web"] == 3 * stop
 
 
 def test_components_of_a_mixture_are_counted() -> None:
