@@ -167,7 +167,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
             self._consumer.asked_at = None
             self._left_at = time.perf_counter()
             self._profiler.waited(start, self._left_at, is_first=is_first)
-        self._profiler.delivered(1)
+        step = self.step if hasattr(self._iterator, "records_between") else None
+        self._profiler.delivered(1, 0 if step is None else self._iterator.records_between(step - 1, step))
         return batch
 
     def start_prefetch(self) -> None:

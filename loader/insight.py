@@ -221,7 +221,7 @@ class Insight:
             deaths=profiler.deaths,
             stalls=profiler.stalls,
             waits=tuple(profiler.waits.copy()),
-            records=profiler.outputs * plan.partition.block if plan.one_to_one else None,
+            records=profiler.records if plan.one_to_one else None,
             errors=0 if plan.errors is None else len(plan.errors.texts),
             step=step,
             epoch=epoch,

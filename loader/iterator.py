@@ -192,6 +192,10 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         """The shard of each global batch that this iterator yields."""
         return self._plan.pipeline.shard
 
+    def records_between(self, first: int, stop: int) -> int:
+        """Returns the number of records in the batches [first, stop) of a 1:1 pipeline; 0 for any other."""
+        return self._plan.shards[0].records_between(first, stop) if self._plan.one_to_one else 0
+
     def batches_after(self, step: int) -> int:
         """Returns the number of batches after the first `step` batches of the stream."""
         return count_outputs(self._plan, "iterator") - step
@@ -239,10 +243,11 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         return taken
 
     def count_delivered(self) -> None:
-        # In one statement without a call, so that no two threads count the same batches.
-        before, self._counted_step = self._counted_step, self._step
+        # The swap is one statement without a call, so that no two threads count the same batches.
+        step = self._step
+        before, self._counted_step = self._counted_step, step
         if self.consumer is None:
-            self._profiler.delivered(self._counted_step - before)
+            self._profiler.delivered(step - before, self.records_between(before, step))
 
     def __del__(self) -> None:
         # Without the names of any module, which may be gone at the end of the interpreter.

@@ -46,11 +46,13 @@ def _opening() -> Iterator[None]:
 
 def _write(folder: Path, html: str) -> None:
     """Writes a page into a folder that other processes may share."""
+    from millstream.html_fragments import document  # noqa: PLC0415  (lazy: off by default)
+
     folder.mkdir(parents=True, exist_ok=True)
     while True:
         path = folder / f"pipeline-{os.getpid()}-{next(_numbers)}.html"
         with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as page:
-            page.write(f'<!doctype html><meta charset="utf-8"><title>Pipeline</title>{html}')
+            page.write(document("Pipeline", html))
             return
 
 

@@ -45,6 +45,10 @@ class EngineIterator(DatasetIterator[Any]):
         """Ends all prefetching and keeps the position. Another thread that waits in `next` gets a ValueError."""
         self._inner.interrupt()
 
+    def records_between(self, first: int, stop: int) -> int:
+        """Returns the number of records in the elements [first, stop) of a 1:1 pipeline; 0 for any other."""
+        return self._inner.records_between(first, stop)
+
     def batches_after(self, step: int) -> int:
         """Returns the number of elements after the first `step` ones; TypeError if it is not known."""
         return self._inner.batches_after(step)
@@ -106,4 +110,4 @@ class EngineIterator(DatasetIterator[Any]):
         if inner.consumer is not None:
             self._inner.let_measure(inner.consumer)
         inner.close()
-        self._execution.profiler.delivered(execution.profiler.outputs)
+        self._execution.profiler.delivered(execution.profiler.outputs, execution.profiler.records)

@@ -58,6 +58,7 @@ class JoinInsight(Insight):
             shown,
             source=dataclasses.replace(own.source, name=join.name),
             order=dataclasses.replace(own.order, name="in order"),
+            # Those of its streams are not counted.
             measured=dataclasses.replace(shown.measured, records=None),
         )
 

@@ -107,7 +107,9 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             return self._alone(self._draw_and_count)
         finally:
             self.asked_at = None
-            self._waits.append((start, time.perf_counter()))
+            stop = time.perf_counter()
+            # In one call, so that no other thread takes the list before it has the wait.
+            self._waits.append((start, stop))
 
     def _draw_and_count(self) -> T_co:
         try:
@@ -175,11 +177,13 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self.leader.go(self.leader.position_in_plan(), 0)
 
     def count_delivered(self) -> None:
+        # Each swap is one statement without a call, so that no two threads count the same.
         waits, self._waits = self._waits, []
-        before, self._counted_step = self._counted_step, self.step
+        step = self.step
+        before, self._counted_step = self._counted_step, step
         if self.consumer is not None:
             return
-        self.profiler.delivered(self._counted_step - before)
+        self.profiler.delivered(step - before, 0)
         if waits:
             self._num_waits += len(waits)
             self.profiler.waited_often(self._left_at, waits, self._num_waits, is_first=self._is_first)

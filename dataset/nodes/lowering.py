@@ -66,6 +66,9 @@ class NodeOrder:
     length: int | None
     num_records: int
 
+    def __repr__(self) -> str:
+        return "".join(node.text for node in reversed(self.nodes)) or "in order"
+
     @property
     def largest_key(self) -> int:
         return self.num_source_records - 1

@@ -52,6 +52,7 @@ class Profiler:
 
     Attributes:
         outputs: the number of outputs that the consumer got.
+        records: the number of records in them, if the pipeline is 1:1.
         timed_outputs: the number of these when it last asked for more. The seconds cover them, and no later ones.
         first_seconds: the seconds that it waited for the first outputs of all passes.
         output_bytes: the size of the arrays of the very first output; None before.
@@ -70,7 +71,7 @@ class Profiler:
     ) -> None:
         self._names = (KEYS, READ, *operations, HAND_OVER, NEXT, CONSUMER)
         self._seconds = dict.fromkeys(self._names, 0.0)
-        self.outputs = 0
+        self.outputs = self.records = 0
         self.timed_outputs = 0
         self.first_seconds = 0.0
         self.output_bytes: int | None = None
@@ -170,8 +171,9 @@ class Profiler:
         # The time after the last output is not known yet; the end of a stream is waited for, too.
         self.timed_outputs = min(self.outputs, total - 1)
 
-    def delivered(self, count: int) -> None:
-        self.outputs += count
+    def delivered(self, outputs: int, records: int) -> None:
+        self.outputs += outputs
+        self.records += records
 
     def came(self, output: Any) -> None:
         if self.output_bytes is None:

@@ -72,6 +72,12 @@ class LogicalShard(NamedTuple):
             leading=leading,
         )
 
+    def records_between(self, first: int, stop: int) -> int:
+        """Returns the number of this shard's records in blocks [first, stop), without the padding of the last one."""
+        partition, tail = self.partition, self.partition.whole_blocks
+        missing = partition.block - self.tail_records if tail is not None and first <= tail < stop else 0
+        return (stop - first) * partition.block - missing
+
     def are_delivered(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns True for each position that reaches an output of some shard of a 1:1 pipeline, shape (m,)."""
         length, shards = self.partition.length, self.partition.shard.shard_count

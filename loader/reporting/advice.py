@@ -27,7 +27,7 @@ TARGET_UTILIZATION = 0.7
 """Utilization of the workers that are recommended. The remainder is a reserve for slow batches."""
 
 MAX_GROWTH = 4
-"""Largest factor by which advice raises the number of workers beyond the cores, or of actors, in one step."""
+"""Largest factor by which advice raises the number of threads, actors, or workers beyond the cores, in one step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,11 +150,19 @@ def _slow_reads(snapshot: LoaderSnapshot) -> Advice:
     else:
         kind = "read_further_ahead" if kind == "bottleneck" else kind
         finding += f", with up to {count_text(snapshot.records_ahead, 'record')} prefetched"
-        buffer_size = max(1000, 2 * snapshot.records_ahead)
-        options = f"ReadOptions(num_threads={snapshot.num_threads}, prefetch_buffer_size={buffer_size})"
-        remedies.append(f"If the storage has a high latency, prefetch more: {snapshot.front.reading.format(options)}.")
+        remedies.append(f"If the storage has a high latency, prefetch more: {_more_reading(snapshot)}.")
         remedies.append(f"If reading computes, for instance decodes, {_workers_remedy(snapshot)}")
     return Advice(kind, " ".join([f"{finding}.", *remedies]))
+
+
+def _more_reading(snapshot: LoaderSnapshot) -> str:
+    """Returns the argument for more threads if most of them read all the time, and for a larger buffer anyway."""
+    num_threads, seconds = snapshot.num_threads, snapshot.measured.seconds
+    buffer_size = max(1000, 2 * snapshot.records_ahead)
+    if snapshot.slowest.seconds >= LOW_UTILIZATION * num_threads * seconds:
+        needed = math.ceil(snapshot.slowest.seconds / max(snapshot.measured.trainer_seconds, 1e-9))
+        num_threads = max(num_threads + 1, min(needed, MAX_GROWTH * num_threads))
+    return snapshot.front.reading.format(f"ReadOptions(num_threads={num_threads}, prefetch_buffer_size={buffer_size})")
 
 
 def _finding(snapshot: LoaderSnapshot, subject: str) -> str:

@@ -120,8 +120,7 @@ class Measurements:
         batch_bytes: the size of the arrays in the first batch; None before it.
         core_seconds: the seconds in which worker processes used a core; None if they were not measured.
         waits: the seconds of the last waits, except those for first batches, up to 1,000.
-        records: the number of records in the batches delivered, where a short batch counts as a full one; None if
-            the pipeline is not 1:1.
+        records: the number of records in the batches delivered; None if the pipeline is not 1:1.
         step: the step of the newest iterator.
         components: those of a mixture in all global batches before `step`; empty for other orders, and for pipelines
             that are not 1:1.

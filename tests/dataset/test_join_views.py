@@ -227,6 +227,21 @@ def test_many_waits_are_recorded_together_and_none_is_lost() -> None:
         assert metrics["loader/first_wait_seconds"] == 2 * SECONDS
 
 
+def test_no_wait_is_lost_to_a_thread_that_asks_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whenever another thread reads the measurements, here at each look at the clock, all waits are counted once."""
+    iterator: Any = iter(experimental.LimitIterDataset(batches(), 4))
+
+    def perf_counter() -> float:
+        iterator.count_delivered()
+        return CLOCK.perf_counter()
+
+    monkeypatch.setattr(time, "perf_counter", perf_counter)
+    with iterator:
+        assert train(iterator) == 4
+        assert iterator.profile()["next"] == ROWS * SECONDS
+        assert iterator.metrics()["loader/batches"] == 4
+
+
 def test_measurements_stay_when_other_streams_replace_one() -> None:
     """An interleave closes the datasets that have ended, or that a state replaces, and keeps their sums."""
     dataset = experimental.InterleaveIterDataset([batches(rows=4) for _ in range(5)], cycle_length=2)

@@ -153,6 +153,14 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
         run_of(read=60.0, augment=1.0),
         {"waiting": "", "read_further_ahead": "prefetch_buffer_size=1000"},
     ),
+    "reads of threads that are busy": (
+        run_of(read=150.0, waits=9.0, trains=1.0),
+        {"waiting": "", "read_further_ahead": "ReadOptions(num_threads=64, prefetch_buffer_size=1000)"},
+    ),
+    "reads of threads that are almost enough": (
+        run_of(read=150.0, waits=2.0, trains=8.0),
+        {"waiting": "", "read_further_ahead": "ReadOptions(num_threads=19, prefetch_buffer_size=1000)"},
+    ),
     "reads of workers": (run_of(read=6.0, augment=1.0, workers=1), {"waiting": "", "bottleneck": ""}),
     "a sampler asked one by one": (
         with_order(run_of(keys=5.0, augment=5.0), is_vectorised=False, kind="Curriculum"),

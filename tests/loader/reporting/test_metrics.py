@@ -65,6 +65,25 @@ def test_names_are_stable_and_values_are_floats() -> None:
         assert after["loader/workers"] == workers
 
 
+def test_exactly_the_delivered_records_are_counted() -> None:
+    """A short last batch counts as its records, in each pass, on devices and in each shard, and padding does not."""
+    loader = millstream.load(range(10), num_epochs=1, batch_size=4)
+    for passes in (1, 2):
+        assert sum(map(len, loader)) == 10
+        assert loader.metrics()["loader/records"] == 10 * passes
+    with millstream.device_put(iter(loader)) as batches:
+        for count in (4, 8, 10):
+            next(batches)
+            assert loader.metrics()["loader/records"] == 20 + count
+    for index, count in enumerate((6, 5)):
+        shard = millstream.ShardOptions(shard_index=index, shard_count=2)
+        halves = millstream.load(range(11), num_epochs=1, batch_size=2, shard_options=shard)
+        assert sum(map(len, halves)) == halves.metrics()["loader/records"] == count
+    padded = millstream.load(range(10), num_epochs=1, transformations=[millstream.Batch(4, pad_remainder=True)])
+    assert sum(1 for _ in padded) == 3
+    assert padded.metrics()["loader/records"] == 10
+
+
 def test_exactly_the_delivered_batches_are_counted() -> None:
     """Batches read in advance do not count, during a pass and after it, nor those that a seek passes over.
 

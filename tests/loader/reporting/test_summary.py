@@ -72,6 +72,14 @@ def test_a_slow_trainer_does_not_wait() -> None:
     assert kinds(summary_of(range(RECORDS), trains=4)) == {"not_waiting"}
 
 
+def test_the_order_of_a_chain_is_told_by_its_methods() -> None:
+    """A chain is described by the steps that order its records, as its author wrote them."""
+    orders = {"in order": millstream.MapDataset.range(9), ".shuffle(seed=0)": millstream.MapDataset.range(9).shuffle(0)}
+    for order, dataset in orders.items():
+        with iter(dataset.to_iter_dataset().batch(2)) as batches:
+            assert str(batches.summary()).startswith(f"range(0, 9), {order}\n")
+
+
 def test_sources_without_batched_reads_are_named() -> None:
     """A source without `__getitems__` is named, also below one that reads many at once; one that has it is not."""
     sources: dict[str, Any] = {
