@@ -23,14 +23,15 @@ from support.jax_processes.programs import (
     Noise,
     Row,
     loader,
+    train_dealt,
 )
 from support.oracle.stream import oracle
 from support.streams import equal_streams
 
-pytestmark = pytest.mark.third_party
+pytestmark = [pytest.mark.third_party, pytest.mark.slow]
 
 LIVES = [2, 4, 1]
-"""The number of processes of each group. A group resumes where the previous one has saved."""
+"""The number of processes of each group. A group resumes where the previous one has saved. One is that of the tests."""
 
 STEPS = 3
 
@@ -74,11 +75,13 @@ def groups(folder: Path) -> dict[int, list[Any]]:
     tasks = {
         2: ends | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}},
         4: ends | {"fill_meshes": {"save_to": folder, "meshes": MESHES}},
-        1: {},
     }
     told = {}
     for number, count in enumerate(LIVES):
-        dealt = {"folder": folder, "step": number * STEPS, "steps": STEPS, "worker_count": number % 2}
+        dealt: dict[str, Any] = {"folder": folder, "step": number * STEPS, "steps": STEPS, "worker_count": number % 2}
+        if count == 1:
+            told[count] = [{"train_dealt": train_dealt(**dealt)}]
+            continue
         devices, log = LOGICAL_SHARDS // count, folder / f"log of {count}"
         told[count] = run_group("run_each", count, log, devices=devices, tasks=tasks[count] | {"train_dealt": dealt})
     return told

@@ -8,8 +8,10 @@ import collections
 import itertools
 import os
 import pickle
+import shutil
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
+from millstream.loader.checkpoints.state import LoaderState
 from millstream.loader.checkpoints.state_files import read_states, write_state
 from support.streams import equal_streams
 
@@ -121,17 +124,58 @@ def save_both(folder: Path, step: int) -> list[Any]:
         return list(itertools.islice(batches, 3))
 
 
-def restore_each(attempts: dict[str, tuple[Path, int, bool]]) -> dict[str, tuple[str, bool]]:
-    """Tries to resume from checkpoints, and reports of each why not, and whether the iterator is where it was.
+def cut_short(states: Path) -> None:
+    file = states / "process_1-of-3.json"
+    file.write_bytes(file.read_bytes()[:100])
 
-    Args:
-        attempts: for each a folder of checkpoints, the loader's seed, and whether the loader filters.
+
+def move(states: Path) -> None:
+    """Moves one process's state a batch further than the others."""
+    file = states / "process_2-of-3.json"
+    state = LoaderState.decode(file.read_bytes())
+    further = state.cursors[0]._replace(position=state.cursors[0].position + GLOBAL_BATCH)
+    moved = state._replace(step=state.step + 1, cursors=(further,))
+    file.write_bytes(moved.encode())
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "half-written": (cut_short, "Cannot read"),
+    "one missing": (lambda states: (states / "process_1-of-3.json").unlink(), "process_1-of-3.json is missing"),
+    "mixed": (
+        lambda states: shutil.copy(states / "process_0-of-3.json", states / "process_0-of-4.json"),
+        "states of 3 and 4 processes",
+    ),
+}
+"""Mistakes in a checkpoint of three processes, and the text of each error."""
+
+
+def save_and_restore(folder: Path, step: int) -> tuple[list[Any], dict[str, tuple[str, bool]]]:
+    """Runs `save_both`, damages copies of the checkpoint of the 1:1 pipeline, and runs `restore_each`."""
+    filtered = save_both(folder, step)
+    if jax.process_index() == 0:
+        for name, damage in {**{name: damage for name, (damage, _) in DAMAGES.items()}, "places": move}.items():
+            shutil.copytree(folder / "whole", folder / name)
+            damage(folder / name / str(step) / "loader")
+    multihost_utils.sync_global_devices("damaged")
+    return filtered, restore_each(folder)
+
+
+def restore_each(folder: Path) -> dict[str, tuple[str, bool]]:
+    """Tries to resume from checkpoints of `save_and_restore` in ways that fail on any number of processes, or on some.
+
+    Reports of each attempt why it failed, and whether the iterator is where it was.
     """
+    attempts = {
+        **{name: (folder / name, SEED, False) for name in (*DAMAGES, "places")},
+        "another seed": (folder / "whole", SEED + 1, False),
+        "another pipeline": (folder / "whole", SEED, True),
+        "filtered": (folder / "filtered", SEED, True),
+    }
     shard, told = millstream.ShardByJaxProcess(drop_remainder=True), {}
-    for name, (folder, seed, is_filtered) in attempts.items():
+    for name, (checkpoints, seed, is_filtered) in attempts.items():
         operations = [NotThird(), Noise()] if is_filtered else [Noise()]
         whole = itertools.islice(loader(shard, *operations, seed=seed), 3)
-        with ocp.CheckpointManager(folder) as manager, iter(loader(shard, *operations, seed=seed)) as batches:
+        with ocp.CheckpointManager(checkpoints) as manager, iter(loader(shard, *operations, seed=seed)) as batches:
             before = [next(batches), batches.get_state()]
             try:
                 manager.restore(manager.latest_step(), args=ocp.args.Composite(loader=CheckpointRestore(batches)))
