@@ -44,6 +44,7 @@ for module in (random_pipelines, elements_of_all_kinds, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.ray_cluster,
     pytest.mark.third_party,
     pytest.mark.usefixtures("nodes"),
@@ -279,15 +280,15 @@ def test_actors_killed_at_random_change_nothing() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_nodes_come_and_go(nodes: Any) -> None:
     """Actors wait for a node that has room; with a node that vanishes, no batch is lost; a new node is used."""
-    loader = loader_of(Map(slowly), sampler=ORDER, **on_ray(2, resources_per_worker={"spot": 1}))
+    loader = loader_of(Map(slowly), sampler=ORDER, **on_ray(1, resources_per_worker={"spot": 1}))
     expected = batches(loader_of(Map(slowly), sampler=ORDER, worker_count=0))
     with iter(loader) as iterator:
         iterator.start_prefetch()
         assert ready_actors(iterator) == []
-        with nodes.extra("spot", 2) as first:
+        with nodes.extra("spot", 1) as first:
             actual = [next(iterator).tolist() for _ in range(20)]
             nodes.lose(first)
-            with nodes.extra("spot", 2):
+            with nodes.extra("spot", 1):
                 actual += [batch.tolist() for batch in iterator]
     assert actual == expected
 
