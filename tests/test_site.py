@@ -22,6 +22,8 @@ import millstream
 ROOT = Path(__file__).parents[1]
 PARTS = ["dataset", "loader", "samplers", "sources", "tools", "transforms"]
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

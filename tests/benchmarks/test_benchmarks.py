@@ -41,6 +41,8 @@ MACHINE = {
 }
 """A machine that measured a case."""
 
+pytestmark = pytest.mark.slow
+
 
 def measured_here(**results: list[Result]) -> Measured:
     return Measured(results, {}, dict.fromkeys(results, MACHINE))

@@ -16,6 +16,8 @@ from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import environment
 from support.public_samplers import public_samplers
 
+pytestmark = pytest.mark.slow
+
 
 def kinds_in(sampler: Any) -> Iterator[type]:
     """Yields the class of a sampler and the classes of those inside it, with their base classes."""

@@ -12,6 +12,8 @@ from support.public_samplers import public_samplers
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("typed_program.py")
 
+pytestmark = pytest.mark.slow
+
 
 def check(*command: str) -> str:
     """Returns what a checker says, run where the installed package is what it finds."""

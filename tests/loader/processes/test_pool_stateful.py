@@ -226,6 +226,7 @@ class Alarm(logging.Handler):
 
 
 @UNEVEN_ENDS
+@pytest.mark.slow
 def test_a_consumer_may_do_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any sequence of what the iterator offers, of deaths, stops and changes of worker_count: the oracle's suffix."""
     monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.02)
