@@ -1,5 +1,6 @@
 """The documents tell the truth: their code runs, prints what they show, and what they name exists."""
 
+import ast
 import builtins
 import contextlib
 import dataclasses
@@ -17,19 +18,23 @@ import pytest
 import millstream
 from millstream.loader.threads import waiting
 from millstream.loader.workers import warm_pools
+from millstream.sources.files import multi_file
+from millstream.sources.remote import object_clients
+from millstream.tools import unpacking
 from millstream.tools.command_line import parser
 from support.processes.worker_pools import python
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("loader/**/README.md")])
+FOLDERS = ("millstream", "loader", "dataset", "samplers", "sources", "transforms", "tools")
 WITH_CODE = [document for document in DOCUMENTS if "```python\n" in document.read_text()]
 
 BLOCK = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
 
 
-def default_of(parameter: str) -> Any:
-    return inspect.signature(millstream.DataLoader).parameters[parameter].default
+def default_of(parameter: str, called: Any = millstream.DataLoader) -> Any:
+    return inspect.signature(called).parameters[parameter].default
 
 
 def short_name(document: Path) -> str:
@@ -145,8 +150,7 @@ def extras_of(project: dict[str, Any]) -> set[str]:
 def test_every_extra_that_people_are_told_to_install_exists() -> None:
     """`pip install 'millstream[name]'`, in documents and in errors."""
     extras = extras_of(tomllib.loads((ROOT / "pyproject.toml").read_text()))
-    folders = ("millstream", "loader", "dataset", "samplers", "sources", "transforms", "tools")
-    modules = [module for folder in folders for module in (ROOT / folder).rglob("*.py")]
+    modules = [module for folder in FOLDERS for module in (ROOT / folder).rglob("*.py")]
     named = {
         extra
         for file in [*DOCUMENTS, *modules]
@@ -202,12 +206,49 @@ def test_the_figures_of_the_first_pages_are_those_of_the_report() -> None:
         ("coming-from-pytorch", "`stall_timeout`, 600 s by default", default_of("stall_timeout"), 600),
         ("tuning", "up to 16 threads read ahead", millstream.ReadOptions().num_threads, 16),
         ("tuning", "at most 500 records", millstream.ReadOptions().prefetch_buffer_size, 500),
+        ("tuning", "if it begins within a minute", warm_pools.IDLE_SECONDS, 60),
+        ("debugging", "`stall_timeout` seconds, by default ten minutes", default_of("stall_timeout"), 600),
+        ("recipes", "After `max_errors` of them, by default 1000", default_of("max_errors"), 1000),
+        ("deploying", "At most 512 files of a source stay open", multi_file.MAX_OPEN_FILES, 512),
+        ("security", "larger than 1 GiB and than 200 times its own size", unpacking.MAX_RATIO, 200),
+        (
+            "security",
+            "`.bagz` file that becomes larger than 1 GiB",
+            default_of("max_record_bytes", millstream.BagzDataSource),
+            1 << 30,
+        ),
+        ("command-line", "more than 1 GiB and more than 200 times", unpacking.MAX_RATIO, 200),
+        ("remote-data", "there are up to eight attempts", object_clients.ATTEMPTS, 8),
+        ("remote-data", "attempts, within two minutes", object_clients.REQUEST_SECONDS, 120),
+        ("remote-data", "sends nothing for 20 seconds is given up", object_clients.SILENCE_SECONDS, 20),
     ],
 )
 def test_default_values_are_those_of_the_documents(document: str, sentence: str, value: float, expected: float) -> None:
     """A number that a document gives as a default is the default."""
     assert sentence in " ".join((ROOT / "docs" / f"{document}.md").read_text().split())
     assert value == expected
+
+
+def test_messages_in_the_page_on_clusters_are_logged() -> None:
+    """Each message that docs/deploying.md shows is, between its numbers and names, text of the library."""
+    page = (ROOT / "docs/deploying.md").read_text()
+    shown = [block[2] for block in BLOCK.finditer(page) if block[2].startswith("millstream: ")]
+    shown += re.findall(r"^\| `([^`]*)` \|", page.partition("## Logs")[2], re.MULTILINE)
+    texts = "\n".join(
+        node.value
+        for folder in FOLDERS
+        for module in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    pieces = {
+        piece.strip()
+        for message in shown
+        for piece in re.split(r"\d+|…|(?<=\.) ", " ".join(message.removeprefix("millstream: ").split()))
+    }
+
+    assert len(shown) == 6
+    assert {piece for piece in pieces if piece not in texts} == set()
 
 
 def test_every_call_of_the_page_of_tasks_exists() -> None:
