@@ -19,7 +19,7 @@ with contextlib.suppress(ValueError):
     sys.path.remove(str(Path(__file__).parents[1]))
 
 from millstream.sources.files import spans
-from support.processes.process_tree import is_named, processes_below
+from support.processes.process_tree import is_named, open_descriptors, processes_below, settled_descriptors
 from support.stores.object_server import ObjectServer, serving
 from support.stores.store_clients import clients_of
 
@@ -109,7 +109,9 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     processes = our_actors() if has_cluster else processes_below()
     assert [process for process in processes if process.pid not in EXCUSED] == []
     assert shared_segments() - segments == set()
-    assert keeps_own or len(open_descriptors()) <= len(descriptors), sorted(open_descriptors() - descriptors)
+    if not keeps_own and len(open_descriptors()) > len(descriptors):
+        left = settled_descriptors(len(descriptors))
+        assert len(left) <= len(descriptors), sorted(left - descriptors)
     # What is left, JAX and its like above all, need not be collected after the next test: it would take half of the
     # time of all tests.
     gc.freeze()
@@ -124,21 +126,6 @@ def our_threads() -> list[threading.Thread]:
 def our_actors() -> list[psutil.Process]:
     """Returns the processes of the library's actors in Ray clusters that tests have started."""
     return [process for process in psutil.Process().children(recursive=True) if is_named(process, "PipelineActor")]
-
-
-def open_descriptors() -> set[str]:
-    """Returns this process's open descriptors and their targets, without that of Python's own resource tracker."""
-    found = set()
-    tracker = sys.modules.get("multiprocessing.resource_tracker")
-    of_tracker = None if tracker is None else str(tracker._resource_tracker._fd)
-    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  (the names are wanted)
-        if descriptor == of_tracker:
-            continue
-        try:
-            found.add(f"{descriptor} -> {os.readlink(f'/proc/self/fd/{descriptor}')}")  # noqa: PTH115
-        except FileNotFoundError:
-            continue  # The descriptor of the listing itself.
-    return found
 
 
 def shared_segments() -> set[str]:

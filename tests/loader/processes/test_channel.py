@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, Ready, Task
 from millstream.loader.transport.pipeline_file import PipelineFile
-from support.processes.worker_pools import open_descriptors
+from support.processes.process_tree import open_descriptors
 
 
 def said(content: Any) -> Task:
@@ -124,7 +124,7 @@ def test_the_last_message_cut_at_every_byte_is_dropped() -> None:
 @settings(deadline=None, max_examples=50)
 def test_descriptors_arrive_with_their_message(plan: list[tuple[int, int]], blocking: bool) -> None:
     """Each message brings its own descriptors, also where frames wait for a slow reader; none is left open."""
-    before = open_descriptors()
+    before = len(open_descriptors())
     with channels(blocking=False, buffer_bytes=4096) as (near, far):
         far._socket.setblocking(blocking)
         for number, (count, size) in enumerate(plan):
@@ -142,7 +142,7 @@ def test_descriptors_arrive_with_their_message(plan: list[tuple[int, int]], bloc
                 assert [number_in(file) for file in far.take_descriptors()] == [10 * number + i for i in range(count)]
                 arrived += 1
         assert not near.has_unsent
-    assert open_descriptors() == before
+    assert len(open_descriptors()) == before
 
 
 @given(sizes=st.lists(st.sampled_from([0, 100, 10_000, 100_000]), min_size=1, max_size=20))
@@ -168,7 +168,7 @@ def test_sending_to_one_who_does_not_listen_returns_at_once(sizes: list[int]) ->
 
 def test_a_connection_that_broke_is_no_error_of_the_sender() -> None:
     """Messages to a side that is gone are dropped, with their descriptors; what it sent before still arrives."""
-    before = open_descriptors()
+    before = len(open_descriptors())
     with channels() as (near, far):
         far.send(said("last words"))
         far.close()
@@ -179,7 +179,7 @@ def test_a_connection_that_broke_is_no_error_of_the_sender() -> None:
         assert not near.has_unsent
         assert list(near.receive_rest()) == [said("last words")]
         assert not near.is_open
-    assert open_descriptors() == before
+    assert len(open_descriptors()) == before
 
 
 def test_the_words_of_one_who_was_not_listening_count() -> None:
@@ -197,7 +197,7 @@ def test_the_words_of_one_who_was_not_listening_count() -> None:
 
 def test_closing_closes_descriptors_that_wait_or_were_not_taken() -> None:
     """Closing closes the descriptors of frames that were never sent and of messages that were never taken."""
-    before = open_descriptors()
+    before = len(open_descriptors())
     with channels(buffer_bytes=4096) as (near, far):
         file = numbered_file(7)
         near.send(said("read, not taken"), [file])
@@ -207,7 +207,7 @@ def test_closing_closes_descriptors_that_wait_or_were_not_taken() -> None:
         near.send(said("not sent"), [file, file])
         os.close(file)
         assert near.has_unsent
-    assert open_descriptors() == before
+    assert len(open_descriptors()) == before
 
 
 def test_hanging_up_reaches_the_other_side_past_a_copy() -> None:
@@ -223,7 +223,7 @@ def test_hanging_up_reaches_the_other_side_past_a_copy() -> None:
 def test_descriptors_beyond_the_limit_are_an_error_with_a_hint() -> None:
     """A message whose descriptors the system refuses is not mistaken for one without: the error says what to do."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = open_descriptors()
+    before = len(open_descriptors())
     with channels() as (near, far):
         file = numbered_file(7)
         near.send(said("hello"), [file] * 4)
@@ -243,4 +243,4 @@ def test_descriptors_beyond_the_limit_are_an_error_with_a_hint() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             for descriptor in kept:
                 os.close(descriptor)
-    assert open_descriptors() == before
+    assert len(open_descriptors()) == before

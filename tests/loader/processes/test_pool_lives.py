@@ -26,7 +26,7 @@ from millstream.loader.workers import warm_pools
 from support.faults import user_faults
 from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
-from support.processes.process_tree import processes_below
+from support.processes.process_tree import open_descriptors, processes_below
 from support.processes.worker_pools import (
     BAD,
     EXPECTED,
@@ -36,7 +36,6 @@ from support.processes.worker_pools import (
     batches,
     in_background,
     loader_of,
-    open_descriptors,
     patient_pools,
     processes_of,
     still_there,
@@ -214,7 +213,7 @@ def test_threads_that_take_a_warm_pool_at_once_get_different_ones() -> None:
 
 def test_an_interrupt_of_closing() -> None:
     """Wherever Ctrl-C interrupts `close`, the next call finishes it: no process or descriptor is left."""
-    before = open_descriptors()
+    before = len(open_descriptors())
     for moment in itertools.count(0, 47):
         iterator = iter(loader_of(worker_count=1))
         next(iterator)
@@ -222,7 +221,7 @@ def test_an_interrupt_of_closing() -> None:
         was_interrupted = interrupt_at(moment, iterator.close)
         iterator.close()
         assert still_there(processes) == []
-        assert open_descriptors() <= before
+        assert len(open_descriptors()) <= before
         if not was_interrupted:
             break
     assert moment > 0

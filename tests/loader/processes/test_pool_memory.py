@@ -17,7 +17,8 @@ from millstream.loader.processes import pool
 from millstream.loader.processes.limits import DESCRIPTORS_PER_WORKER
 from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import WAIT_SECONDS
-from support.processes.worker_pools import SIZE, loader_of, made_all, open_descriptors, python
+from support.processes.process_tree import open_descriptors, settled_descriptors
+from support.processes.worker_pools import SIZE, executor_of, loader_of, made_all, pool_of, python
 
 BIG = 1 << 15
 """Numbers in an element: a batch of them has 1 MiB."""
@@ -96,7 +97,7 @@ def test_memory_of_batches_that_are_gone_serves_again() -> None:
     with iter(big_loader()) as iterator:
         for batch in iterator:
             places.add(batch.__array_interface__["data"][0])
-            files.add(open_descriptors())
+            files.add(len(open_descriptors()))
 
     assert len(places) <= 12
     assert max(files) - min(files) <= 2
@@ -124,24 +125,34 @@ print(before, memory_available())
 
 def test_descriptors_grow_with_workers_only() -> None:
     """A pool holds three descriptors per worker and two more, however many batches are kept."""
-    before = open_descriptors()
+
+    def settle(iterator: millstream.DataLoaderIterator) -> list[int]:
+        """Waits for the results and the process handles of all workers, and returns their numbers."""
+        pids = made_all(iterator)
+        while not all(worker.handle for worker in pool_of(iterator).workers):
+            executor_of(iterator)._receive(1.0)
+        return pids
+
+    before = len(open_descriptors())
     for worker_count in (1, 4):
         with iter(big_loader(worker_count=worker_count)) as iterator:
             kept = []
             for batch in iterator:
                 kept.append(batch)
                 if len(kept) in (1, 10, 40):
-                    made_all(iterator)
-                    assert open_descriptors() - before == DESCRIPTORS_PER_WORKER * worker_count + 2
+                    settle(iterator)
+                    expected = before + DESCRIPTORS_PER_WORKER * worker_count + 2
+                    assert len(settled_descriptors(expected)) == expected
             del kept, batch
-        assert open_descriptors() == before
+        assert len(settled_descriptors(before)) == before
     with iter(loader_of()) as iterator:
         for number in range(5):
             next(iterator)
-            os.kill(made_all(iterator)[number % 2], signal.SIGKILL)
+            os.kill(settle(iterator)[number % 2], signal.SIGKILL)
         next(iterator)
-        made_all(iterator)
-        assert open_descriptors() - before == DESCRIPTORS_PER_WORKER * 2 + 2
+        settle(iterator)
+        expected = before + DESCRIPTORS_PER_WORKER * 2 + 2
+        assert len(settled_descriptors(expected)) == expected
 
 
 def test_every_lack_of_descriptors_is_told_and_overcome() -> None:

@@ -1,10 +1,15 @@
-"""The processes that this one has started."""
+"""The processes that this one has started, and the descriptors that it has open."""
 
 import contextlib
 import os
 import sys
+import time
 
 import psutil
+
+SETTLE_SECONDS = 5.0
+"""Time limit for descriptors that are open for a moment: several times a minute, threads of Ray open a socket, also
+after the cluster has ended."""
 
 
 def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
@@ -25,6 +30,29 @@ def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
 def worker_pids() -> set[int]:
     """Returns the worker processes of all fork servers of this process."""
     return {worker.pid for server in psutil.Process().children() for worker in server.children()}
+
+
+def open_descriptors() -> set[str]:
+    """Returns this process's open descriptors and their targets, without that of Python's own resource tracker."""
+    found = set()
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    of_tracker = None if tracker is None else str(tracker._resource_tracker._fd)
+    for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  (the names are wanted)
+        if descriptor == of_tracker:
+            continue
+        try:
+            found.add(f"{descriptor} -> {os.readlink(f'/proc/self/fd/{descriptor}')}")  # noqa: PTH115
+        except FileNotFoundError:
+            continue  # The descriptor of the listing itself.
+    return found
+
+
+def settled_descriptors(expected: int) -> set[str]:
+    """Returns the open descriptors, once they are as many as expected, or after SETTLE_SECONDS."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while len(found := open_descriptors()) != expected and time.monotonic() < deadline:
+        continue
+    return found
 
 
 def is_named(process: psutil.Process, name: str) -> bool:

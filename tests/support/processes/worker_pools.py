@@ -224,10 +224,6 @@ def in_background(action: Callable[[], object]) -> Iterator[None]:
         done.result(WAIT_SECONDS)
 
 
-def open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208  (no paths are wanted)
-
-
 def environment(*folders: Path) -> dict[str, str]:
     """Returns this process's environment, in which the test's support modules, and more folders, can be imported."""
     path = [*map(str, folders), str(TESTS), os.environ.get("PYTHONPATH", "")]
