@@ -2,6 +2,7 @@
 
 import collections
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -106,6 +107,32 @@ def test_a_readers_can_shrink_and_grow() -> None:
     readers.stop()
     readers.join(60)
     assert [thread for thread in threading.enumerate() if thread.name.startswith("millstream-read")] == []
+
+
+@pytest.mark.parametrize("are_busy", [False, True])
+def test_surplus_readers_end_without_another_job(are_busy: bool) -> None:
+    """Once there should be fewer threads, the others end: idle ones now, busy ones after their job."""
+    readers, release, deadline = ReaderThreads(8), threading.Event(), time.monotonic() + 60
+    for _ in range(8):
+        if are_busy:
+            readers.submit(lambda: release.wait(60))
+        else:
+            readers._start_thread()
+    while len(readers._working) < 8 or readers.num_busy < 8 * are_busy:
+        assert time.monotonic() < deadline
+    threads = list(readers._started)
+    readers.resize(2)
+    release.set()
+    while len(alive := [thread for thread in threads if thread.is_alive()]) > 2 and time.monotonic() < deadline:
+        alive[0].join(0.01)
+    assert len(alive) == 2
+    pair = threading.Barrier(3, timeout=60)
+    for _ in range(2):
+        readers.submit(pair.wait)
+    pair.wait()
+    readers.stop()
+    readers.join(60)
+    assert {thread.is_alive() for thread in threads} == {False}
 
 
 def test_readers_are_told_apart_by_a_number_in_their_names() -> None:

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 
 import millstream
+from millstream.loader.threads.call_size import CALL_SECONDS
+from millstream.loader.workers import any_worker
 from millstream.loader.workers.call_runner import _idle_seconds
 from millstream.transforms import Batch, Filter, FirstFitPack, FlatMap, Map, Transformation
+from support.clocks.owned_clock import Spend
 from support.stores.waiting_storage import Storage
 
 NUM_THREADS = 4
@@ -163,6 +166,35 @@ def test_a_death_with_several_reads_in_flight_is_blamed_on_the_right_one(kills_o
             for batch in itertools.islice(iterator, 80):
                 keys.extend(batch["key"].tolist())
     assert keys == list(range(320 if kills_once else 200))
+
+
+class Priced:
+    """Numbers of which each takes a while to read: how many were read with it."""
+
+    def __init__(self, spend: Spend) -> None:
+        self._spend = spend
+
+    def __len__(self) -> int:
+        return 1_000_000
+
+    def __getitem__(self, key: int) -> int:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: Sequence[int]) -> list[int]:
+        return [len(keys) for _ in map(self._spend, keys)]
+
+
+@pytest.mark.usefixtures("owned_clock")
+def test_reads_in_advance_count_for_the_size_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls whose records another thread reads stay as short as if they read themselves."""
+    monkeypatch.setattr(any_worker, "IDLE_CALLS", 0)
+    sampler, reading = millstream.SequentialSampler(1_000_000), millstream.ReadOptions(num_threads=NUM_THREADS)
+    loader = millstream.DataLoader(
+        data_source=Priced(Spend(CALL_SECONDS / 5)), sampler=sampler, worker_count=1, read_options=reading
+    )
+    with iter(loader) as iterator:
+        sizes = list(itertools.islice(iterator, 1000))
+    assert 1 < max(sizes) <= 5
 
 
 @pytest.mark.parametrize(("switches", "idle"), [(0, 0.0), (3, 0.75)])
