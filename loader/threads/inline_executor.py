@@ -25,6 +25,10 @@ class InlineExecutor(Executor):
         self._size = CallSize(plan)
         self._calls = LocalCalls(plan, self._schedule, RecycledMemory().allocate, self, stall_timeout=stall_timeout)
 
+    @property
+    def is_orphaned(self) -> bool:
+        return self._calls.is_stopped
+
     def close(self) -> None:
         self._calls.close()
 

@@ -75,6 +75,14 @@ class LocalCalls:
         self._readers.end_with(owner)
         self._threads = ThreadedCalls(plan, self._readers, allocate, owner, stall_timeout)
 
+    @property
+    def is_stopped(self) -> bool:
+        """True after `stop`, and at the interpreter's exit, which ends all threads and workers of the library.
+
+        Functions that were registered for the exit before the library's own run later, and may need a new executor.
+        """
+        return self._readers.is_stopped
+
     def begin(self) -> None:
         """Checks the settings of the consumer's thread, once per request of the consumer."""
         self.may_work_here = self._settings.are_neutral()

@@ -90,6 +90,10 @@ class ThreadExecutor(Executor):
             busy_threads=threads.readers.num_busy,
         )
 
+    @property
+    def is_orphaned(self) -> bool:
+        return self._local.is_stopped
+
     def start(self) -> None:
         self._threads.readers.check_process()
         self._dispatch()

@@ -12,7 +12,7 @@ Guarantees:
 import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 from millstream.loader.transport.class_table import ClassTable
@@ -159,8 +159,15 @@ def _remove(pools: list[_Idle[PoolT]], idle: _Idle[PoolT]) -> bool:
     return True
 
 
-def release(pools: "weakref.ref[WarmPools[PoolT]]", pool: "weakref.ref[PoolT]") -> None:
-    """Releases the pool of an iterator that has ended, if its loader still exists."""
+def release(pools: "weakref.ref[WarmPools[PoolT]]", pool: "weakref.ref[PoolT]", interrupted: Collection[None]) -> None:
+    """Releases the pool of an iterator that has ended, if its loader still exists.
+
+    A pool whose last request was `interrupted` is stopped, because its workers may be in any state.
+    """
     keeper, kept = pools(), pool()
-    if keeper is not None and kept is not None:
+    if kept is None:
+        return
+    if interrupted:
+        kept.stop()
+    elif keeper is not None:
         keeper.release(kept)

@@ -23,7 +23,7 @@ from millstream.errors import WorkerStalledError
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.assignments import Assignments
@@ -59,7 +59,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         local_reading: the threads of this process that run local operations in advance; None to run them on demand.
     """
 
-    is_orphaned = False  # True once it has released or stopped the workers.
     _are_local: ClassVar[bool]  # True if the workers are processes of this machine.
     _noun: ClassVar[str]  # For log and errors.
 
@@ -81,8 +80,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         allocate, stall = self._memory.allocate, options.stall_timeout
         self._local = LocalCalls(plan, self._schedule, allocate, self, reading=local_reading, stall_timeout=stall)
         self._pool: Pool[WorkerT] = pools.take()
+        self._has_left = False  # True once it has released or stopped the workers.
+        # Not empty during a request, and after one that was interrupted: a message may have been sent half or twice.
+        self._requests: list[None] = []
         # `break` in a loop drops its iterator. The next one finds the workers warm.
-        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool))
+        self._release = functools.partial(release, weakref.ref(pools), weakref.ref(self._pool), self._requests)
         self._returning = weakref.finalize(self, self._release)
         self._returning.atexit = False
         if plan.source_is_stream:
@@ -98,6 +100,16 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._deaths_at_start = DeathsAtStart(options.num_workers)
         if shared_workers is not None:
             shared_workers.lead(self)
+
+    @property
+    def is_orphaned(self) -> bool:
+        return self._has_left or self._local.is_stopped
+
+    def next_outputs(self) -> Outputs | None:
+        self._requests.append(None)
+        outputs = super().next_outputs()
+        self._requests.clear()
+        return outputs
 
     def admit(self, substream: Substream, name: Hashable) -> None:
         """Adds a substream whose calls this executor dispatches from now on, given the name of its pipeline."""
@@ -131,17 +143,19 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     def start(self) -> None:
         self._check_process()
+        self._requests.append(None)
         self._dispatch()
+        self._requests.clear()
 
     def pause(self) -> None:
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
-        self.is_orphaned = True
+        self._has_left = True
         self._local.close()  # First: after an interruption, nothing else would end its threads.
         self._returning.detach()
         self._release()
 
     def close(self) -> None:
-        self.is_orphaned = True
+        self._has_left = True
         self._returning.detach()
         deadline = self._local.stop()
         self._pool.stop()

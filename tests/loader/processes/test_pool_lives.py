@@ -23,6 +23,7 @@ import millstream
 from millstream.loader.processes import pool
 from millstream.loader.processes.crash_log import create_crash_log
 from millstream.loader.workers import warm_pools
+from millstream.loader.workers.any_worker import AnyWorker
 from support.faults import user_faults
 from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
@@ -225,6 +226,34 @@ def test_an_interrupt_of_closing() -> None:
         if not was_interrupted:
             break
     assert moment > 0
+
+
+@pytest.mark.parametrize("leave", ["move", "drop"])
+def test_workers_of_an_interrupted_request_serve_no_other(leave: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Ctrl-C interrupts the sending of a call, its worker may have it or not: the next iterator gets new workers."""
+    loader = loader_of()
+    assert batches(loader) == EXPECTED
+    (idle,) = idle_pools(loader)
+    before, record_call = list(idle.workers), AnyWorker.record_call
+    del idle
+
+    def be_interrupted(self: AnyWorker, call: int) -> None:
+        record_call(self, call)
+        raise KeyboardInterrupt
+
+    iterator = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(AnyWorker, "record_call", be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            iterator.start_prefetch()
+    if leave == "move":
+        iterator.seek(0)
+    else:
+        del iterator
+        gc.collect()
+        iterator = iter(loader)
+    assert next(iterator).tolist() == EXPECTED[0]
+    assert not set(before).intersection(workers_of(iterator))
 
 
 @pytest.mark.parametrize("fault", [Raise(KeyError), user_faults.be_killed], ids=["raises", "dies"])

@@ -456,6 +456,33 @@ def test_the_interpreter_waits_for_a_read_before_it_ends(last_line: str, tmp_pat
     assert (done.stdout, done.stderr) == ("read to its end\n", "")
 
 
+LATE_SCRIPT = """
+import atexit, itertools
+iterators, laters = [], []
+
+@atexit.register
+def finish():
+    for iterator, later in zip(iterators, laters, strict=True):
+        assert [batch.tolist() for batch in itertools.islice(iterator, 10)] == later[:10]
+    print("done")
+
+import millstream
+slow = millstream.transforms.Map(lambda key: (sum(range(50_000)), key)[1])
+for options in ({}, {"read_options": millstream.ReadOptions(num_threads=0)}, {"worker_count": 1}):
+    load = lambda: iter(millstream.load(range(400), batch_size=4, transformations=[slow], stall_timeout=20, **options))
+    laters.append([batch.tolist() for _, batch in zip(range(15), load())][5:])
+    iterators.append(load())
+    for _ in range(5):
+        next(iterators[-1])
+"""
+
+
+def test_functions_that_run_at_exit_may_read_on() -> None:
+    """A last evaluation at the interpreter's exit, registered before the library ended its threads, gets the stream."""
+    done = python("-c", LATE_SCRIPT)
+    assert (done.stderr, done.stdout) == ("", "done\n")
+
+
 FORKING_SCRIPT = """
 import os, sys
 import millstream
