@@ -98,7 +98,7 @@ class Pool:
         number = self._pipelines.find(name)
         if number is None:
             number = self._pipelines.add(name, pipeline, self.classes)
-            in_fresh_thread(functools.partial(self._pipelines.send, name, self.workers))
+            in_fresh_thread(functools.partial(self._send, name))
             self._pipelines.drop_idle({*in_use(), number}, self.workers)
         return number
 
@@ -221,7 +221,13 @@ class Pool:
                 self._state.workers.append(worker)
                 on_failure.pop_all()
                 control.send(fork, [theirs.fileno(), arena, crash_log, self._state.pipelines])
-            self._pipelines.send_all(worker)
+                self._pipelines.send_all(worker)
+
+    def _send(self, name: Hashable) -> None:
+        with self._state.lock:
+            # Unless another thread has closed the channels.
+            if self._state.control is not None:
+                self._pipelines.send(name, self.workers)
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         messages = worker.channel.receive_rest() if has_exited else worker.channel.receive()

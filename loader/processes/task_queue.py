@@ -48,6 +48,8 @@ class TaskQueue:
         self._record_begun = record_begun
         self._unread: deque[Task | Unload] = deque()
         self._reading: deque[tuple[Task, AdvanceRead]] = deque()
+        # Not closed before the process ends: a read that outlasts the last task would write to another file of this
+        # number.
         self._woken, self._wake = os.pipe()
         os.set_blocking(self._woken, False)
         os.set_blocking(self._wake, False)
@@ -72,11 +74,6 @@ class TaskQueue:
                 self._unread.popleft()
                 self._record_begun(task.call)
                 return task, None
-
-    def close(self) -> None:
-        """Closes the pipe. Threads that still read then fail to write to it."""
-        os.close(self._wake)
-        os.close(self._woken)
 
     def _receive(self, release: Callable[[int], None]) -> None:
         """Receives tasks. If there is nothing to do, waits for a task or for the end of a read."""
@@ -113,6 +110,6 @@ class TaskQueue:
             self._reading.append((task, runner.read(task.request, self._wake_up)))
 
     def _wake_up(self) -> None:
-        # If the pipe is full, it wakes the worker already. If it is closed, the worker has ended.
-        with contextlib.suppress(OSError):
+        # If the pipe is full, it wakes the worker already.
+        with contextlib.suppress(BlockingIOError):
             os.write(self._wake, b"\0")

@@ -57,12 +57,11 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
         channel.send(Ready(owner))
         record_begun = functools.partial(record_call, crash_log)
         tasks = TaskQueue(channel, pipelines.runner, record_begun, pipelines.load, pipelines.unload)
-        with contextlib.closing(tasks):
-            while (ready := tasks.next(pipelines.allocator.take_back)) is not None:
-                task, reading = ready
-                runner = pipelines.runner(task.pipeline, task.epoch)
-                channel.send(Result(task.call, tuple(runner.make(task.request, reading))))
-                del task, ready, reading
+        while (ready := tasks.next(pipelines.allocator.take_back)) is not None:
+            task, reading = ready
+            runner = pipelines.runner(task.pipeline, task.epoch)
+            channel.send(Result(task.call, tuple(runner.make(task.request, reading))))
+            del task, ready, reading
     except PipelineNotRead as failed:
         leave_if_forked(owner, status=1)
         channel.send(PipelineFailed(pack_failure(failed.error, ClassTable())))

@@ -13,23 +13,25 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 import millstream
-from millstream.loader.processes import pool
+from millstream.loader.processes import fork_server, loaded_pipelines, pool
 from millstream.loader.processes.crash_log import create_crash_log
-from millstream.loader.workers import warm_pools
+from millstream.loader.workers import any_worker, warm_pools
 from millstream.loader.workers.any_worker import AnyWorker
 from support.faults import user_faults
 from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, Raise, ReportThen
-from support.processes.process_tree import open_descriptors, processes_below
+from support.processes.process_tree import open_descriptors, processes_below, settled_descriptors
 from support.processes.worker_pools import (
     BAD,
+    BATCH,
     EXPECTED,
     STEP,
     assert_exits,
@@ -38,6 +40,7 @@ from support.processes.worker_pools import (
     in_background,
     loader_of,
     patient_pools,
+    pool_of,
     processes_of,
     still_there,
     workers_of,
@@ -347,6 +350,69 @@ def test_closing_from_another_thread_while_a_worker_is_replaced(monkeypatch: pyt
     with pytest.raises(ValueError, match="is closed"):
         list(iterator)
     assert still_there(processes) == []
+
+
+def test_closing_from_another_thread_while_a_pipeline_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of the pipeline that the workers were about to get is not left open."""
+    before = len(open_descriptors())
+    iterator = iter(loader_of())
+    next(iterator)
+    os.kill(processes_of(iterator)[0], signal.SIGSTOP)  # Closing waits for the fork server, after the channels.
+    closing, write_chunks = threading.Thread(target=iterator.close), loaded_pipelines.write_chunks
+
+    def write_late(chunks: Sequence[memoryview]) -> int:
+        closing.start()
+        closing.join(0.5)
+        return write_chunks(chunks)
+
+    monkeypatch.setattr(loaded_pipelines, "write_chunks", write_late)
+    pool_of(iterator).load("other", loader_of()._pipeline, set)
+    closing.join(WAIT_SECONDS)
+    assert len(settled_descriptors(before)) == before
+
+
+class Unfinished:
+    """Numbers of which one is being read until the source is closed, which opens two files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.is_closing = threading.Event()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.folder,)
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, key: int) -> int:
+        if key == BATCH:
+            user_faults.report(self.folder / "there", key)
+            self.is_closing.wait()
+        return key
+
+    def close(self) -> None:
+        """Waits for the end of the read, for at most as long as workers have to exit."""
+        deadline = time.monotonic() + fork_server.GRACE_SECONDS / 2
+        with (self.folder / "one").open("w") as one, (self.folder / "two").open("w") as two:
+            self.is_closing.set()
+            while time.monotonic() < deadline and not any(os.fstat(file.fileno()).st_size for file in (one, two)):
+                continue
+
+
+def test_a_read_that_outlasts_its_worker_writes_to_no_file_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads in advance wake their worker through a pipe, whose number no other file gets while they run."""
+    monkeypatch.setattr(any_worker, "IDLE_CALLS", 0)
+    with Pipe(tmp_path / "there") as there:
+        sampler = millstream.SequentialSampler(1000)
+        iterator = iter(loader_of(data_source=Unfinished(tmp_path), sampler=sampler, worker_count=1))
+        next(iterator)
+        assert there.take_numbers() == [BATCH]
+        processes = processes_of(iterator)
+        iterator.close()
+        assert still_there(processes) == []
+    assert [(tmp_path / name).read_text() for name in ("one", "two")] == ["", ""]
 
 
 def test_processes_have_names_and_ignore_interrupts() -> None:
