@@ -18,9 +18,10 @@ from millstream.errors import WorkerStalledError
 from millstream.warn import log_warning
 
 STALL_WARNING_SECONDS = 30.0
-"""Threads that finish no call for this long, while the consumer waits, are reported in the log."""
+"""Threads or workers that finish nothing for this long, while the consumer waits, are reported in the log."""
 
 SLICE_SECONDS = 1.0
+"""The longest single wait. If one takes longer, the whole machine was suspended, which is not a stall."""
 
 
 @final

@@ -30,6 +30,7 @@ from millstream.loader.scheduling.assignments import Assignments
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.waiting import SLICE_SECONDS, STALL_WARNING_SECONDS
 from millstream.loader.transport.payload import dump_request, unpack_failure, unpack_failures
 from millstream.loader.workers.any_worker import DeathsAtStart, ReadsInFlight, WorkerT
 from millstream.loader.workers.call_runner import CallResult
@@ -42,12 +43,6 @@ from millstream.warn import log_warning
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed
     from millstream.loader.scheduling.status import ExecutorStatus
-
-STALL_WARNING_SECONDS = 30.0
-"""A worker that makes no progress on a call for this long is reported in the log."""
-
-SLICE_SECONDS = 1.0
-"""The longest single wait. If one takes longer, the whole machine was suspended, which is not a stall."""
 
 
 class WorkersExecutor(Executor, Generic[WorkerT]):
