@@ -79,7 +79,8 @@ ItemT = TypeVar("ItemT")
 class TimedQueue(Generic[ItemT]):
     """A first-in, first-out queue for any number of threads. An item wakes one of the threads that wait.
 
-    Its waits are bounded, whatever signal handlers do: `queue.SimpleQueue.get` of Python 3.11 and 3.12 waits forever
+    With several, one whose item comes together with another's may find it only at the end of its wait. All waits are
+    bounded, whatever signal handlers do: `queue.SimpleQueue.get` of Python 3.11 and 3.12 waits forever
     after a handler that outlasts its timeout.
     """
 

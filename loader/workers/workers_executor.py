@@ -36,7 +36,7 @@ from millstream.loader.workers.any_worker import DeathsAtStart, ReadsInFlight, W
 from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.shared_workers import SharedWorkers
 from millstream.loader.workers.substreams import Substream, Substreams
-from millstream.loader.workers.warm_pools import Pool, WarmPools, release
+from millstream.loader.workers.warm_pools import Pool, WarmPools, check_process, release
 from millstream.signals import is_from_signal_handler
 from millstream.warn import log_warning
 
@@ -75,7 +75,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         allocate, stall = self._memory.allocate, options.stall_timeout
         self._local = LocalCalls(plan, self._schedule, allocate, self, reading=local_reading, stall_timeout=stall)
         self._pool: Pool[WorkerT] = pools.take()
-        self._has_left = False  # True once it has released or stopped the workers.
         # Not empty during a request, and after one that was interrupted: a message may have been sent half or twice.
         self._requests: list[None] = []
         # `break` in a loop drops its iterator. The next one finds the workers warm.
@@ -98,7 +97,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
 
     @property
     def is_orphaned(self) -> bool:
-        return self._has_left or self._local.is_stopped
+        return self._local.is_stopped
 
     def next_outputs(self) -> Outputs | None:
         self._requests.append(None)
@@ -137,22 +136,20 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         return dataclasses.replace(made, ready=made.ready + finished, workers=tuple(workers))
 
     def start(self) -> None:
-        self._check_process()
+        check_process(self._pool)
         self._requests.append(None)
         self._dispatch()
         self._requests.clear()
 
     def pause(self) -> None:
         """Releases the pool to the next iterator, with warm workers. Calls in work are finished and dropped."""
-        self._has_left = True
         self._local.close()  # First: after an interruption, nothing else would end its threads.
         self._returning.detach()
         self._release()
 
     def close(self) -> None:
-        self._has_left = True
-        self._returning.detach()
         deadline = self._local.stop()
+        self._returning.detach()
         self._pool.stop()
         self._local.join(deadline)
 
@@ -172,7 +169,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         return ""
 
     def _begin(self) -> None:
-        self._check_process()
+        check_process(self._pool)
         self._receive(0.0)
         self._dispatch()
         self._local.begin()
@@ -204,13 +201,6 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
     def _current_call(self, worker: WorkerT) -> int | None:  # noqa: ARG002  (some workers can tell)
         """Returns the number of the call that a worker is computing, or None if that is unknown. Thread-safe."""
         return None
-
-    def _check_process(self) -> None:
-        if not self._pool.is_ours:
-            raise RuntimeError(
-                "This iterator and its worker processes belong to the process that created them. Call iter(loader) in "
-                "the forked process."
-            )
 
     def _dispatch(self) -> None:
         if self._dispatch_lost():

@@ -23,6 +23,7 @@ import pytest
 import millstream
 from millstream.loader.processes import fork_server, loaded_pipelines, pool
 from millstream.loader.processes.crash_log import create_crash_log
+from millstream.loader.transport.pipeline_file import write_chunks
 from millstream.loader.workers import any_worker, warm_pools
 from millstream.loader.workers.any_worker import AnyWorker
 from support.faults import user_faults
@@ -358,7 +359,7 @@ def test_closing_from_another_thread_while_a_pipeline_is_sent(monkeypatch: pytes
     iterator = iter(loader_of())
     next(iterator)
     os.kill(processes_of(iterator)[0], signal.SIGSTOP)  # Closing waits for the fork server, after the channels.
-    closing, write_chunks = threading.Thread(target=iterator.close), loaded_pipelines.write_chunks
+    closing = threading.Thread(target=iterator.close)
 
     def write_late(chunks: Sequence[memoryview]) -> int:
         closing.start()
