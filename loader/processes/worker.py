@@ -71,10 +71,9 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
 
 @final
 class FailingRunner:
-    """Answers the calls of a pipeline that could not be read, with the error."""
+    """Answers the calls of a pipeline that could not be read, or whose epoch could not be begun, with the error."""
 
     def __init__(self, error: BaseException, nothing: Payload, classes: ClassTable) -> None:
-        error.add_note("millstream: a worker process raised this while it unpickled the pipeline.")
         self._error = error
         self._nothing = nothing
         self._classes = classes
@@ -126,8 +125,7 @@ class WorkerPipelines:
                 self._classes.define(dict(zip(message.classes, classes, strict=True)))
                 self._add(message.number, pipeline)
         except PipelineNotRead as failed:
-            nothing = pack(Elements([], Origins.none()), self.allocator, self._classes)
-            failing = FailingRunner(failed.error, nothing, self._classes)
+            failing = self._failing(failed.error, "unpickled the pipeline")
             self._runners[message.number] = lambda _: failing
 
     def unload(self, number: int) -> None:
@@ -139,11 +137,18 @@ class WorkerPipelines:
 
     def runner(self, number: int, epoch: int | None) -> Runner:
         """Returns the call runner of a pipeline, or of one of its epochs alone."""
-        return self._runners[number](epoch)
+        try:
+            return self._runners[number](epoch)
+        except Exception as error:  # noqa: BLE001  (the sampler of an epoch is the user's)
+            return self._failing(error, f"began epoch {epoch}")
 
     def close(self) -> None:
         for number in list(self._pipelines):
             self.unload(number)
+
+    def _failing(self, error: BaseException, doing: str) -> FailingRunner:
+        error.add_note(f"millstream: a worker process raised this while it {doing}.")
+        return FailingRunner(error, pack(Elements([], Origins.none()), self.allocator, self._classes), self._classes)
 
     def _add(self, number: int, pipeline: Pipeline) -> None:
         self._pipelines[number] = pipeline

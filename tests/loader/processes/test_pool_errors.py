@@ -226,6 +226,30 @@ def test_a_pipeline_that_cannot_be_unpickled_is_an_error() -> None:
     assert "__setstate__" in str(caught.value.__cause__)
 
 
+class AtHome:
+    """The orders of a file that only the process with this number has."""
+
+    home = os.getpid()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, position: int) -> int:
+        return position
+
+    def of_epoch(self, number: int) -> "AtHome":
+        if os.getpid() != self.home:
+            raise FileNotFoundError(number)
+        return self
+
+
+def test_an_epoch_that_cannot_be_begun_in_a_worker_is_an_error() -> None:
+    """The exception of `of_epoch` arrives, and no worker dies of it."""
+    with loader_of(sampler=AtHome()) as loader, pytest.raises(FileNotFoundError) as caught:
+        [list(epoch) for _, epoch in loader.epochs(2)]
+    assert caught.value.__notes__[0] == "millstream: a worker process raised this while it began epoch 0."
+
+
 @pytest.fixture
 def no_stderr(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     """Fails a test in which any process writes to standard error."""
