@@ -88,7 +88,7 @@ class Pool:
 
     @property
     def is_usable(self) -> bool:
-        return self.is_ours and self._state.control is not None
+        return self.is_ours and not self._state.is_shut_down
 
     def load(self, name: Hashable, pipeline: Pipeline, in_use: Callable[[], Collection[int]]) -> int:
         """Returns the number of a pipeline, which the workers get if they lack it. Those of the same name are the same.

@@ -50,7 +50,7 @@ class PoolProcesses:
         self._unclosed: list[int] = []
         # One thread may close the iterator while another one, waiting for a batch, restarts the pool.
         self.lock = SignalSafeLock(threading.RLock())
-        self._is_shut_down = False
+        self.is_shut_down = False  # True once the end of the pool has begun.
 
     @property
     def pipelines(self) -> int:
@@ -59,13 +59,13 @@ class PoolProcesses:
 
     def store_pipelines(self, chunks: Sequence[memoryview]) -> None:
         with self.lock:
-            if not self._is_shut_down:
+            if not self.is_shut_down:
                 self._unclosed.append(write_chunks(chunks))
 
     def start_fork_server(self) -> None:
         """Starts a fork server, unless the pool was stopped."""
         with self.lock:
-            if self._is_shut_down:
+            if self.is_shut_down:
                 return
             environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **os.environ, "JAX_PLATFORMS": "cpu"}
             ours, theirs = socket.socketpair()
@@ -130,7 +130,7 @@ class PoolProcesses:
             # Not in a forked process: the thread that holds the lock may not exist there.
             if self.owner == os.getpid():
                 with self.lock:
-                    self._is_shut_down = True
+                    self.is_shut_down = True
                 self.stop()
         finally:
             close_all(self._unclosed)

@@ -22,6 +22,7 @@ import pytest
 
 import millstream
 from millstream.loader.processes import fork_server, loaded_pipelines, pool
+from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.crash_log import create_crash_log
 from millstream.loader.transport.pipeline_file import write_chunks
 from millstream.loader.workers import any_worker, warm_pools
@@ -230,6 +231,24 @@ def test_an_interrupt_of_closing() -> None:
         if not was_interrupted:
             break
     assert moment > 0
+
+
+def test_idle_workers_whose_end_was_interrupted_serve_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Ctrl-C interrupts the end of an idle pool, the next iterator gets a new one."""
+    loader = loader_of()
+    assert batches(loader) == EXPECTED
+    shut_down = Channel.shut_down
+
+    def be_interrupted(self: Channel) -> None:
+        shut_down(self)
+        raise KeyboardInterrupt
+
+    iterator = iter(loader)
+    with monkeypatch.context() as patch:
+        patch.setattr(Channel, "shut_down", be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            iterator.close()
+    assert batches(loader) == EXPECTED
 
 
 @pytest.mark.parametrize("leave", ["move", "drop"])
