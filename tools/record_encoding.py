@@ -10,13 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.arrays.megatron import DTYPES
 from millstream.transforms import encode_example
 
 AUTO = "auto"
 TOKENS = "tokens"
 
-TOKEN_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""The integer dtypes of Megatron's token files, by their codes."""
+_TOKEN_DTYPES = {np.dtype(name).name: name for name in DTYPES.values() if np.dtype(name).kind != "f"}
+"""The dtypes of tokens in a file, by their names in NumPy."""
 
 
 def raw_bytes(record: Any) -> bytes:
@@ -62,7 +63,7 @@ class Encoding:
     Attributes:
         name: one of `ENCODINGS`, or `TOKENS`.
         feature: for tokens, the entry of a dict that holds them; None if a record is the tokens themselves.
-        dtype: for tokens, their dtype, one of `TOKEN_DTYPES`.
+        dtype: for tokens, their dtype, little-endian.
     """
 
     name: str
@@ -107,14 +108,13 @@ def token_encoding(record: Any, feature: str | None, dtype: Any) -> Encoding:
         (feature,) = record
     if dtype is None and isinstance(tokens := record if feature is None else record[feature], np.ndarray):
         dtype = tokens.dtype
-    known = {np.dtype(name).name: name for name in TOKEN_DTYPES.values()}
-    if dtype is None or np.dtype(dtype).name not in known:
+    if dtype is None or np.dtype(dtype).name not in _TOKEN_DTYPES:
         given = "None" if dtype is None else np.dtype(dtype).name
         raise ValueError(
-            f"dtype must be the dtype of the tokens in the file, one of {', '.join(known)}, got {given}. Use uint16 "
-            "for a vocabulary of up to 65,536 tokens, else int32."
+            f"dtype must be the dtype of the tokens in the file, one of {', '.join(_TOKEN_DTYPES)}, got {given}. Use "
+            "uint16 for a vocabulary of up to 65,536 tokens, else int32."
         )
-    return Encoding(TOKENS, feature, known[np.dtype(dtype).name])
+    return Encoding(TOKENS, feature, _TOKEN_DTYPES[np.dtype(dtype).name])
 
 
 def encode_records(

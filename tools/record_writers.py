@@ -1,21 +1,20 @@
 """Writers of record files: ArrayRecord, Bagz, and Megatron's token files."""
 
 import os
-import struct
 from collections.abc import Sequence
 from typing import Any, final
 
 import numpy as np
 
+from millstream.sources.arrays import megatron
 from millstream.sources.records.array_record_file import count_records
 from millstream.sources.storage.compression import zstandard_library
-from millstream.tools.record_encoding import TOKEN_DTYPES, TOKENS, Encoding
+from millstream.tools.record_encoding import TOKENS, Encoding
 
 RECORD_EXTENSIONS = (".array_record", ".bag", ".bagz")
 BIN_EXTENSION = ".bin"
 EXTENSIONS = (*RECORD_EXTENSIONS, BIN_EXTENSION)
 _DEFAULT_LEVEL = 3
-_MEGATRON = struct.Struct("<9sQBQQ")
 
 
 def new_writer(path: str, encoding: Encoding, compression: str | None) -> "_ArrayRecordFile | _BagzFile | _TokenFile":
@@ -143,9 +142,9 @@ class _TokenFile:
         lengths = sizes // np.dtype(self._dtype).itemsize
         if lengths.max(initial=0) > np.iinfo(np.int32).max:
             raise OSError("Cannot write a record of more than 2,147,483,647 tokens: Megatron's index has 32 bits.")
-        (code,) = (code for code, dtype in TOKEN_DTYPES.items() if dtype == self._dtype)
+        (code,) = (code for code, dtype in megatron.DTYPES.items() if dtype == self._dtype)
         with open(self._index_path, "wb") as index:  # noqa: PTH123
-            index.write(_MEGATRON.pack(b"MMIDIDX\x00\x00", 1, code, count, count + 1))
+            index.write(megatron.HEADER.pack(megatron.MAGIC, megatron.VERSION, code, count, count + 1))
             index.write(lengths.astype("<i4").tobytes())
             index.write((np.cumsum(sizes) - sizes).astype("<i8").tobytes())
             index.write(np.arange(count + 1, dtype="<i8").tobytes())

@@ -16,6 +16,7 @@ sequences, and PREFIX.idx, all of it little-endian:
 import contextlib
 import dataclasses
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar, final
 
@@ -29,11 +30,12 @@ from millstream.sources.remote.urls import with_other_name
 from millstream.sources.storage.byte_files import StoredFile, identify, open_stored
 from millstream.sources.storage.file_cache import FileCache
 
-_MAGIC = b"MMIDIDX\x00\x00"
-_VERSION = 1
-_HEADER_BYTES = len(_MAGIC) + 8 + 1 + 8 + 8
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+"""The header of an index: magic, version, code of the dtype, number of sequences, number of documents."""
 
-_DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
 _SEQUENCES_PER_READ = 1 << 17
 
@@ -109,8 +111,8 @@ class _MegatronFormat(SpanFormat[NDArray[Any]]):
         with _open_index(scan.path) as (lengths_file, _), _open_index(scan.path) as (starts_file, _):
             for first in range(0, count, _SEQUENCES_PER_READ):
                 number = min(_SEQUENCES_PER_READ, count - first)
-                lengths = np.frombuffer(lengths_file.read(_HEADER_BYTES + 4 * first, 4 * number), "<i4")
-                starts = np.frombuffer(starts_file.read(_HEADER_BYTES + 4 * count + 8 * first, 8 * number), "<i8")
+                lengths = np.frombuffer(lengths_file.read(HEADER.size + 4 * first, 4 * number), "<i4")
+                starts = np.frombuffer(starts_file.read(HEADER.size + 4 * count + 8 * first, 8 * number), "<i8")
                 stops = stop + np.cumsum(lengths, dtype=np.int64) * np.dtype(dtype).itemsize
                 expected = np.concatenate([[stop], stops[:-1]])
                 if lengths.min() < 0 or (starts != expected).any():
@@ -155,17 +157,15 @@ def _open_index(path: str) -> Iterator[tuple[StoredFile, int]]:
 
 def _read_header(path: str) -> tuple[str, int]:
     with _open_index(path) as (file, size):
-        header = file.read(0, _HEADER_BYTES)
-    number = len(_MAGIC)
-    version, code = int.from_bytes(header[number : number + 8], "little"), header[number + 8 : number + 9]
-    count = int.from_bytes(header[number + 9 : number + 17], "little")
-    if len(header) < _HEADER_BYTES or header[:number] != _MAGIC:
+        header = file.read(0, HEADER.size)
+    if len(header) < HEADER.size or not header.startswith(MAGIC):
         raise _damaged(path, "it does not begin as one")
-    if version != _VERSION or code[0] not in _DTYPES:
-        raise _damaged(path, f"its version {version} or the code of its dtype {code[0]} is unknown")
-    if _HEADER_BYTES + 12 * count > size:
+    _, version, code, count, _ = HEADER.unpack(header)
+    if version != VERSION or code not in DTYPES:
+        raise _damaged(path, f"its version {version} or the code of its dtype {code} is unknown")
+    if HEADER.size + 12 * count > size:
         raise _damaged(path, f"it ends before the offsets of its {count:,} sequences")
-    return _DTYPES[code[0]], count
+    return DTYPES[code], count
 
 
 def _damaged(path: str, reason: str) -> DataSourceError:

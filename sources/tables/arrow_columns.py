@@ -24,9 +24,6 @@ class Numbers(Column):
     def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         slots[self.slot + 1] = memory.address_of(array.buffers()[1]) // self._stored.itemsize + array.offset
 
-    def _values(self, rows: Rows) -> list[Any]:
-        return list(self.batch(rows, np.empty))
-
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         batch = allocate((len(rows),), self.dtype)
         positions = rows.within + rows.slot(self.slot + 1)
@@ -57,9 +54,6 @@ class Flags(Column):
     def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         values = array.buffers()[1]
         slots[self.slot + 1] = memory.address_of(values) * 8 + array.offset
-
-    def _values(self, rows: Rows) -> list[Any]:
-        return list(self.batch(rows, np.empty))
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         batch = allocate((len(rows),), np.dtype(np.bool_))

@@ -212,9 +212,9 @@ class Column(abc.ABC):
     def _describe(self, array: Any, slots: Integers, memory: Memory) -> None:
         """Writes the slots after that of the validity bits."""
 
-    @abc.abstractmethod
     def _values(self, rows: Rows) -> list[Any]:
         """Returns the values of rows without nulls, for records."""
+        return list(self.batch(rows, np.empty))
 
     def _stacks(self, rows: Rows) -> bool:  # noqa: ARG002  (most columns stack any rows)
         """Returns True if `batch` can stack the values of rows without nulls."""
