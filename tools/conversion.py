@@ -43,6 +43,7 @@ from millstream.tools.record_encoding import (
     token_encoding,
 )
 from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS, companion_of
+from millstream.tools.underlying_sources import check_end
 from millstream.transforms import Map
 
 _LAST_WRITERS_SECONDS = 20.0
@@ -89,8 +90,8 @@ def convert(
         FileExistsError: a file of that name exists.
         BlockingIOError: another process is writing to this destination.
         PermissionError: the folder of unfinished files belongs to another user, or other users may write to it.
-        TypeError, ValueError: an argument is invalid, the source is empty, or an unfinished conversion has other
-            records or options.
+        TypeError, ValueError: an argument is invalid, the source is empty or endless, or an unfinished conversion has
+            other records or options.
         OSError: a file cannot be read (DataSourceError if it is damaged) or written.
 
     Examples:
@@ -107,6 +108,7 @@ def convert(
             "Write the operations as MapDataset.source(source).map(function)."
         )
     check_source(data_source, "data_source")
+    check_end(data_source)
     path = os.path.join(os.getcwd(), os.path.expanduser(os.fspath(destination)))  # noqa: PTH109, PTH111, PTH118
     if not path.endswith(EXTENSIONS):
         raise ValueError(f"destination must end in {', '.join(EXTENSIONS[:-1])} or {EXTENSIONS[-1]}, got {path!r}.")

@@ -20,7 +20,7 @@ from millstream.sources.storage.offset_index import IndexKey, Placement, find_of
 from millstream.sources.storage.offsets import DamagedIndexError
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.progress import Progress
-from millstream.tools.underlying_sources import files_of, has_complete_fingerprint, underlying_sources
+from millstream.tools.underlying_sources import check_end, files_of, has_complete_fingerprint, underlying_sources
 from millstream.transforms import Batch, Map, Transformation
 
 _BLOCK_RECORDS = 256
@@ -62,7 +62,7 @@ def lengths_of(
     Raises:
         TypeError: an operation is not a Map or a function, so that it does not return one element per record or
             depends on the position in training; or an element is not tokens, such as a text without a tokenizer.
-        ValueError: an element lacks the feature, or has a negative length.
+        ValueError: an element lacks the feature, or has a negative length; or the source is endless.
         Exception: the exception of an operation or of the source, with notes about its origin.
 
     Examples:
@@ -71,6 +71,7 @@ def lengths_of(
         array([3, 1, 2])
     """
     check_source(data_source, "data_source")
+    check_end(data_source)
     maps = _checked_maps(operations)
     if feature is not None and not isinstance(feature, str):
         raise TypeError(f"feature must be the name of an entry, or None, got {feature!r} of {type(feature).__name__}.")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.node import Node
+from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.sources import (
     ConcatenatedDataSource,
@@ -19,6 +19,11 @@ from millstream.sources import (
 )
 from millstream.sources.files.multi_file import Files
 from millstream.sources.storage.paths import FileIdentity
+
+
+def check_end(source: Any) -> None:
+    if isinstance(source, MapDataset) and len(source) == ENDLESS:
+        raise ValueError("data_source must have an end, got an endless MapDataset. Pass the dataset before repeat().")
 
 
 def underlying_sources(source: Any) -> Iterator[Any]:

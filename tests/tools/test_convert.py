@@ -197,11 +197,12 @@ def test_chains_are_converted_as_their_elements_come(tmp_path: Path) -> None:
         ([b""], "a.bag", {"encode": "xml"}, "encode must be one of auto, raw, json, example, got 'xml'"),
         ([b""], "a.npy", {}, "destination must end in .array_record"),
         ([b""], "a.bag", {"num_shards": 0}, "num_shards must be"),
+        (millstream.MapDataset.source([b""]).repeat(), "a.bag", {}, "must have an end, got an endless MapDataset"),
         ([[1]], "a.bin", {"dtype": "uint8", "compression": "zstd"}, "Records of .bin files are never compressed"),
     ],
 )
 def test_elements_that_cannot_be_written_are_an_error(
-    elements: list[Any], name: str, options: dict[str, Any], words: str, tmp_path: Path
+    elements: Any, name: str, options: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     """Elements or options that cannot be written are an error with the remedy, and leave no file."""
     with pytest.raises((ValueError, DataSourceError, KeyError, TypeError), match=words):

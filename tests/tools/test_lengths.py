@@ -309,6 +309,7 @@ def test_megatron_knows_its_lengths(tmp_path_factory: pytest.TempPathFactory, ro
         ([[1]], [millstream.transforms.Filter(bool)], None, TypeError, r"operations\[0\] is Filter"),
         ([[1]], [], 3, TypeError, "feature must be the name"),
         ([], [], None, ValueError, "at least one record"),
+        (millstream.MapDataset.source([[1]]).repeat(), [], None, ValueError, "must have an end, got an endless"),
         ("a.txt", [], None, TypeError, r"TextLineDataSource\('a\.txt'\)"),
     ],
 )
