@@ -170,7 +170,8 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
         begun = None
     if begun == plan:
         return
-    existing = [target for target in conversion.targets if os.path.lexists(target)]
+    outputs = [path for target in conversion.targets for path in (target, companion_of(target)) if path is not None]
+    existing = list(filter(os.path.lexists, outputs))
     if begun is not None and existing and not overwrite:
         other = next((name for name in plan if begun.get(name) != plan[name]), "version")
         raise ValueError(
@@ -181,11 +182,8 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
         raise FileExistsError(
             f"{existing[0]!r} exists. Pass --overwrite (overwrite=True) to replace it, or choose another name."
         )
-    for target in existing:
-        os.unlink(target)  # noqa: PTH108
-        if (companion := companion_of(target)) is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(companion)  # noqa: PTH108
+    for output in existing:
+        os.unlink(output)  # noqa: PTH108
     with new_file(path) as file:
         file.write(json.dumps(plan).encode())
 

@@ -62,7 +62,10 @@ def run_convert(
             overwrite=overwrite,
         )
         size = bytes_text(sum(map(os.path.getsize, targets)))
-        return f"{targets[0]}{f' and {shards - 1:,} more' if shards > 1 else ''}: {len(source):,} records, {size}"
+        records = (
+            f"{len(source):,} records" if function is None else f"from {len(source):,} records"
+        )  # None is skipped.
+        return f"{targets[0]}{f' and {shards - 1:,} more' if shards > 1 else ''}: {records}, {size}"
 
 
 def _unpack(sources: Sequence[str], destination: str, max_ratio: int, *, overwrite: bool) -> str:

@@ -143,7 +143,8 @@ def test_tokens_are_written_once_and_read_by_both_sources(tmp_path: Path) -> Non
         "    return {'tokens': np.arange(len(words), dtype=np.int64)} if words else None\n"
     )
     options = ("--map=tokenizer:tokenize", "--dtype=uint16", "--shards=2", "--jobs=2")
-    run("convert", "a.txt", "t.bin", *options, folder=tmp_path)
+    printed, _ = run("convert", "a.txt", "t.bin", *options, folder=tmp_path)
+    assert "t-00000-of-00002.bin and 1 more: from 100 records, " in printed
 
     with millstream.MegatronDataSource(str(tmp_path / "t-*.bin")) as source:
         assert millstream.lengths_of(source).tolist() == [number % 5 for number in range(100) if number % 5]
@@ -324,6 +325,10 @@ def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> No
             with pytest.raises(ValueError, match="is both an input and an output"):
                 millstream.convert(below, tmp_path / "b.bag", overwrite=True)
     assert records_in(tmp_path / "b.bag") == RECORDS
+    (tmp_path / "t.idx").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"t\.idx' exists"):
+        millstream.convert([np.zeros(2, np.uint16)], tmp_path / "t.bin", worker_count=0)
+    assert (tmp_path / "t.idx").read_text() == "mine"
     assert not list(tmp_path.glob(".*.conversion"))
 
 
