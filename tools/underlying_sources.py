@@ -14,6 +14,7 @@ from millstream.sources import (
     ConcatenatedDataSource,
     HuggingFaceDataSource,
     LanceDataSource,
+    RangeDataSource,
     TfdsDataSource,
     ZarrDataSource,
 )
@@ -52,10 +53,10 @@ def files_of(source: Any) -> Mapping[str, FileIdentity] | None:
 
 
 def has_complete_fingerprint(source: Any) -> bool:
-    """Returns True if an underlying source has files, or if a user wrote its `fingerprint()`."""
+    """Returns True if an underlying source has files or is a range, or if a user wrote its `fingerprint()`."""
     fingerprint = getattr(source, "fingerprint", None)
     of_user = callable(fingerprint) and not str(getattr(fingerprint, "__module__", "")).startswith("millstream.")
-    return of_user or files_of(source) is not None
+    return of_user or files_of(source) is not None or isinstance(source, range | RangeDataSource)
 
 
 def origin_of(source: Any) -> str | None:

@@ -170,13 +170,17 @@ class Remembered:
 def test_lengths_of_a_source_without_files_are_in_the_cache(
     tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache stores the lengths of a source without files, by its fingerprint."""
+    """The cache stores the lengths of a source without files, by its fingerprint, and those of a chain over a range."""
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
     for name in ("a", "b", "a"):
         assert millstream.lengths_of(Remembered(TEXTS, name), [Split(notes)]).tolist() == WORDS
 
     assert len(notes.read_text()) == 2 * len(TEXTS)
     assert len(kept_in(tmp_path / "cache")) == 2
+    for _ in range(2):
+        chain = millstream.MapDataset.range(len(TEXTS)).map(lambda number: TEXTS[number])
+        assert millstream.lengths_of(chain, [Split(notes)]).tolist() == WORDS
+    assert len(notes.read_text()) == 3 * len(TEXTS)
 
 
 class Held:
