@@ -20,7 +20,7 @@ from millstream.sources.storage.offset_index import IndexKey, Placement, find_of
 from millstream.sources.storage.offsets import DamagedIndexError
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.progress import Progress
-from millstream.tools.underlying_sources import check_end, files_of, has_complete_fingerprint, underlying_sources
+from millstream.tools.underlying_sources import check_end, files_of, is_told_apart, origin_of, underlying_sources
 from millstream.transforms import Batch, Map, Transformation
 
 _BLOCK_RECORDS = 256
@@ -46,7 +46,7 @@ def lengths_of(
     change of the source, of its files (including their times), or of the operations: their parameters and their code.
     A change of a function or global variable that an operation uses is not noticed. In that case, remove the file,
     whose path is in the log of `millstream`. Records that nothing tells from others are counted each time: those in
-    memory, of `FileDataSource`, Zarr, Lance and Hugging Face, and of your own source without `fingerprint()`.
+    memory, of `FileDataSource`, Zarr and Lance, and of your own source without `fingerprint()`.
 
     The lengths of sequences in Megatron's format are known, and nothing is read.
 
@@ -182,11 +182,12 @@ def _index_key(source: DataSource[Any], operations: list[Transformation], featur
     import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
     sources = list(underlying_sources(source))
-    if not all(map(has_complete_fingerprint, sources)):
+    if not all(map(is_told_apart, sources)):
         return None
     files = {path: identity for below in sources for path, identity in (files_of(below) or {}).items()}
     own = fingerprint_of(source, SequentialSampler(len(source)), operations)
-    text = json.dumps([len(source), dict(own.identity), dict(own.content), own.python, feature])
+    origins = [origin_of(below) for below in sources]
+    text = json.dumps([len(source), dict(own.identity), dict(own.content), own.python, feature, origins])
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     first, *others = files.values() or [FileIdentity(0, 0, 0, 0)]
     return IndexKey(next(iter(files), ""), f"lengths-{digest}", _VERSION, first, tuple(others))

@@ -52,13 +52,18 @@ def files_of(source: Any) -> Mapping[str, FileIdentity] | None:
     return source.files if isinstance(source, Files | TfdsDataSource) else None
 
 
-def has_complete_fingerprint(source: Any) -> bool:
-    """Returns True if an underlying source has files or is a range, or if a user wrote its `fingerprint()`."""
+def is_told_apart(source: Any) -> bool:
+    """Returns True if fingerprint, files and origin of an underlying source tell it from sources with other records."""
     fingerprint = getattr(source, "fingerprint", None)
+    # Those of users may be trusted.
     of_user = callable(fingerprint) and not str(getattr(fingerprint, "__module__", "")).startswith("millstream.")
-    return of_user or files_of(source) is not None or isinstance(source, range | RangeDataSource)
+    is_complete = isinstance(source, range | RangeDataSource | HuggingFaceDataSource)
+    return of_user or is_complete or files_of(source) is not None
 
 
 def origin_of(source: Any) -> str | None:
-    """Returns a text that tells data of one shape from other data, for sources of other libraries; else None."""
+    """Returns a text that tells data of one shape from other data, for sources of other libraries; else None.
+
+    Zarr and Lance may write other data to the same path.
+    """
     return source.origin if isinstance(source, HuggingFaceDataSource | LanceDataSource | ZarrDataSource) else None
