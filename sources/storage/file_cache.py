@@ -157,29 +157,24 @@ class FileCache:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path + _PARTIAL_SUFFIX)  # noqa: PTH108  (a link or the like)
         partial = open_private(path + _PARTIAL_SUFFIX, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        fcntl.flock(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(partial, size)
+        with _removed_on_error(path, partial):
+            fcntl.flock(partial, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(partial, size)
         return partial
 
     def _download(self, partial: int, path: str, url: str, source: FileIdentity, identity: FileIdentity) -> "LocalCopy":
         """Fills the partial file, and renames it. The identity of the copy may have the size of unpacked content."""
-        file = open_stored(url, source)
-        try:
-            blocks: Iterable[bytes] = (file.read(at, _CHUNK_BYTES) for at in range(0, source.size, _CHUNK_BYTES))
-            if source is not identity:
-                blocks = unpacked_zstd(file.read, source.size)
-            _write_all(partial, blocks, identity.size)
+        with _removed_on_error(path, partial):
+            with contextlib.closing(open_stored(url, source)) as file:
+                blocks: Iterable[bytes] = (file.read(at, _CHUNK_BYTES) for at in range(0, source.size, _CHUNK_BYTES))
+                if source is not identity:
+                    blocks = unpacked_zstd(file.read, source.size)
+                _write_all(partial, blocks, identity.size)
             os.utime(partial, ns=(time.time_ns(), identity.modified))
             os.fsync(partial)
             with self._locked(time.monotonic() + STALL_SECONDS, url):
                 fcntl.flock(partial, fcntl.LOCK_SH)
                 os.rename(path + _PARTIAL_SUFFIX, path)  # noqa: PTH104
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path + _PARTIAL_SUFFIX)  # noqa: PTH108
-            os.close(partial)
-            file.close()
-            raise
         return LocalCopy(path, partial, identity)
 
     @contextlib.contextmanager
@@ -238,6 +233,18 @@ class LocalCopy:
         if time.monotonic() - self._touched >= _TOUCH_SECONDS:
             self._touched = time.monotonic()
             os.utime(self._descriptor, ns=(time.time_ns(), self._identity.modified))
+
+
+@contextlib.contextmanager
+def _removed_on_error(path: str, partial: int) -> Iterator[None]:
+    """Removes the partial file of a path, and its lock, if the block raises: others would wait for it."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path + _PARTIAL_SUFFIX)  # noqa: PTH108
+        os.close(partial)
+        raise
 
 
 def _is_copy_of(status: os.stat_result, identity: FileIdentity) -> bool:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zstandard
 
 import millstream
 from millstream.errors import DataSourceError
 from millstream.samplers import HierarchicalSampler
 from millstream.sources import FileCache, TFRecordDataSource
 from millstream.sources.storage import file_cache
+from millstream.sources.storage.paths import FileIdentity
 from support.files.record_files import every_record, records_of, tfrecord_bytes
 from support.stores.object_server import ObjectServer, Request
 
@@ -295,6 +298,27 @@ def test_a_copy_that_fails_leaves_nothing(
         store.failure = lambda _: None
         store.objects["bucket/0"] = CONTENTS[0]
         assert source[2] == RECORDS[2]
+
+
+@pytest.mark.parametrize("failure", ["removed", "no room"])
+def test_a_copy_that_cannot_begin_is_not_waited_for(tmp_path: Path, failure: str) -> None:
+    """If the file is gone, or the disk full, the next reader gets that error, too, and no descriptor stays open."""
+    cache, path = FileCache(1 << 20, tmp_path / "copies"), tmp_path / "shard.mds.zstd"
+    path.write_bytes(zstandard.compress(bytes(1000)))
+    identity = FileIdentity.of(str(path))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    message = {"removed": "No such file", "no room": "File too large"}[failure]
+    if failure == "removed":
+        path.unlink()
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        for _ in range(2):
+            with pytest.raises(DataSourceError, match=rf"Cannot copy '.*shard\.mds\.zstd' .*{message}"):
+                cache.acquire(str(path), identity, 1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert copies(tmp_path / "copies") == []
 
 
 def test_a_file_larger_than_the_bound_is_refused(urls: list[str]) -> None:
