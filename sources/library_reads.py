@@ -5,6 +5,7 @@ Guarantees:
     - In a forked process, reading is an error: the library would wait forever for threads that are missing.
 """
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, final
@@ -34,13 +35,23 @@ def read_naming_failures(read: Callable[[NDArray[np.int64]], _T], keys: NDArray[
         raise DataSourceError(f"Cannot read a batch with record {keys[0]} of {failed}") from failed
 
 
+@functools.cache
+def first_process(library: str) -> int:  # noqa: ARG001  (the key of the cache)
+    """Returns the ID of the process that was the first one to use a library: this one, at the first call."""
+    return os.getpid()
+
+
+def is_forked(library: str) -> bool:
+    """Returns True if this process was forked after a library was used. The first call counts as a use."""
+    return first_process(library) != os.getpid()
+
+
 @final
 class OpenedHere(Generic[_T]):
     """An object of a library, opened by the process that reads."""
 
     def __init__(self, library: str) -> None:
         self._library = library
-        self._process = os.getpid()
         self._opened: list[_T] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -48,9 +59,9 @@ class OpenedHere(Generic[_T]):
 
     def get(self, open_object: Callable[[], _T]) -> _T:
         """Returns the object, opened at the first call; raises DataSourceError after a fork."""
-        if self._process != os.getpid():
+        if is_forked(self._library):
             raise DataSourceError(
-                f"{self._library} cannot read after a fork of the process that opened its files. Use workers of the "
+                f"{self._library} cannot read after a fork of the process that used it first. Use workers of the "
                 "loader, or start processes by 'spawn' or 'forkserver'."
             )
         if not self._opened:

@@ -40,7 +40,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "nodes": set(),
     },
     "sources": {
-        "remote": set(),
+        "remote": {"library_reads"},
         "storage": {"remote"},
         "files": {"storage", "remote", "base", "digests"},
         "tables": FORMATS,

@@ -5,17 +5,17 @@ Guarantees, besides those of all sources of files:
       constructor imports the library, so that a process that drops privileges afterwards can still read. (Files whose
       records are in groups are an exception: only a reader can count them. It is closed immediately, but the threads
       stay.)
-    - A forked process in which reading would crash raises an error instead, see `_forked`.
+    - A thread of a process that was forked after the library was used gets an error, see `_LIBRARY`.
 """
 
 import functools
-import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
+from millstream.sources.library_reads import first_process, is_forked
 from millstream.sources.records.array_record_file import ArrayRecordFile, count_records, open_array_record
 from millstream.sources.remote.urls import Url, is_url
 from millstream.sources.storage.paths import FileIdentity
@@ -24,12 +24,12 @@ from millstream.warn import warn
 if TYPE_CHECKING:
     from millstream.sources.storage.file_cache import FileCache
 
-_forked = threading.Event()
-"""Set in processes that were forked after the library was used.
+_LIBRARY = "array_record"
+"""The library, whose threads and thread-local data a fork does not copy.
 
-In them, a read by any thread but the one that forked ends in a segmentation fault, because the library relies on
-threads and thread-local data that a fork does not copy. (Seen with array_record 0.8. A library that is only imported,
-or first used by a worker process of millstream, is safe.)
+In a process that was forked after the library was used, a read by any thread but the one that forked ends in a
+segmentation fault. (Seen with array_record 0.8. A library that is only imported, or first used by a worker process of
+millstream, is safe.)
 """
 
 
@@ -114,14 +114,14 @@ class ArrayRecordDataSource(FileRecords[bytes]):
         return file
 
     def _open_reader(self, path: str, location: str) -> ArrayRecordFile:
-        _watch_forks()
+        first_process(_LIBRARY)
         file = open_array_record(_reader_class(), location, self._reader_options, path)
         if file.group_size is not None and file.group_size > 1 and file.num_records > 1:
             self._group_sizes[path] = file.group_size
         return file
 
     def _read(self, path: str, positions: list[int], keys: list[int]) -> list[bytes]:
-        if _forked.is_set() and threading.current_thread() is not threading.main_thread():
+        if is_forked(_LIBRARY) and threading.current_thread() is not threading.main_thread():
             raise DataSourceError(
                 f"Cannot read record {positions[0]} of {path!r} (record key {keys[0]}) in a thread of this process: it "
                 "was forked after ArrayRecord files had been read, and the library would crash. Use worker_count, or "
@@ -147,9 +147,3 @@ def _reader_class() -> Callable[[bytes, str], Any]:
 
     reader: Callable[[bytes, str], Any] = ArrayRecordReader
     return reader
-
-
-@functools.cache
-def _watch_forks() -> None:
-    """Marks the processes that are forked from now on."""
-    os.register_at_fork(after_in_child=_forked.set)

@@ -40,7 +40,7 @@ def address_of(root: str) -> tuple[str, dict[str, str]]:
 
 def list_files(root: str, folder: str) -> list[str]:
     hub = _library()
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError  # noqa: PLC0415
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError  # noqa: PLC0415
 
     name, revision = dataset_of(root)
     try:
@@ -55,7 +55,7 @@ def list_files(root: str, folder: str) -> list[str]:
             f"Cannot list hf://{root}: it does not exist, or this user may not read it. Check the name, and log in "
             "with `hf auth login` if it is private or gated."
         ) from error
-    except HfHubHTTPError as error:
+    except Exception as error:  # The errors of a connection are those of the library's HTTP client.
         raise DataSourceError(f"Cannot list hf://{root}: {' '.join(str(error).split())[:200]}.") from error
 
 

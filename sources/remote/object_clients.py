@@ -6,11 +6,10 @@ Guarantees:
 """
 
 import functools
-import os
-import threading
 from typing import Any
 
 from millstream.errors import DataSourceError
+from millstream.sources.library_reads import is_forked
 from millstream.sources.remote import hugging_face_hub
 from millstream.sources.remote.credentials import azure_options, gcs_options, s3_options
 from millstream.sources.remote.urls import Url, without_secrets
@@ -37,8 +36,17 @@ REQUEST_SECONDS = 120.0
 _MAX_STORES = 256
 """Limit of the cached clients, one per bucket, host or signed URL."""
 
-forked = threading.Event()
-"""Set in processes that were forked after obstore was used."""
+LIBRARY = "obstore"
+
+
+def check_process(url: str) -> None:
+    """Raises DataSourceError in a process that was forked after its parent had read from a store."""
+    if is_forked(LIBRARY):
+        raise DataSourceError(
+            f"Cannot read {url!r} in this process: it was forked after its parent had read from a store, and the "
+            "connections of the parent do not work here. Use worker_count, or start processes by 'spawn' or "
+            "'forkserver'."
+        )
 
 
 def path_of(url: str, parsed: Url) -> str:
@@ -50,12 +58,7 @@ def path_of(url: str, parsed: Url) -> str:
 
 
 def store_of(url: str, parsed: Url, *, attempts: int | None = None) -> Any:
-    if forked.is_set():
-        raise DataSourceError(
-            f"Cannot read {url!r} in this process: it was forked after its parent had read from a store, and the "
-            "connections of the parent do not work here. Use worker_count, or start processes by 'spawn' or "
-            "'forkserver'."
-        )
+    check_process(url)
     try:
         return open_store(parsed.scheme, parsed.root, ATTEMPTS if attempts is None else attempts)
     except exceptions().BaseError as error:
@@ -116,5 +119,4 @@ def obstore() -> Any:
         raise ImportError(
             "Cannot read from gs://, s3://, az:// and http:// without obstore: pip install 'millstream[remote]'."
         ) from error
-    os.register_at_fork(after_in_child=forked.set)
     return library

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from millstream.errors import DataSourceError
 from millstream.signals import SignalSafeLock
-from millstream.sources.remote.object_clients import forked
+from millstream.sources.library_reads import is_forked
+from millstream.sources.remote.object_clients import LIBRARY
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -57,8 +58,13 @@ class RequestThreads:
             self._queue.put((future, request, arguments))
             if len(self._unfinished) > len(self._threads) < self._max_threads:
                 thread = threading.Thread(target=self._run, name="object-stores", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+                try:
+                    thread.start()
+                except RuntimeError:  # The limit of the process or of its container.
+                    if not self._threads:
+                        raise
+                else:
+                    self._threads.append(thread)
         return future
 
     def _register(self) -> None:
@@ -91,7 +97,7 @@ class RequestThreads:
 
     def _stop(self) -> None:
         """Fails all requests, and waits for those in flight: a response could crash an interpreter that has ended."""
-        if forked.is_set():
+        if is_forked(LIBRARY):
             return
         with self._lock:
             self._is_exiting = True

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, final
 
 from millstream.sources.remote import hugging_face_hub
-from millstream.sources.remote.object_clients import exceptions, obstore, store_of
+from millstream.sources.remote.object_clients import check_process, exceptions, obstore, store_of
 from millstream.sources.remote.object_stores import error_for, request_threads, wait_for
 from millstream.sources.remote.urls import Url
 from millstream.sources.storage.progress import Progress
@@ -34,6 +34,7 @@ def list_keys(prefix: Url) -> list[str]:
     folder = prefix.key.rpartition("/")[0]
     try:
         if prefix.scheme == "hf":
+            check_process(url)
             keys = wait_for(request_threads().submit(hugging_face_hub.list_files, prefix.root, folder), url, 0)
         else:
             keys = _list_folders(url, [_Folder(store_of(url, prefix), folder, prefix.key)])

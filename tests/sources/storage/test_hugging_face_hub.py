@@ -12,6 +12,7 @@ import huggingface_hub.constants
 import pytest
 
 from millstream import DataSourceError, TextLineDataSource
+from support.processes.forked import source_error_after_fork
 from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
@@ -107,6 +108,21 @@ def test_a_dataset_that_does_not_exist_is_an_error(hub: Hub) -> None:
     assert hub.tokens
     with pytest.raises(FileNotFoundError, match="No text file matches the pattern"):
         TextLineDataSource("hf://datasets/org/name@v1/data/*.txt")
+
+
+def test_other_errors_of_the_library_name_the_dataset(hub: Hub) -> None:
+    """A name that the library refuses is an error like one of the Hub."""
+    with pytest.raises(DataSourceError, match=r"Cannot list hf://datasets/org/na\.\.me: Cannot have -- or \.\."):
+        TextLineDataSource("hf://datasets/org/na..me/data/*.txt")
+    assert hub.tokens == {}
+
+
+def test_a_forked_process_gets_an_error_instead_of_waiting(hub: Hub) -> None:
+    """The threads that list files are not in a forked process."""
+    url = "hf://datasets/org/name/data/*.txt"
+    TextLineDataSource(url).close()
+    assert "forked after its parent had read from a store" in source_error_after_fork(lambda: TextLineDataSource(url))
+    assert hub.tokens
 
 
 @pytest.mark.parametrize("url", ["hf://datasets/org/name", "hf://org/name/a.txt", "hf://datasets//name/a.txt"])

@@ -12,7 +12,7 @@ from millstream.sources.remote.object_clients import SILENCE_SECONDS
 from millstream.sources.remote.request_threads import RequestThreads
 from support.faults.user_faults import WAIT_SECONDS
 from support.files.record_files import tfrecord_bytes
-from support.processes.worker_pools import environment, sooner_than
+from support.processes.worker_pools import environment, python, sooner_than
 from support.stores.object_server import ObjectServer
 
 TRAINER = """
@@ -67,3 +67,24 @@ def test_many_requests_register_few_handlers_of_the_exit() -> None:
     for number in range(1000):
         assert threads.submit(abs, -number).result(WAIT_SECONDS) == number
     assert atexit._ncallbacks() - before < 200
+
+
+NO_THREADS = """
+import resource, threading
+from millstream.sources.remote.request_threads import RequestThreads
+
+threads, may_end = RequestThreads(4), threading.Event()
+waiting = threads.submit(may_end.wait, 60)
+with open("/proc/self/statm") as status:
+    used = int(status.read().split()[0]) * resource.getpagesize()
+threading.stack_size(1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
+following = threads.submit(abs, -3)
+may_end.set()
+print(waiting.result(60), following.result(60))
+"""
+
+
+def test_a_process_that_may_have_no_more_threads_makes_do_with_those_it_has() -> None:
+    """A request waits for a thread then."""
+    assert python("-c", NO_THREADS, check=True).stdout == "True 3\n"
