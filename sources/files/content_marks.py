@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from millstream.sources.remote.urls import is_url
+from millstream.sources.storage.byte_files import LocalFile
 from millstream.sources.storage.paths import FileIdentity
 
 MARKED_FILES = 64
@@ -31,8 +32,7 @@ def marks_of_files(files: Mapping[str, FileIdentity]) -> dict[str, str]:
 
 def _crc_of_ends(path: str, size: int, crc: int) -> int:
     """Returns the CRC continued over the first and last bytes of a file. Errors are raised when the file is read."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
-        crc = zlib.crc32(file.read(_END_BYTES), crc)
-        file.seek(max(0, size - _END_BYTES))
-        crc = zlib.crc32(file.read(_END_BYTES), crc)
+    with contextlib.suppress(OSError), contextlib.closing(LocalFile(path)) as file:
+        for start in (0, max(0, size - _END_BYTES)):
+            crc = zlib.crc32(file.read(start, _END_BYTES), crc)
     return crc

@@ -163,10 +163,9 @@ class FileDataSource(ReadsBatches):
         try:
             for number, (url, key) in enumerate(zip(urls, keys, strict=True)):
                 contents.append(self._checked(objects.result(number), url, key))
-        except DataSourceError as error:
-            raise _error(keys[len(contents)], urls[len(contents)], str(error)) from error
         except OSError as error:
-            raise _error(keys[len(contents)], urls[len(contents)], str(error.strerror)) from error
+            reason = error.strerror or str(error).rstrip(".")
+            raise _error(keys[len(contents)], urls[len(contents)], reason) from error
         finally:
             objects.cancel()
         return contents

@@ -86,13 +86,15 @@ class RangeRequests:
         start, stop = self._ranges[number]
         try:
             content, meta = wait_for(self._futures[number], self._url, stop - start)
-        except exceptions().GenericError as error:
+        except exceptions().BaseError as error:
             # Stores report a range beyond the end by different errors. The current size tells.
             if _is_shorter(self._url, stop):
                 raise BeyondEndError from None
             raise error_for(self._url, error) from None
         if len(content) < stop - start:
             raise BeyondEndError
+        if len(content) > stop - start:
+            raise DataSourceError(f"Cannot read {self._url!r}: the store sent more bytes than were requested.")
         return content, _version_of(meta)
 
     def cancel(self) -> None:
@@ -145,7 +147,7 @@ class WholeObjects:
         url = self._urls[number]
         try:
             beginning, meta = wait_for(self._futures[number], url, FIRST_BYTES)
-        except exceptions().GenericError as error:
+        except exceptions().BaseError as error:
             # An empty object has no first bytes.
             if _head(url)[0] == 0:
                 return b""
@@ -173,7 +175,7 @@ def state_of(url: str) -> tuple[int, bytes]:
     parsed = Url.of(url)
     try:
         _, meta = _request(url, _fetch, store_of(url, parsed), path_of(url, parsed), 0, 1)
-    except (exceptions().GenericError, exceptions().NotSupportedError) as error:
+    except exceptions().BaseError as error:
         try:
             size, version = _head(url)
         except OSError:

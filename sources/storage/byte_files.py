@@ -117,7 +117,8 @@ class LocalFile:
     _descriptor = -1
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # O_NONBLOCK: opening a pipe that has replaced the file does not wait for a writer.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def size(self) -> int:
         """Returns the present size of the file in bytes."""
@@ -234,14 +235,17 @@ class RemoteFile:
         is_sequential = first in self._blocks or first - 1 in self._blocks
         prefetched = min(last + _PREFETCHED_BLOCKS * is_sequential, (self._identity.size - 1) // _BLOCK_BYTES)
         self._blocks = {number: block for number, block in self._blocks.items() if number >= first}
-        for number in range(first, prefetched + 1):
-            if number not in self._blocks:
-                end = min((number + 1) * _BLOCK_BYTES, self._identity.size)
-                self._blocks[number] = RangeRequests(self._url, [(number * _BLOCK_BYTES, end)])
-        try:
-            blocks = [self._result(self._blocks[number], 0, 0) for number in range(first, last + 1)]
-        except SpanReadError as error:
-            raise DataSourceError(str(error)) from error
+        blocks = []
+        for number in range(first, last + 1):
+            # Not all blocks of a long read: the size may be wrong.
+            for following in range(number, min(number + _PREFETCHED_BLOCKS, prefetched) + 1):
+                if following not in self._blocks:
+                    end = min((following + 1) * _BLOCK_BYTES, self._identity.size)
+                    self._blocks[following] = RangeRequests(self._url, [(following * _BLOCK_BYTES, end)])
+            try:
+                blocks.append(self._result(self._blocks[number], 0, 0))
+            except SpanReadError as error:
+                raise DataSourceError(str(error)) from error
         content = blocks[0] if len(blocks) == 1 else b"".join(blocks)
         begin = start - first * _BLOCK_BYTES
         return content[begin : begin + stop - start]

@@ -1,5 +1,6 @@
 """Sources of objects in stores far away, read from a real server that is slow, fails and forgets."""
 
+import contextlib
 import io
 import itertools
 import pickle
@@ -28,6 +29,8 @@ from millstream.sources import (
 )
 from millstream.sources.remote import object_clients, object_stores
 from millstream.sources.storage import byte_files
+from millstream.sources.storage.byte_files import RemoteFile
+from millstream.sources.storage.paths import FileIdentity
 from support.files.record_files import every_record, records_of, tfrecord_bytes, write_megatron, write_tar
 from support.processes.forked import source_error_after_fork
 from support.processes.worker_pools import at_most
@@ -221,6 +224,7 @@ def test_what_fails_now_and_then_is_repeated(store: ObjectServer, form: str, sch
         (500, "Cannot read '.*bucket/a'.*500 Internal"),
         ("reset", "Cannot read '.*bucket/a'"),
         ("short", "Cannot read '.*bucket/a'"),
+        ("long", "Cannot read '.*bucket/a'.* sent more bytes than were requested"),
         (403, "refuses"),
         (404, "was removed"),
     ],
@@ -452,6 +456,16 @@ def test_one_request_identifies_an_object(store: ObjectServer, scheme: str, tell
         store.forget()
         assert object_stores.state_of(f"{location(store, scheme)}/a")[0] == size
         assert not (size and tells_sizes) or len(store.requests) == 1
+
+
+def test_a_size_that_is_not_true_is_an_error(store: ObjectServer, url: str) -> None:
+    """Reading all of an object that is said to have an exabyte requests a few blocks of it."""
+    TFRecordDataSource(url).close()
+    store.forget()
+    file = RemoteFile(url, FileIdentity.of_object(1 << 60, b"version"))
+    with contextlib.closing(file), pytest.raises(DataSourceError, match="has changed"):
+        file.read(0, 1 << 60)
+    assert len(store.requests) < 10
 
 
 def test_a_copy_needs_no_look_at_the_store(store: ObjectServer, url: str) -> None:

@@ -137,6 +137,17 @@ def test_an_object_that_cannot_be_read_is_an_error_with_its_url_and_record(
 
 
 @pytest.mark.third_party
+def test_a_server_without_ranges_is_an_error_with_url_and_record(store: ObjectServer) -> None:
+    """A server that sends only whole files, as Python's own does, is an error of the first record that it has."""
+    store.objects = {"bucket/a": b"content", "bucket/empty": b""}
+    store.supports_ranges = False
+    source = FileDataSource([f"{store.url}/bucket/empty", f"{store.url}/bucket/a"])
+    assert source[0]["bytes"] == b""
+    with pytest.raises(DataSourceError, match=r"record 1, the file '.*bucket/a': .*Range request not supported"):
+        every_record(source)
+
+
+@pytest.mark.third_party
 def test_a_folder_of_images_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer) -> None:
     """Classes, labels, order, contents and fingerprint are those of the same folder on a disk."""
     names = ["dog/x/c.Png", "dog/b.jpg", "dog/x-y/d.webp", "dog/notes.txt", "Cat/1.tif", "ant/.x/1.jpg", "ant/2.pgm"]

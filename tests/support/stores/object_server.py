@@ -216,8 +216,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             failure = owner.failure(request)
             if failure is None and is_gcs and query.get("alt") == ["json"] and key in owner.objects:
                 self._send(200, json.dumps(self._metadata(key)).encode(), has_body=has_body)
-            elif failure in (None, "short"):
-                self._send_object(key, request, has_body=has_body, is_short=failure == "short")
+            elif failure in (None, "short", "long"):
+                surplus = b"surplus" if failure == "long" else b""
+                self._send_object(key, request, surplus, has_body=has_body, is_short=failure == "short")
             else:
                 self._fail(key, failure, has_body=has_body)
         return None
@@ -234,7 +235,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         else:
             self._send(failure, b"failed on purpose", has_body=has_body)
 
-    def _send_object(self, key: str, request: Request, *, has_body: bool, is_short: bool) -> None:
+    def _send_object(self, key: str, request: Request, surplus: bytes, *, has_body: bool, is_short: bool) -> None:
         owner = self.server.owner
         content = owner.objects.get(key)
         if content is None:
@@ -252,7 +253,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self._send(416, b"", {"Content-Range": f"bytes */{size}"}, has_body=has_body)
         stop = min(size, request.stop or size)
         headers["Content-Range"] = f"bytes {request.start}-{stop - 1}/{size if owner.tells_sizes else '*'}"
-        return self._send(206, content[request.start : stop], headers, has_body=has_body, is_short=is_short)
+        content = content[request.start : stop] + surplus
+        return self._send(206, content, headers, has_body=has_body, is_short=is_short)
 
     def _list_gcs(self, bucket: str, query: dict[str, list[str]]) -> None:
         names = self._names(bucket, query.get("startOffset", [""])[0], query.get("prefix", [""])[0])
