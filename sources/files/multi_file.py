@@ -13,7 +13,6 @@ import abc
 import bisect
 import contextlib
 import dataclasses
-import errno
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
@@ -26,7 +25,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import RenderedSource, checked_record_key
 from millstream.sources.files.content_marks import marks_of_files
 from millstream.sources.remote.urls import is_url
-from millstream.sources.storage.open_files import OpenFile, OpenFiles, in_threads
+from millstream.sources.storage.open_files import OUT_OF_DESCRIPTORS, OpenFile, OpenFiles, in_threads
 from millstream.sources.storage.paths import (
     RECORD_LIMIT,
     FileIdentity,
@@ -280,6 +279,6 @@ def _beyond_end(path: str, num_records: int, stop: int) -> DataSourceError:
 
 def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
     reason = str(error) if isinstance(error, DataSourceError) else f"cannot open {path!r}: {error.strerror}."
-    if error.errno in {errno.EMFILE, errno.ENFILE}:
+    if error.errno in OUT_OF_DESCRIPTORS:
         reason += " Raise the limit (`ulimit -n`) or close other files: this source has no idle file to close."
     return DataSourceError(f"Cannot read record {position} of its file (record key {key}): {reason}")

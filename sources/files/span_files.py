@@ -147,7 +147,11 @@ class SpanFormat(abc.ABC, Generic[RecordT]):
 
 @final
 class SpanFile(Generic[RecordT]):
-    """An open file, which it closes, with its index. `rebuild` is a weak reference to the function that rebuilds it."""
+    """An open file, which it closes, with its index.
+
+    `size` is that of the file, or of its content if it is compressed, in bytes. `rebuild` is a weak reference to the
+    function that rebuilds the index.
+    """
 
     def __init__(
         self,
@@ -156,9 +160,12 @@ class SpanFile(Generic[RecordT]):
         offsets: Offsets,
         span_format: SpanFormat[RecordT],
         rebuild: Callable[[], Callable[[str, DamagedIndexError], Offsets] | None],
+        *,
+        size: int,
     ) -> None:
         self._path = path
         self._file = file
+        self._size = size
         self._offsets = offsets
         self._format = span_format
         self._rebuild = rebuild
@@ -190,8 +197,9 @@ class SpanFile(Generic[RecordT]):
         begins, ends = self._offsets.spans(rows)
         starts: list[int] = begins.tolist()
         lengths: list[int] = (ends - begins).tolist()
-        if lengths and (min(lengths) < 0 or min(starts) < 0):
-            raise DamagedIndexError("its offsets are not in order")
+        # A longer span than the file would be allocated before it is read.
+        if lengths and (min(lengths) < 0 or max(lengths) > self._size or min(starts) < 0):
+            raise DamagedIndexError("its offsets are not those of records")
         return starts, lengths
 
     def close(self) -> None:

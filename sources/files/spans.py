@@ -95,7 +95,9 @@ class SpanRecords(FileRecords[RecordT]):
             # After opening: the file that is at the path now is the opened one, or a newer one.
             self._follow(path, self._identity_now(path))
             rebuild = weakref.WeakMethod(self._rebuilt)  # A weak reference: open files must not keep the source alive.
-            return SpanFile(path, stored, self._offsets(path), self._format_of(path), rebuild)
+            size = self._unpacked_size(path)
+            size = self._identities[path].size if size is None else size
+            return SpanFile(path, stored, self._offsets(path), self._format_of(path), rebuild, size=size)
         except BaseException:
             stored.close()
             raise

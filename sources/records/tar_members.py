@@ -17,6 +17,9 @@ _SPARSE_TYPE = ord("S")
 _PAX_TYPE = ord("x")
 _LONG_NAME_TYPE = ord("L")
 _EXTENSION_TYPES = frozenset(b"xgLK")
+_MAX_EXTENSION_BYTES = 1 << 20
+"""Limit of the size of an extension, which is read into memory: a sparse file may have one of any size."""
+
 _PAX_SIZE = re.compile(rb"\d{1,18}")
 _PAX_RECORD = re.compile(rb"(\d{1,18}) ")
 
@@ -68,7 +71,8 @@ def tar_files(read: Callable[[int, int], bytes], stop: int, *, checks_headers: b
             raise TarError(f"{name!r}, at byte {start:,}, ends beyond it")
         offset = data + size + -size % BLOCK_BYTES
         if is_extension:
-            long_name, long_size = _extended(kind, read(data, size), long_name, long_size)
+            content = read(data, min(size, _MAX_EXTENSION_BYTES + 1))
+            long_name, long_size = _extended(kind, content, long_name, long_size)
             continue
         if is_file:
             yield name, start, data, size, offset
@@ -106,6 +110,8 @@ def _number(field: bytes) -> int:
 
 def _extended(kind: int, content: bytes, name: str | None, size: int | None) -> tuple[str | None, int | None]:
     """Returns the name and the size of the next member: those of an extension, else the given ones."""
+    if len(content) > _MAX_EXTENSION_BYTES:
+        raise TarError(f"an extended header has more than {_MAX_EXTENSION_BYTES:,} bytes")
     if kind == _LONG_NAME_TYPE:
         return _text(content), size
     return _pax(content, name, size) if kind == _PAX_TYPE else (name, size)

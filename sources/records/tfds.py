@@ -4,7 +4,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 
@@ -15,13 +15,18 @@ from millstream.sources.column_records import records_of_arrays
 from millstream.sources.memory import rows_of
 from millstream.sources.records.array_record import ArrayRecordDataSource
 from millstream.sources.records.tfds_features import leaves_of
-from millstream.sources.records.tfds_splits import ranges_of, splits_of
+from millstream.sources.records.tfds_splits import Split, ranges_of, splits_of
 from millstream.sources.records.tfrecord import TFRecordDataSource
 from millstream.sources.storage.paths import FileIdentity, absolute_path
 from millstream.tf_example.columns import decode_columns
 
 _SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
 """The source class of each file format."""
+
+_DAMAGE = (LookupError, TypeError, AttributeError)
+"""The errors of a description that has other types than expected."""
+
+_T = TypeVar("_T")
 
 
 @final
@@ -67,17 +72,13 @@ class TfdsDataSource(Closing, ReadsBatches):
         if not isinstance(split, str):
             raise TypeError(f"split must be a str, such as 'train' or 'train[:80%]', got {type(split).__name__}.")
         folder = _folder_of(dataset)
-        info = _description(folder, "dataset_info.json")
-        file_format = info.get("fileFormat") or "tfrecord"
-        if file_format not in _SOURCES:
-            raise DataSourceError(
-                f"The files of a dataset must be of the format {' or '.join(_SOURCES)}, but {folder!r} has "
-                f"{file_format}. Prepare it again: builder.download_and_prepare(file_format='array_record')."
-            )
+        file_format, splits = _described(
+            folder, "dataset_info.json", lambda info: _splits_of(info, folder), (*_DAMAGE, ValueError)
+        )
         self._split = split
-        self._leaves = leaves_of(_description(folder, "features.json"))
+        self._leaves = _described(folder, "features.json", leaves_of, _DAMAGE)
         self._stored = {leaf.name: leaf.stored for leaf in self._leaves}
-        self._source = _SOURCES[file_format](ranges_of(split, splits_of(info, folder, file_format)))
+        self._source = _SOURCES[file_format](ranges_of(split, splits))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -155,7 +156,10 @@ def _folder_of(dataset: Any) -> str:
     return absolute_path(os.fsdecode(folder))
 
 
-def _description(folder: str, name: str) -> dict[str, Any]:
+def _described(
+    folder: str, name: str, parse: Callable[[dict[str, Any]], _T], damage: tuple[type[Exception], ...]
+) -> _T:
+    """Returns what `parse` makes of a file that describes a dataset; it raises `damage` for a damaged one."""
     path = os.path.join(folder, name)  # noqa: PTH118
     try:
         with open(path, "rb") as file:  # noqa: PTH123
@@ -166,8 +170,24 @@ def _description(folder: str, name: str) -> dict[str, Any]:
             "Not a prepared dataset of TensorFlow Datasets (give the folder of a version, such as mnist/3.0.1)",
             path,
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataSourceError(f"{path!r} is damaged: {error}. Restore the file.") from error
-    if not isinstance(content, dict):
-        raise DataSourceError(f"{path!r} is damaged: it must hold an object. Restore the file.")
-    return content
+    try:
+        return parse(content)
+    except DataSourceError:
+        raise
+    except damage as error:
+        raise DataSourceError(
+            f"{path!r} is damaged: it does not describe a dataset ({error!r}). Restore it."
+        ) from error
+
+
+def _splits_of(info: Mapping[str, Any], folder: str) -> tuple[str, dict[str, Split]]:
+    """Returns the format of the files, and the splits by name."""
+    file_format = info.get("fileFormat") or "tfrecord"
+    if file_format not in _SOURCES:
+        raise DataSourceError(
+            f"The files of a dataset must be of the format {' or '.join(_SOURCES)}, but {folder!r} has "
+            f"{file_format}. Prepare it again: builder.download_and_prepare(file_format='array_record')."
+        )
+    return file_format, splits_of(info, folder, file_format)

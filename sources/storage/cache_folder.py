@@ -7,10 +7,14 @@ not used for 90 days are removed when a process writes its first index there.
 import contextlib
 import functools
 import os
+import re
 import stat
 import time
 
 from millstream.sources.remote.urls import is_url, without_query
+
+_INDEX_FILE = re.compile(r".+\.[0-9a-f]{16}\.[a-z-]+-index|\..+-index\.[0-9a-f]{12}\.part", re.DOTALL)
+"""The names of index files in the cache, and those of incomplete ones, which killed processes leave."""
 
 UNUSED_DAYS = 90
 _DAY_SECONDS = 86_400.0
@@ -56,8 +60,7 @@ def _remove_unused(folder: str) -> None:
     limit = time.time() - UNUSED_DAYS * _DAY_SECONDS
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            # `.part` files are left by processes that were killed.
-            if entry.name.endswith(("-index", ".part")):
+            if _INDEX_FILE.fullmatch(entry.name):
                 with contextlib.suppress(OSError):
                     status = entry.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode) and status.st_mtime < limit:

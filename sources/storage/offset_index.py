@@ -48,6 +48,7 @@ from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.cache_folder import cache_folder, cached_name, mark_used, prepare_cache_folder
 from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.offsets import BLOCK, DamagedIndexError, HeldOffsets, Offsets, StoredOffsets, num_blocks
+from millstream.sources.storage.open_files import OUT_OF_DESCRIPTORS
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import open_trusted
 
@@ -157,7 +158,9 @@ def _open(path: str, key: IndexKey) -> Offsets | None:
     """Returns the index at a path, or None if there is no file or another one."""
     try:
         descriptor = open_trusted(path, key.identity.owner)
-    except OSError:
+    except OSError as error:
+        if error.errno in OUT_OF_DESCRIPTORS:
+            raise  # The caller closes another file. To scan the data again would take longer.
         return None
     stored = None
     try:

@@ -64,7 +64,7 @@ FileT = TypeVar("FileT", bound=Closable)
 _OPENS_BETWEEN_CHECKS = 16
 """The number of files that are opened between two queries of the descriptor limit."""
 
-_OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
 def descriptor_share() -> int:
@@ -259,7 +259,7 @@ class OpenFiles(Generic[FileT]):
                 return open_file(path)
             except OSError as error:
                 with self._lock:
-                    if error.errno not in _OUT_OF_DESCRIPTORS or not self._close_one_idle():
+                    if error.errno not in OUT_OF_DESCRIPTORS or not self._close_one_idle():
                         raise
 
     def _close_one_idle(self) -> bool:

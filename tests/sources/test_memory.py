@@ -284,6 +284,12 @@ def test_fingerprints_tell_sources_apart() -> None:
     )
 
 
+@pytest.mark.parametrize("count", [1 << 60, (1 << 63) - 1])
+def test_sources_of_any_length_have_a_fingerprint(count: int) -> None:
+    """The last record counts, although its number has more digits than a float."""
+    assert InMemoryDataSource(range(count)).fingerprint() != InMemoryDataSource(range(count - 1)).fingerprint()
+
+
 def test_fingerprints_are_the_same_in_every_process() -> None:
     """A fingerprint does not depend on addresses, hash seeds or interned strings."""
     program = (

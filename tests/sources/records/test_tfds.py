@@ -1,5 +1,6 @@
 """Datasets of TensorFlow Datasets: splits, features, and files, without its library."""
 
+import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -226,7 +227,6 @@ def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
     folder = write_tfds(tmp_path / "toy", NUMBERS, SPLITS)
     for content, message in (
         ("{", "is damaged"),
-        ("[]", "must hold an object"),
         ('{"fileFormat": "riegeli"}', "riegeli"),
     ):
         (folder / "dataset_info.json").write_text(content)
@@ -234,6 +234,27 @@ def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
             TfdsDataSource(folder, "train")
     folder = write_tfds(tmp_path / "single", LABEL, SPLITS)
     with pytest.raises(ValueError, match=r"must be a FeaturesDict.*got ClassLabel"):
+        TfdsDataSource(folder, "train")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("dataset_info.json", [1]),
+        ("dataset_info.json", {"fileFormat": ["tfrecord"]}),
+        ("dataset_info.json", {"splits": [{"shardLengths": ["3"]}]}),
+        ("dataset_info.json", {"splits": [{"name": "train", "shardLengths": ["three"]}]}),
+        ("dataset_info.json", {"splits": "train"}),
+        ("features.json", {"featuresDict": {"features": ["n"]}}),
+        ("features.json", {"featuresDict": {"features": {"n": {"sequence": {}}}}}),
+        ("features.json", {"featuresDict": {"features": {"n": {"tensor": {"shape": {}}}}}}),
+    ],
+)
+def test_a_damaged_description_is_an_error_that_names_it(tmp_path: Path, name: str, content: Any) -> None:
+    """A description of other types than expected is damaged."""
+    folder = write_tfds(tmp_path / "toy", NUMBERS, SPLITS)
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(DataSourceError, match=f"{name}' is damaged: "):
         TfdsDataSource(folder, "train")
 
 

@@ -78,6 +78,16 @@ def test_a_size_of_absurdly_many_digits_is_an_error(tmp_path: Path) -> None:
         WebDatasetDataSource(tmp_path / "a.tar")
 
 
+def test_headers_of_any_size_are_not_read_into_memory(tmp_path: Path) -> None:
+    """An extended header of more than 1 MiB, which a sparse file of a few bytes may have, is damage."""
+    member = tarfile.TarInfo("a.txt")
+    member.pax_headers = {"comment": "x" * (1 << 20)}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(member)
+    with pytest.raises(DataSourceError, match=r"a\.tar' .*an extended header has more than 1,048,576 bytes"):
+        WebDatasetDataSource(tmp_path / "a.tar")
+
+
 def test_sizes_in_base_256_and_in_pax_are_read(tmp_path: Path) -> None:
     """Sizes in base 256 and in pax are read, as archives have them whose members are larger than 8 GiB."""
     content = bytearray(

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -150,6 +151,35 @@ def test_other_things_at_the_name_of_an_index_are_not_used(
     put(index)
     for _ in range(2):
         assert read_lines(path) == LINES
+
+
+@pytest.mark.parametrize("offset", [-1, 1 << 40, 1 << 62])
+def test_no_memory_is_allocated_for_offsets_beyond_the_file(
+    path: Path, offset: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An index with valid checksums and a record of a terabyte, or of less than nothing, is rebuilt."""
+    index = index_in_cache(path)
+    content = bytearray(index.read_bytes())
+    content[64 + 8 * 51 : -4] = np.full(50, offset).tobytes()
+    content[-4:] = zlib.crc32(content[64:-4]).to_bytes(4, "little")
+    index.write_bytes(content)
+    with TextLineDataSource(path) as source:
+        assert source[50] == LINES[50]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        f"millstream: the index of {str(path)!r} is rebuilt: its offsets are not those of records."
+    ]
+
+
+def test_an_index_that_cannot_be_opened_for_want_of_descriptors_is_not_rebuilt(path: Path) -> None:
+    """The source then closes another file, and opens the index."""
+    index_in_cache(path)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            find_offsets(key_of(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 READ_AS = """
@@ -375,11 +405,15 @@ def test_a_changed_offset_is_found_when_its_block_is_first_used(path: Path, monk
 
 
 def test_unused_indices_leave_the_cache(path: Path) -> None:
-    """An index of the cache that was not used for 90 days goes when another is written; a use counts as such."""
+    """An index of the cache that was not used for 90 days goes when another is written; a use counts as such.
+
+    Files of other programs, and indices beside data that lie in the folder, stay.
+    """
     index, old = index_in_cache(path), time.time() - 91 * 86_400
-    other = index.with_name("other.0123456789abcdef.lines-index")
-    kept = index.with_name("thesis.txt")
-    for file in (index, other, kept):
+    names = ("other.0123456789abcdef.lines-index", ".other.0123456789abcdef.lines-index.0123456789ab.part")
+    others = [index.with_name(name) for name in names]
+    kept = [index.with_name(name) for name in ("thesis.txt", "film.part", "my-index", ".a.txt.lines-index")]
+    for file in (index, *others, *kept):
         file.write_bytes(index.read_bytes())
         os.utime(file, (old, old))
     assert read_lines(path) == LINES
@@ -389,5 +423,5 @@ def test_unused_indices_leave_the_cache(path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
     assert index.exists()
-    assert kept.exists()
-    assert not other.exists()
+    assert all(file.exists() for file in kept)
+    assert not any(file.exists() for file in others)
