@@ -9,11 +9,19 @@ FINGERPRINT_RECORDS = 16
 """The number of records, evenly spread, that a fingerprint depends on."""
 
 
-def digest_of(described: Any, num_bytes: int) -> str:
-    """Returns a digest of a value, by its `repr`: hexadecimal, of the given number of bytes."""
+def digest(num_bytes: int, *contents: Any) -> bytes:
+    """Returns a digest of bytes, or of several buffers one after another."""
     import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
 
-    return hashlib.blake2b(repr(described).encode("utf-8", "surrogatepass"), digest_size=num_bytes).hexdigest()
+    state = hashlib.blake2b(digest_size=num_bytes)
+    for content in contents:
+        state.update(content)
+    return state.digest()
+
+
+def digest_of(described: Any, num_bytes: int) -> str:
+    """Returns a digest of a value, by its `repr`: hexadecimal, of the given number of bytes."""
+    return digest(num_bytes, repr(described).encode("utf-8", "surrogatepass")).hex()
 
 
 def updated_crc(crc: int, value: Any) -> int:

@@ -175,9 +175,9 @@ class InMemoryDataSource(RenderedSource):
                 terms += [f"{name or 'rows'}={c.dtype}{list(c.shape[1:])}" for name, c in _named_columns(self._records)]
             count = min(FINGERPRINT_RECORDS, self._num_records)
             crc = 0
-            for place in np.linspace(0, self._num_records - 1, count).tolist():
-                # From 2**53 records on, the last one may be rounded up.
-                crc = updated_crc(crc, self[min(int(place), self._num_records - 1)])
+            for key in np.linspace(0, self._num_records - 1, count).tolist():
+                # From 2**53 records on, the last key may be rounded up.
+                crc = updated_crc(crc, self[min(int(key), self._num_records - 1)])
             self._fingerprint = " ".join([*terms, f"crc32={crc:08x}"])
         return self._fingerprint
 

@@ -41,7 +41,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "sources": {
         "remote": {"library_reads"},
-        "storage": {"remote"},
+        "storage": {"remote", "digests"},
         "files": {"storage", "remote", "base", "digests"},
         "tables": FORMATS,
         "records": FORMATS,

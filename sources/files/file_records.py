@@ -3,15 +3,15 @@
 import bisect
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import SupportsIndex
+from typing import Generic, SupportsIndex, final
 
 import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, in_order
 from millstream.sources.files.multi_file import Files
 from millstream.sources.remote.urls import is_url
+from millstream.sources.storage.file_cache import LocalCopy
 from millstream.sources.storage.open_files import RecordFile, RecordT
 
 
@@ -70,10 +70,25 @@ class FileRecords(Files[RecordFile[RecordT]]):
             self._open_files.release(path)
 
     def _open_unchanged(self, path: str) -> RecordFile[RecordT]:
-        """Returns the open file. A remote file with a cache is opened, and copied, when it is read."""
-        if self._is_copied(path):
-            from millstream.sources.files.cached_file import CopiedFile  # noqa: PLC0415  (lazy: only caches need it)
+        if not self._is_copied(path):
+            return super()._open_unchanged(path)
+        copy = self._copy_of(path)
+        try:
+            return _CopiedFile(copy, self._open_checked(path, copy.path))
+        except BaseException:
+            copy.close()
+            raise
 
-            # Weak references: open files must not keep the source alive.
-            return CopiedFile(path, weakref.WeakMethod(self._copy_of), weakref.WeakMethod(self._open_checked))
-        return super()._open_unchanged(path)
+
+@final
+class _CopiedFile(Generic[RecordT]):
+    """A file that is read from a copy in a cache, which is not evicted while the file has users."""
+
+    def __init__(self, copy: LocalCopy, file: RecordFile[RecordT]) -> None:
+        self._copy, self._file = copy, file
+        self.num_records, self.read = file.num_records, file.read
+        self.pause, self.resume = copy.release, copy.reacquire
+
+    def close(self) -> None:
+        self._file.close()
+        self._copy.close()

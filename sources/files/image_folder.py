@@ -9,9 +9,11 @@ from typing import Any, ClassVar, final
 import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_keys
+from millstream.sources.digests import digest
 from millstream.sources.files.multi_file import INSPECTION_THREADS
 from millstream.sources.files.whole_files import FileDataSource
 from millstream.sources.remote.urls import Url, is_url
+from millstream.sources.storage.object_listing import list_keys
 from millstream.sources.storage.open_files import in_threads
 from millstream.sources.storage.paths import absolute_path
 
@@ -95,17 +97,12 @@ class ImageFolderDataSource(FileDataSource):
 
     def fingerprint(self) -> str:
         """Returns the number of images and classes, and a digest of the files' names within the root."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
-        digest = hashlib.blake2b(self._names.data, digest_size=8)
-        digest.update(self._ends.astype("<i8").data)
-        digest.update(repr(self.classes).encode("utf-8", "surrogateescape"))
-        return f"ImageFolder records={len(self)} classes={len(self.classes)} digest={digest.hexdigest()}"
+        classes = repr(self.classes).encode("utf-8", "surrogateescape")
+        named = digest(8, self._names.data, self._ends.astype("<i8").data, classes).hex()
+        return f"ImageFolder records={len(self)} classes={len(self.classes)} digest={named}"
 
 
 def _names_of_objects(folder: str) -> dict[str, list[str]]:
-    from millstream.sources.storage.object_listing import list_keys  # noqa: PLC0415  (lazy: only stores need it)
-
     url = Url.of(folder)
     if not url.can_list:
         raise ValueError(f"root must be a folder or a URL of a store that can list its files, got {folder!r}.")

@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,11 @@ from numpy.typing import NDArray
 from millstream.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import RenderedSource, checked_record_key
+from millstream.sources.digests import digest
 from millstream.sources.files.content_marks import marks_of_files
 from millstream.sources.remote.urls import is_url
+from millstream.sources.storage.byte_files import identify
+from millstream.sources.storage.file_cache import FileCache, LocalCopy
 from millstream.sources.storage.open_files import OUT_OF_DESCRIPTORS, OpenFile, OpenFiles, in_threads
 from millstream.sources.storage.paths import (
     RECORD_LIMIT,
@@ -33,9 +36,6 @@ from millstream.sources.storage.paths import (
     names_within_common_folder,
     resolve_paths,
 )
-
-if TYPE_CHECKING:
-    from millstream.sources.storage.file_cache import FileCache, LocalCopy
 
 MAX_OPEN_FILES = 512
 """The maximum number of open files per source, if the process may have so many descriptors."""
@@ -61,11 +61,9 @@ class Files(RenderedSource, Closing, Generic[FileT]):
     counts_ranges: ClassVar[bool] = True
     """True if files are counted even if only ranges of them are read, so that an end beyond the file is found early."""
 
-    def __init__(self, paths: Any, cache: "FileCache | None" = None) -> None:
-        if cache is not None:
-            from millstream.sources.files.cached_file import check_cache  # noqa: PLC0415  (lazy: only caches need it)
-
-            check_cache(cache)
+    def __init__(self, paths: Any, cache: FileCache | None = None) -> None:
+        if not isinstance(cache, FileCache | None):
+            raise TypeError(f"cache must be a FileCache, or None to read without one, got {type(cache).__name__}.")
         self._cache = cache
         self._ranges = self._resolved(paths)
         self._paths = list(dict.fromkeys(file.path for file in self._ranges))
@@ -145,14 +143,12 @@ class Files(RenderedSource, Closing, Generic[FileT]):
 
         A name is the path within the common folder of all files, so that folder may move.
         """
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
         names = dict(zip(self._paths, names_within_common_folder(self._paths), strict=True))
-        digest = hashlib.blake2b(digest_size=8)
-        for file in self._ranges:
-            described = (names[file.path], self._identities[file.path].size, file.start, file.stop)
-            digest.update(repr(described).encode("utf-8", "surrogateescape"))
-        return f"{self.kind} files={len(self._paths)} records={self._num_records} digest={digest.hexdigest()}"
+        described = (
+            (names[file.path], self._identities[file.path].size, file.start, file.stop) for file in self._ranges
+        )
+        named = digest(8, *(repr(each).encode("utf-8", "surrogateescape") for each in described)).hex()
+        return f"{self.kind} files={len(self._paths)} records={self._num_records} digest={named}"
 
     def content_marks(self) -> dict[str, str]:
         """Returns digests of file ends and of versions of objects. A checkpoint warns if they differ."""
@@ -173,12 +169,8 @@ class Files(RenderedSource, Closing, Generic[FileT]):
 
     def _identify(self, path: str) -> FileIdentity:
         """Returns the identity of a file. Several threads call it concurrently."""
-        if not is_url(path):
-            return FileIdentity.of_regular_file(path, self.kind)
-        from millstream.sources.storage.byte_files import identify  # noqa: PLC0415  (lazy: only stores need it)
-
         identity = identify(path, self.kind)
-        if self._cache is not None and identity.size > self._cache.max_bytes:
+        if self._cache is not None and is_url(path) and identity.size > self._cache.max_bytes:
             raise ValueError(
                 f"max_bytes of the cache must be at least the size of the largest file, but {path!r} has "
                 f"{identity.size:,} bytes, got {self._cache.max_bytes:,}."
@@ -188,7 +180,7 @@ class Files(RenderedSource, Closing, Generic[FileT]):
     def _is_copied(self, path: str) -> bool:
         return self._cache is not None and is_url(path)
 
-    def _copy_of(self, path: str) -> "LocalCopy":
+    def _copy_of(self, path: str) -> LocalCopy:
         return self._cache.acquire(path, self._identities[path], self._unpacked_size(path))  # type: ignore[union-attr]
 
     def _unpacked_size(self, path: str) -> int | None:

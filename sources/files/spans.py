@@ -69,7 +69,7 @@ class SpanRecords(FileRecords[RecordT]):
 
     @property
     def unkept_indices(self) -> list[str]:
-        """The files whose index could not be saved: each process that reads them rebuilds it."""
+        """The files whose index could not be saved, so that the next run builds it again."""
         return list(self._unsaved)
 
     def span_sizes(self) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import INSPECTION_THREADS
+from millstream.sources.remote.object_stores import WholeObjects
 from millstream.sources.remote.urls import canonical, is_url
 from millstream.sources.storage.open_files import in_threads
 from millstream.sources.storage.paths import FileIdentity, names_within_common_folder, resolve_paths
@@ -156,8 +157,6 @@ class FileDataSource(ReadsBatches):
 
     def _read_objects(self, urls: Sequence[str], keys: Sequence[int]) -> list[bytes]:
         """Returns the contents of objects, all requested together."""
-        from millstream.sources.remote.object_stores import WholeObjects  # noqa: PLC0415  (lazy: only stores need it)
-
         objects = WholeObjects(urls)
         contents: list[bytes] = []
         try:

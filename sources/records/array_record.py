@@ -11,18 +11,16 @@ Guarantees, besides those of all sources of files:
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import Any, ClassVar, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.library_reads import first_process, is_forked
 from millstream.sources.records.array_record_file import ArrayRecordFile, count_records, open_array_record
 from millstream.sources.remote.urls import Url, is_url
+from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.paths import FileIdentity
 from millstream.warn import warn
-
-if TYPE_CHECKING:
-    from millstream.sources.storage.file_cache import FileCache
 
 _LIBRARY = "array_record"
 """The library, whose threads and thread-local data a fork does not copy.
@@ -80,7 +78,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
     counts_ranges: ClassVar[bool] = False
 
     def __init__(
-        self, paths: Any, reader_options: Mapping[str, str] | None = None, *, cache: "FileCache | None" = None
+        self, paths: Any, reader_options: Mapping[str, str] | None = None, *, cache: FileCache | None = None
     ) -> None:
         self._reader_options = dict(reader_options or {})
         self._group_sizes: dict[str, int] = {}

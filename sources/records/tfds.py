@@ -159,7 +159,7 @@ def _folder_of(dataset: Any) -> str:
 def _described(
     folder: str, name: str, parse: Callable[[dict[str, Any]], _T], damage: tuple[type[Exception], ...]
 ) -> _T:
-    """Returns what `parse` makes of a file that describes a dataset; it raises `damage` for a damaged one."""
+    """Parses a file that describes a dataset. `parse` raises one of the errors `damage` for a damaged one."""
     path = os.path.join(folder, name)  # noqa: PTH118
     try:
         with open(path, "rb") as file:  # noqa: PTH123

@@ -10,6 +10,8 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from millstream.sources.remote.hugging_face_hub import split_hub_path
+
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(https?://)(?:[^\s/?#'\"]*@)?([^\s?#'\"]+)([?#][^\s'\"]*)?", re.IGNORECASE)
 """A URL of HTTP in a text. The groups omit the user; the last one is the query and fragment."""
@@ -43,8 +45,6 @@ class Url(NamedTuple):
                 f"URLs must begin with gs://, s3://, az://, hf://, http:// or https://, got {canonical(name)!r}."
             )
         if scheme == "hf":
-            from millstream.sources.remote.hugging_face_hub import split_hub_path  # noqa: PLC0415  (lazy: rare)
-
             root, key = split_hub_path(match[2])
         elif scheme in _LISTED:
             root, _, key = match[2].partition("/")

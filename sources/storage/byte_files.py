@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.digests import digest
 from millstream.sources.remote import object_stores
 from millstream.sources.remote.object_stores import BeyondEndError, RangeRequests, join_near
 from millstream.sources.remote.urls import is_url
@@ -91,11 +92,9 @@ def _sample(url: str, size: int) -> bytes:
     """Returns a substitute for the version of an object that has none. It does not depend on the object's middle."""
     if not size:
         return _SAMPLED
-    import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
     ranges = [(0, min(size, _SAMPLE_BYTES)), (max(0, size - _SAMPLE_BYTES), size)]
     requests = RangeRequests(url, ranges)
-    return _SAMPLED + hashlib.blake2b(requests.result(0)[0] + requests.result(1)[0], digest_size=8).digest()
+    return _SAMPLED + digest(8, requests.result(0)[0], requests.result(1)[0])
 
 
 MAX_PREAD_BYTES = 0x7FFFF000

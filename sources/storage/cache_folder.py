@@ -11,6 +11,7 @@ import re
 import stat
 import time
 
+from millstream.sources.digests import digest
 from millstream.sources.remote.urls import is_url, without_query
 
 _INDEX_FILE = re.compile(r".+\.[0-9a-f]{16}\.[a-z-]+-index|\..+-index\.[0-9a-f]{12}\.part", re.DOTALL)
@@ -34,11 +35,8 @@ def cache_folder() -> str:
 
 def cached_name(path: str, version: bytes = b"") -> str:
     """Returns the name in the cache for a file, or for one version of an object: readable, and unique by a digest."""
-    import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
     plain = without_query(path) if is_url(path) else path
-    digest = hashlib.blake2b(os.fsencode(plain) + version, digest_size=8).hexdigest()
-    return f"{plain.rpartition('/')[2][:_MAX_NAME] or 'records'}.{digest}"
+    return f"{plain.rpartition('/')[2][:_MAX_NAME] or 'records'}.{digest(8, os.fsencode(plain), version).hex()}"
 
 
 def mark_used(descriptor: int) -> None:

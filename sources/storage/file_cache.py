@@ -35,6 +35,7 @@ from millstream.sources.remote.object_stores import SLOWEST_BYTES_PER_SECOND, ST
 from millstream.sources.storage.byte_files import open_stored
 from millstream.sources.storage.cache_folder import cache_folder, cached_name
 from millstream.sources.storage.compression import unpacked_zstd
+from millstream.sources.storage.open_files import OUT_OF_DESCRIPTORS
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import is_private, make_private_folder, open_private
 
@@ -102,6 +103,7 @@ class FileCache:
         Raises:
             DataSourceError: the object cannot be read, the copy cannot be written, the folder belongs to another user,
                 or a timeout expired while other processes used the whole cache or downloaded the same object.
+            OSError: no descriptor is free.
         """
         path, source = self._path_of(url, identity.version), identity
         if unpacked_size is not None:
@@ -121,6 +123,8 @@ class FileCache:
         except DataSourceError:
             raise
         except OSError as error:
+            if error.errno in OUT_OF_DESCRIPTORS:
+                raise
             raise DataSourceError(
                 f"Cannot copy {url!r} to the cache in {self.folder!r}: {error.strerror}. Use another folder, or a "
                 "smaller max_bytes if the disk is full."
@@ -216,7 +220,7 @@ class LocalCopy:
         """Puts a released copy in use again. Returns False if it was evicted."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:
             return False  # Another process is evicting it.
         if not _is_copy_of(os.fstat(self._descriptor), self._identity):
             return False

@@ -44,6 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.digests import digest
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.cache_folder import cache_folder, cached_name, mark_used, prepare_cache_folder
 from millstream.sources.storage.new_files import new_file
@@ -88,10 +89,8 @@ class IndexKey:
     @functools.cached_property
     def digest(self) -> bytes:
         """A digest of all fields except the path, 16 bytes."""
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
         states = [state and state.content_state for state in (self.identity, *self.companions)]
-        return hashlib.blake2b(repr((self.kind, self.version, states)).encode(), digest_size=16).digest()
+        return digest(16, repr((self.kind, self.version, states)).encode())
 
     @functools.cached_property
     def cached(self) -> str:

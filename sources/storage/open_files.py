@@ -38,7 +38,11 @@ class Closable(Protocol):
 
 
 class OpenFile(Closable, Protocol):
-    """An open file of records that any number of threads may read."""
+    """An open file of records that any number of threads may read.
+
+    It may have `pause`, which is called when its last user has released it, and `resume`, which is called when it has a
+    user again. If `resume` returns False, the file is closed and opened again.
+    """
 
     @property
     def num_records(self) -> int: ...
@@ -145,6 +149,11 @@ def _registry() -> _Registry:
     return registry
 
 
+def _always() -> bool:
+    """Stands for `pause` and `resume` of files that have none."""
+    return True
+
+
 class _Entry(Generic[FileT]):
     """A file and the number of its users. It is None until its first user, who holds `opening`, has opened it."""
 
@@ -197,11 +206,14 @@ class OpenFiles(Generic[FileT]):
                 entry = self._entries[path] = _Entry()
             entry.users += 1
             self._idle.pop(path, None)
+            if entry.users == 1 and entry.file is not None and not getattr(entry.file, "resume", _always)():
+                entry.file.close()
+                entry.file = None
         if is_new:
             _registry().make_room(self._descriptors_per_file)
             if len(self._entries) > self._max_open:
                 self.close_idle_beyond(sys.maxsize)
-        # Set once, and closed only without users, so it is safe to read it without the lock.
+        # Set by `_open`, and closed only without other users, so it is safe to read it without the lock.
         return entry.file if entry.file is not None else self._open(path, entry, open_file)
 
     def check_open(self) -> None:
@@ -218,6 +230,7 @@ class OpenFiles(Generic[FileT]):
                     entry.file.close()
             elif entry.users == 0:
                 self._idle[path] = None
+                getattr(entry.file, "pause", _always)()
 
     def close_idle_beyond(self, descriptors: int) -> None:
         """Closes idle files while the open files exceed a number of descriptors, or `max_open`."""

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
+from millstream.sources.digests import digest
 from millstream.sources.remote.urls import Url, canonical, is_url, matching, without_query
+from millstream.sources.storage.object_listing import list_keys
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
 GLOB = re.compile(r"[*?[]")
@@ -109,9 +111,7 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of_object(cls, size: int, version: bytes) -> "FileIdentity":
-        import hashlib  # noqa: PLC0415  (lazy: OpenSSL takes long to import)
-
-        return cls(0, 0, size, int.from_bytes(hashlib.blake2b(version, digest_size=7).digest(), "big"), version)
+        return cls(0, 0, size, int.from_bytes(digest(7, version), "big"), version)
 
     @classmethod
     def _of_status(cls, status: os.stat_result) -> "FileIdentity":
@@ -186,8 +186,6 @@ def _resolve_url(name: str, kind: str) -> list[FileRange]:
             "name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"
-    from millstream.sources.storage.object_listing import list_keys  # noqa: PLC0415  (lazy: only readers of stores need it)
-
     keys = list_keys(url._replace(key=GLOB.split(url.key)[0]))
     if url.key in keys:
         return [FileRange(path, start, stop)]

@@ -1,5 +1,6 @@
 """Copies of remote files: bounded, shared by processes, made again when they are gone."""
 
+import contextlib
 import itertools
 import os
 import resource
@@ -140,6 +141,26 @@ def test_the_room_of_an_open_copy_is_free_at_once(urls: list[str], tmp_path: Pat
             held = [path.stat() for path in descriptors if str(path.readlink()).startswith(str(tmp_path / "copies"))]
             assert sum(status.st_size for status in held if not status.st_nlink) == 0
             assert total(tmp_path / "copies") <= LARGEST
+
+
+def test_idle_files_are_closed_for_a_copy_if_no_descriptor_is_free(urls: list[str], tmp_path: Path) -> None:
+    """The copy is opened as any other file is: the source closes files that nobody reads, one after another."""
+    cache = FileCache(FILES * LARGEST, tmp_path / "copies")
+    assert records_of(TFRecordDataSource(urls, cache=cache)) == RECORDS
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken: list[int] = []
+    with TFRecordDataSource(urls, cache=cache) as source:
+        assert source.__getitems__(range(0, 7 * ROWS, ROWS)) == RECORDS[: 7 * ROWS : ROWS]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, limits[1]))  # noqa: PTH208
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            assert source[7 * ROWS] == RECORDS[7 * ROWS]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for descriptor in taken:
+                os.close(descriptor)
 
 
 def test_what_a_killed_process_leaves_is_taken_away(store: ObjectServer, urls: list[str], tmp_path: Path) -> None:
