@@ -64,7 +64,7 @@ def zstandard_library(purpose: str) -> Any:
     return zstandard
 
 
-def unpacked_zstd(read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
+def unpacked_zstd(path: str, read: Callable[[int, int], bytes], size: int) -> Iterator[bytes]:
     """Yields the content of a file that Zstandard has compressed, at most 4 MiB at a time.
 
     `read` returns bytes, given the offset of the first one and their number. A file that was cut short has less
@@ -76,4 +76,4 @@ def unpacked_zstd(read: Callable[[int, int], bytes], size: int) -> Iterator[byte
         while content := reader.read(_UNPACKED_BYTES):
             yield content
     except zstandard.ZstdError as error:
-        raise DataSourceError(f"it cannot be decompressed: {error}") from error
+        raise DataSourceError(f"{path!r} cannot be decompressed: {error}. Restore the file.") from error

@@ -172,8 +172,8 @@ class FileCache:
             with contextlib.closing(open_stored(url, source)) as file:
                 blocks: Iterable[bytes] = (file.read(at, _CHUNK_BYTES) for at in range(0, source.size, _CHUNK_BYTES))
                 if source is not identity:
-                    blocks = unpacked_zstd(file.read, source.size)
-                _write_all(partial, blocks, identity.size)
+                    blocks = unpacked_zstd(url, file.read, source.size)
+                _write_all(partial, url, blocks, identity.size)
             os.utime(partial, ns=(time.time_ns(), identity.modified))
             os.fsync(partial)
             with self._locked(time.monotonic() + STALL_SECONDS, url):
@@ -293,16 +293,16 @@ def _evict(path: str) -> bool:
     return True
 
 
-def _write_all(descriptor: int, blocks: Iterable[bytes], size: int) -> None:
+def _write_all(descriptor: int, url: str, blocks: Iterable[bytes], size: int) -> None:
     """Writes the content of a copy. Raises DataSourceError if it does not have the given size in bytes."""
     done = 0
     for content in blocks:
         if done + len(content) > size:
             # Not read to its end: a small file may unpack to a very large one.
-            raise DataSourceError(f"its content has more than {size:,} bytes. Restore the file")
+            raise DataSourceError(f"The content of {url!r} has more than {size:,} bytes. Restore the file.")
         remaining = memoryview(content)
         while remaining:
             written = os.pwrite(descriptor, remaining, done)
             remaining, done = remaining[written:], done + written
     if done != size:
-        raise DataSourceError(f"its content has {done:,} bytes instead of {size:,}. Restore the file")
+        raise DataSourceError(f"The content of {url!r} has {done:,} bytes instead of {size:,}. Restore the file.")

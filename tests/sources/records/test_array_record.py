@@ -407,7 +407,9 @@ def test_few_file_descriptors(tmp_path: Path, spare: int, answer: str) -> None:
     if answer == "enough":
         assert ran.stdout == f"{' '.join(str([b'%d' % n])[1:-1] for n in range(100))}\n" * 2
     else:
-        assert re.search(r"cannot open '.*': Too many open files\. Raise the limit \(`ulimit -n`\)", ran.stdout)
+        assert re.search(
+            r"of '.*' \(.*cannot open it: Too many open files\. Raise the limit \(`ulimit -n`\)", ran.stdout
+        )
 
 
 FORKED = """

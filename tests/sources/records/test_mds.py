@@ -232,6 +232,8 @@ def test_damage_of_a_compressed_shard_is_an_error_with_file_and_record(tmp_path:
                 with pytest.raises(DataSourceError, match=rf"record {key - 4} of .*shard.00001.mds.zstd.*key {key}\)"):
                     source[key]
             assert [source[key] for key in (0, 9)] == [samples[0], samples[9]]
+            with pytest.raises(DataSourceError, match=r"shard\.00001\.mds\.zstd"):
+                source.span_sizes()
     shard.write_bytes(whole)
     edit_index(tmp_path / "mds", 1, samples=3)
     with MdsDataSource(tmp_path / "mds", cache=cache) as source, pytest.raises(DataSourceError, match="has 4 records"):
