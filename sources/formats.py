@@ -3,6 +3,7 @@
 The module of a format is not imported to recognise it.
 """
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -11,8 +12,10 @@ from typing import Any, final
 
 from millstream.errors import DataSourceError
 from millstream.sources.remote.urls import is_url, without_query
+from millstream.sources.storage.byte_files import LocalFile
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
 from millstream.sources.storage.offset_index import Placement, placement
+from millstream.sources.storage.paths import FileIdentity
 
 _SHARD = re.compile(r"-\d+-of-\d+$")
 """The text after the extension in names such as `mnist-train.array_record-00000-of-00001`."""
@@ -67,8 +70,7 @@ def _is_tar(_: str, start: bytes) -> bool:
 def _is_megatron(path: str, _: bytes) -> bool:
     # Any bytes may be tokens: the index beside the file tells.
     try:
-        with open(os.path.splitext(path)[0] + ".idx", "rb") as index:  # noqa: PTH122, PTH123
-            return index.read(9) == b"MMIDIDX\x00\x00"
+        return _first_bytes(os.path.splitext(path)[0] + ".idx").startswith(b"MMIDIDX\x00\x00")  # noqa: PTH122
     except OSError:
         return False
 
@@ -113,8 +115,7 @@ def format_of_file(path: str) -> FileFormat:
         return by_name
     if is_url(path):
         raise _unknown(path, "its name")
-    with open(path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
-        start = file.read(HEAD_BYTES)
+    start = _first_bytes(path)
     if (compression := compression_of(start)) is not None and not (by_name is not None and by_name.name == "bagz"):
         raise compressed_error(path, compression)
     if by_name is not None:
@@ -123,6 +124,13 @@ def format_of_file(path: str) -> FileFormat:
         if kind.begins is not None and kind.begins(path, start):
             return kind
     raise _unknown(path, "its name or first bytes")
+
+
+def _first_bytes(path: str) -> bytes:
+    """Returns the first bytes of a regular file. A folder or a pipe is an error."""
+    FileIdentity.of_regular_file(path, "data")
+    with contextlib.closing(LocalFile(path)) as file:
+        return file.read(0, HEAD_BYTES)
 
 
 def _unknown(path: str, evidence: str) -> DataSourceError:

@@ -1,14 +1,14 @@
 """Records in files of any format that are found one by one: each file of a batch is read in one call."""
 
-import bisect
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, SupportsIndex, final
 
 import numpy as np
 
-from millstream.sources.base import RecordKeys, checked_record_key, checked_record_keys, in_order
+from millstream.sources.base import RecordKeys, checked_record_keys, in_order
 from millstream.sources.files.multi_file import Files
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.file_cache import LocalCopy
@@ -19,9 +19,8 @@ class FileRecords(Files[RecordFile[RecordT]]):
     """The records of several files, found one by one: each file of a batch is read in one call."""
 
     def __getitem__(self, record_key: SupportsIndex) -> RecordT:
-        key = checked_record_key(record_key, self._num_records)
-        number = bisect.bisect_right(self._ends, key)
-        return self._read(self._ranges[number].path, [key + self._shifts[number]], [key])[0]
+        path, position = self.locate(record_key)
+        return self._read(path, [position], [operator.index(record_key)])[0]
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[RecordT]:
         """Returns the records of the keys, in their order; keys may repeat. Each file is read once."""

@@ -14,7 +14,8 @@ import bisect
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
@@ -24,9 +25,8 @@ from millstream.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import RenderedSource, checked_record_key
 from millstream.sources.digests import digest
-from millstream.sources.files.content_marks import marks_of_files
 from millstream.sources.remote.urls import is_url
-from millstream.sources.storage.byte_files import identify
+from millstream.sources.storage.byte_files import LocalFile, identify
 from millstream.sources.storage.file_cache import FileCache, LocalCopy
 from millstream.sources.storage.open_files import OUT_OF_DESCRIPTORS, OpenFile, OpenFiles, in_threads
 from millstream.sources.storage.paths import (
@@ -42,6 +42,11 @@ MAX_OPEN_FILES = 512
 
 INSPECTION_THREADS = 16
 """The number of files that a constructor inspects concurrently: on network storage each takes a few round trips."""
+
+_MARKED_FILES = 64
+"""The maximum number of files in a digest of their content; of more files, evenly spread ones."""
+
+_END_BYTES = 4096
 
 FileT = TypeVar("FileT", bound=OpenFile)
 
@@ -153,7 +158,7 @@ class Files(RenderedSource, Closing, Generic[FileT]):
     def content_marks(self) -> dict[str, str]:
         """Returns digests of file ends and of versions of objects. A checkpoint warns if they differ."""
         if self._marks is None:
-            self._marks = marks_of_files(self.files)
+            self._marks = _marks_of_files(self.files)
         return self._marks
 
     def _inspect(self) -> None:
@@ -234,6 +239,8 @@ class Files(RenderedSource, Closing, Generic[FileT]):
 
     def _open_checked(self, path: str, location: str) -> FileT:
         """Opens a file, and compares it with its state at construction."""
+        if not is_url(path):
+            FileIdentity.of_regular_file(path, self.kind)  # A library would wait for a pipe that has replaced the file.
         file = self._open(path, location)
         try:
             # Checked after opening: the file that is at the path now is the opened one, or a newer one.
@@ -274,3 +281,25 @@ def reading_error(error: OSError, path: str, position: int, key: int) -> DataSou
     if error.errno in OUT_OF_DESCRIPTORS:
         reason += " Raise the limit (`ulimit -n`) or close other files: this source has no idle file to close."
     return DataSourceError(f"Cannot read record {position} of {path!r} (record key {key}): {reason}")
+
+
+def _marks_of_files(files: Mapping[str, FileIdentity]) -> dict[str, str]:
+    """Returns a digest of the first and last 4 KB of files, and one of the versions of objects in stores."""
+    paths = list(files)
+    rows = np.unique(np.linspace(0, len(paths) - 1, _MARKED_FILES, dtype=np.int64)).tolist()
+    ends = versions = 0
+    for path in (paths[row] for row in rows):
+        if is_url(path):
+            versions = zlib.crc32(files[path].version, versions + 1)
+        else:
+            ends = _crc_of_ends(path, files[path].size, ends + 1)
+    marks = {"first_and_last_bytes": ends, "versions": versions}
+    return {name: f"#{mark:08x}" for name, mark in marks.items() if mark}
+
+
+def _crc_of_ends(path: str, size: int, crc: int) -> int:
+    """Returns the CRC continued over the first and last bytes of a file. Errors are raised when the file is read."""
+    with contextlib.suppress(OSError), contextlib.closing(LocalFile(path)) as file:
+        for start in (0, max(0, size - _END_BYTES)):
+            crc = zlib.crc32(file.read(start, _END_BYTES), crc)
+    return crc

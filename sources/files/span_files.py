@@ -1,6 +1,7 @@
 """A file whose records are spans of bytes: the scan for them, the format, the open file, and errors of records."""
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, final
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.remote.urls import is_url
-from millstream.sources.storage.byte_files import SpanReadError, StoredFile
+from millstream.sources.storage.byte_files import LocalFile, SpanReadError, StoredFile
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of
 from millstream.sources.storage.offsets import DamagedIndexError, Offsets
 from millstream.sources.storage.paths import FileIdentity
@@ -44,8 +45,8 @@ class SpanRequest:
         if is_url(self.path) or start > _COUNTED_BYTES:
             return f"byte {start:,} of the file"
         try:
-            with open(self.path, "rb") as file:  # noqa: PTH123  (the path is a string throughout)
-                return f"line {1 + file.read(start).count(NEWLINE):,} of the file"
+            with contextlib.closing(LocalFile(self.path)) as file:
+                return f"line {1 + file.read(0, start).count(NEWLINE):,} of the file"
         except OSError:
             return f"byte {start:,} of the file"
 

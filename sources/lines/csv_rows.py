@@ -51,7 +51,7 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
         DataSourceError: a file is compressed, has no row of names, or ends within a quoted field.
         TypeError: paths that are not paths, or a set of paths, which has no order; columns that are not names.
         ValueError: a file lacks a wanted column or has it twice, or, if all are wanted, has other columns than the
-            first file; a range that ends before it starts; no records.
+            first file; a range that ends before it starts.
 
     Reading raises DataSourceError, with the file and the row, for a row with more or fewer fields
     than there are names, or wrong quotes, and for a file that was truncated, removed or changed since the source was

@@ -38,7 +38,7 @@ class JsonLinesDataSource(SpanRecords[Any]):
         FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is compressed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: a range that ends before it starts, or no records at all.
+        ValueError: a range that ends before it starts.
 
     Reading raises DataSourceError, with the file and the record, for a line that is not JSON, and for a
     file that was truncated, removed or changed since the source was constructed. At most 512 files stay open.

@@ -40,7 +40,7 @@ class TextLineDataSource(SpanRecords[str]):
         DataSourceError: a file is compressed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: an unknown encoding or one without lines of bytes, such as UTF-16; a range that ends before it
-            starts; no records.
+            starts.
 
     Reading raises DataSourceError, with the file and the line, for a line that is not in the encoding, and
     for a file that was truncated, removed or changed since the source was constructed. At most 512 files stay open.

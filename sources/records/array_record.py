@@ -59,7 +59,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
         FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is not an ArrayRecord file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: a range that ends before it starts, no records, or a URL that only a cache can read.
+        ValueError: a range that ends before it starts, or a URL that only a cache can read.
 
     Reading raises DataSourceError, with the file and the record, for a file that is damaged, was truncated, removed or
     changed since the source was constructed, or has fewer records than a range of it. At most 512 files stay open, and

@@ -50,7 +50,7 @@ class BagzDataSource(SpanRecords[bytes]):
         DataSourceError: a file is not a Bagz file, is damaged, or was cut short.
         ImportError: `zstandard` is not installed, and a file is a `.bagz` file.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: a range that ends before it starts, or no records at all.
+        ValueError: a range that ends before it starts.
 
     Reading raises DataSourceError, with the file and the record, for a record that cannot be decompressed, and for a
     file that was truncated, removed or changed since the source was constructed. At most 512 files stay open.

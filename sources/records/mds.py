@@ -75,7 +75,7 @@ class MdsDataSource(SpanRecords[dict[str, Any]]):
         DataSourceError: the index or a shard is damaged, or a shard is compressed by something else than Zstandard.
         ImportError: a shard is compressed, and `zstandard` is not installed: `pip install 'millstream[bagz]'`.
         ValueError: a column has an unknown encoding, or `pkl` without `allow_pickle`; shards are compressed, and there
-            is no `cache`, or it is smaller than the content of a shard; there are no samples.
+            is no `cache`, or it is smaller than the content of a shard; there are no shards.
 
     Reading raises DataSourceError, with the file and the record, for a sample that cannot be decoded, and for a file
     that was truncated, removed or changed since the source was constructed. At most 512 files stay open.

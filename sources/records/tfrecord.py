@@ -73,7 +73,7 @@ class TFRecordDataSource(SpanRecords[bytes]):
         DataSourceError: a file is not a TFRecord file, is compressed, is damaged, or was cut short.
         ImportError: `check_crc` is true, and `google-crc32c` is not installed.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: a range that ends before it starts, or no records at all.
+        ValueError: a range that ends before it starts.
 
     Reading raises DataSourceError, with the file and the record, for a record that is damaged, and for a
     file that was truncated, removed or changed since the source was constructed. At most 512 files stay open.

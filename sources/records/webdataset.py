@@ -38,7 +38,7 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
         FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
         DataSourceError: a file is not a tar archive, is compressed, is damaged, or was cut short.
         TypeError: paths that are not paths, or a set of paths, which has no order.
-        ValueError: a range that ends before it starts, or no records at all.
+        ValueError: a range that ends before it starts.
 
     Reading raises DataSourceError, with the file and the sample, for a sample that has two files of one
     extension, and for a file that was truncated, removed or changed since the source was constructed. At most 512

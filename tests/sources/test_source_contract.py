@@ -13,6 +13,7 @@ import pytest
 
 import millstream
 from millstream import sources
+from millstream.errors import DataSourceError
 from millstream.sources import (
     BagzDataSource,
     ConcatenatedDataSource,
@@ -194,6 +195,17 @@ def test_closing_ends_reading_where_there_is_something_to_close(source: Any) -> 
         with pytest.raises(ValueError, match="closed"):
             closed.__getitems__([0])
         assert (len(closed), repr(closed), closed.fingerprint()) == before
+
+
+@pytest.mark.parametrize("source", ["ArrayRecord", "HDF5", "MDS", "Parquet", "tokens", *OF_SPANS], indirect=True)
+def test_pipes_that_replace_the_files_are_not_waited_for(source: Any) -> None:
+    """Reading is an error, and so is not the digest of the files' content, which has nothing of them."""
+    for path in source.files:
+        Path(path).unlink()
+        os.mkfifo(path)
+    with pytest.raises(DataSourceError, match=r"\(record key 3\): .* a pipe, a socket or a device"):
+        source[3]
+    assert len(source.content_marks()) == 1
 
 
 @pytest.mark.parametrize("source", ["ArrayRecord", *OF_SPANS, *REMOTE], indirect=True)

@@ -171,7 +171,7 @@ def test_an_index_that_cannot_be_kept_is_an_error(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["inspect", "absent.txt"], "millstream: No such file or directory: '{folder}/absent.txt'"),
+        (["inspect", "absent.txt"], "millstream: No such data file: '{folder}/absent.txt'"),
         (["inspect", "*.nothing"], "millstream: No data file matches the pattern: '{folder}/*.nothing'"),
         (["inspect", "."], "millstream: '{folder}/.' is a directory. Pass its files, such as '{folder}/./*'."),
         (["inspect", "zeros"], "millstream: Cannot tell the format of '{folder}/zeros' from its name or first"),

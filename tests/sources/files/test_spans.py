@@ -32,18 +32,6 @@ def path(tmp_path: Path) -> Path:
     return write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(path: Path) -> None:
-    """Reading is an error, and the digest of the files' content is that of an empty file."""
-    with TFRecordDataSource(path) as source:
-        path.unlink()
-        os.mkfifo(path)
-        with pytest.raises(DataSourceError, match=r"record 3 of its file .*a\.tfrecord' has 100 records in 0 bytes"):
-            source[3]
-        path.with_name("empty").touch()
-        path.with_name("empty").rename(path)
-        assert len(source.content_marks()) == 1
-
-
 def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

@@ -404,7 +404,7 @@ def test_content_is_not_unpacked_beyond_its_size(tmp_path: Path) -> None:
     path = tmp_path / "copy"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:
-        with pytest.raises(DataSourceError, match="The content of 'a.zst' has more than 250 bytes"):
+        with pytest.raises(DataSourceError, match=r"The content of 'a\.zst' has more than 250 bytes"):
             file_cache._write_all(descriptor, "a.zst", itertools.repeat(b"x" * 100), 250)
     finally:
         os.close(descriptor)
