@@ -61,14 +61,12 @@ class SpanRequest:
 class Scan:
     """The bytes of one open file, which it closes, for the format that finds its records.
 
-    An `unpacked_size` is that of the content of a compressed file. Progress is reported in bytes.
+    `size` is that of the file, or of its content if it is compressed. Progress is reported in bytes.
     """
 
-    def __init__(
-        self, path: str, file: StoredFile, identity: FileIdentity, progress: Progress, unpacked_size: int | None
-    ) -> None:
+    def __init__(self, path: str, file: StoredFile, identity: FileIdentity, progress: Progress, *, size: int) -> None:
         self.path = path
-        self.size = identity.size if unpacked_size is None else unpacked_size
+        self.size = size
         self._identity = identity
         self._progress = progress
         self._done = 0

@@ -82,9 +82,19 @@ class SpanRecords(FileRecords[RecordT]):
 
     def _offsets_between(self, path: str, start: int, stop: int) -> NDArray[np.int64]:
         try:
-            return self._offsets(path).between(start, stop)
+            return self._within_file(path, self._offsets(path).between(start, stop))
         except DamagedIndexError as error:
             return self._rebuilt(path, error).between(start, stop)
+
+    def _within_file(self, path: str, offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        if offsets.size and not 0 <= offsets.min() <= offsets.max() <= self._content_size(path):
+            raise DamagedIndexError("its offsets are not those of records")
+        return offsets
+
+    def _content_size(self, path: str) -> int:
+        """Returns the size of a file, or that of its content if it is compressed, in bytes."""
+        unpacked_size = self._unpacked_size(path)
+        return self._identities[path].size if unpacked_size is None else unpacked_size
 
     def _count(self, path: str) -> int:
         return self._offsets(path).num_records
@@ -95,9 +105,8 @@ class SpanRecords(FileRecords[RecordT]):
             # After opening: the file that is at the path now is the opened one, or a newer one.
             self._follow(path, self._identity_now(path))
             rebuild = weakref.WeakMethod(self._rebuilt)  # A weak reference: open files must not keep the source alive.
-            size = self._unpacked_size(path)
-            size = self._identities[path].size if size is None else size
-            return SpanFile(path, stored, self._offsets(path), self._format_of(path), rebuild, size=size)
+            offsets, size = self._offsets(path), self._content_size(path)
+            return SpanFile(path, stored, offsets, self._format_of(path), rebuild, size=size)
         except BaseException:
             stored.close()
             raise
@@ -167,7 +176,8 @@ class SpanRecords(FileRecords[RecordT]):
         progress = self._progress or Progress(f"Indexing {path!r}", key.identity.size)
         with self._location_of(path) as location:
             _wait_for_clock(key.identity)
-            scan = Scan(path, open_stored(location, key.identity), key.identity, progress, self._unpacked_size(path))
+            file = open_stored(location, key.identity)
+            scan = Scan(path, file, key.identity, progress, size=self._content_size(path))
             try:
                 offsets, saved_at, failures = store_offsets(key, lambda: self._scanned(scan), self._placement)
             except CancelledScanError:

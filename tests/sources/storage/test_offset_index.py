@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources import BagzDataSource, MegatronDataSource, TextLineDataSource
+from millstream.sources import BagzDataSource, CsvDataSource, MegatronDataSource, TextLineDataSource
 from millstream.sources.storage import offset_index
 from millstream.sources.storage import offsets as offsets_module
 from millstream.sources.storage.cache_folder import cache_folder
@@ -157,15 +157,25 @@ def test_other_things_at_the_name_of_an_index_are_not_used(
 def test_no_memory_is_allocated_for_offsets_beyond_the_file(
     path: Path, offset: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An index with valid checksums and a record of a terabyte, or of less than nothing, is rebuilt."""
-    index = index_in_cache(path)
-    content = bytearray(index.read_bytes())
-    content[64 + 8 * 51 : -4] = np.full(50, offset).tobytes()
-    content[-4:] = zlib.crc32(content[64:-4]).to_bytes(4, "little")
-    index.write_bytes(content)
+    """An index with valid checksums and a record of a terabyte, or of less than nothing, is rebuilt.
+
+    So is one after whose first offset the rows of a CSV file begin.
+    """
+
+    def write(index: Path, first: int) -> None:
+        content = bytearray(index.read_bytes())
+        content[64 + 8 * first : -4] = np.full((len(content) - 68) // 8 - first, offset).tobytes()
+        content[-4:] = zlib.crc32(content[64:-4]).to_bytes(4, "little")
+        index.write_bytes(content)
+
+    write(index_in_cache(path), 51)
     with TextLineDataSource(path) as source:
         assert source[50] == LINES[50]
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+    CsvDataSource(path).close()
+    write(Path(key_of(path, "csv").cached), 0)
+    with CsvDataSource(path) as source:
+        assert source[49] == {LINES[0]: LINES[50]}
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == 2 * [
         f"millstream: the index of {str(path)!r} is rebuilt: its offsets are not those of records."
     ]
 
