@@ -279,7 +279,7 @@ def _beyond_end(path: str, num_records: int, stop: int) -> DataSourceError:
 def reading_error(error: OSError, path: str, position: int, key: int) -> DataSourceError:
     reason = str(error) if isinstance(error, DataSourceError) else f"cannot open it: {error.strerror}."
     if error.errno in OUT_OF_DESCRIPTORS:
-        reason += " Raise the limit (`ulimit -n`) or close other files: this source has no idle file to close."
+        reason += " Raise the limit (`ulimit -n`) or close other files: no source has an idle file to close."
     return DataSourceError(f"Cannot read record {position} of {path!r} (record key {key}): {reason}")
 
 

@@ -6,7 +6,8 @@ Guarantees:
     - A file in use is never closed. Idle files may be closed, least recently used first.
     - At most `max_open` files are open, unless more are in use at the same time. All sources of a process together use
       at most half of its file descriptors, shared equally among the sources with open files.
-    - If the process runs out of file descriptors, idle files are closed one after another before the error is raised.
+    - If the process runs out of file descriptors, idle files of this source and then of others are closed, one after
+      another, before the error is raised.
     - After `close()`, no file can be acquired, and the last `release` of a file in use closes it.
     - A signal handler may close a source while its thread is in a method here. The locks are reentrant, and each method
       tolerates the changes of a handler.
@@ -134,6 +135,11 @@ class _Registry:
                     files.close_idle_beyond(share)
             self._max_in_use = sum(files.descriptors for files in using)
 
+    def close_one_idle(self) -> bool:
+        """Closes an idle file of any source. The caller holds no lock of OpenFiles."""
+        with self._lock:
+            return any(files.close_one_idle() for files in list(self._all))
+
     def reset_after_fork(self) -> None:
         self._lock = SignalSafeLock(threading.RLock())
         self._max_in_use = 0
@@ -236,7 +242,7 @@ class OpenFiles(Generic[FileT]):
         """Closes idle files while the open files exceed a number of descriptors, or `max_open`."""
         limit = min(max(1, descriptors // self._descriptors_per_file), self._max_open)
         with self._lock:
-            while len(self._entries) > limit and self._close_one_idle():
+            while len(self._entries) > limit and self.close_one_idle():
                 pass
 
     def reset_after_fork(self) -> None:
@@ -253,7 +259,7 @@ class OpenFiles(Generic[FileT]):
             self._closed = True
             # A signal may have arrived between the last use of a file and its entry in `_idle`.
             self._idle |= dict.fromkeys(path for path, entry in self._entries.items() if not entry.users)
-            while self._close_one_idle():
+            while self.close_one_idle():
                 pass
 
     def _open(self, path: str, entry: _Entry[FileT], open_file: Callable[[str], FileT]) -> FileT:
@@ -271,17 +277,19 @@ class OpenFiles(Generic[FileT]):
             try:
                 return open_file(path)
             except OSError as error:
-                with self._lock:
-                    if error.errno not in OUT_OF_DESCRIPTORS or not self._close_one_idle():
-                        raise
+                if error.errno not in OUT_OF_DESCRIPTORS:
+                    raise
+                if not (self.close_one_idle() or _registry().close_one_idle()):
+                    raise
 
-    def _close_one_idle(self) -> bool:
-        """Closes the least recently used idle file. Returns False if there is none. The caller holds the lock."""
-        while self._idle:
-            path = next(iter(self._idle))
-            entry = self._entries.pop(path, None)
-            self._idle.pop(path, None)
-            if entry is not None and entry.file is not None:
-                entry.file.close()
-                return True
+    def close_one_idle(self) -> bool:
+        """Closes the least recently used idle file. Returns False if there is none."""
+        with self._lock:
+            while self._idle:
+                path = next(iter(self._idle))
+                entry = self._entries.pop(path, None)
+                self._idle.pop(path, None)
+                if entry is not None and entry.file is not None:
+                    entry.file.close()
+                    return True
         return False

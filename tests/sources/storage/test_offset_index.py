@@ -173,8 +173,8 @@ def test_no_memory_is_allocated_for_offsets_beyond_the_file(
         assert source[50] == LINES[50]
     CsvDataSource(path).close()
     write(Path(key_of(path, "csv").cached), 0)
-    with CsvDataSource(path) as source:
-        assert source[49] == {LINES[0]: LINES[50]}
+    with CsvDataSource(path) as rows:
+        assert rows[49] == {LINES[0]: LINES[50]}
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == 2 * [
         f"millstream: the index of {str(path)!r} is rebuilt: its offsets are not those of records."
     ]

@@ -92,11 +92,17 @@ def test_files_in_use_stay_open_beyond_the_bound() -> None:
 
 
 def test_idle_files_make_room_when_descriptors_run_out() -> None:
-    """Out of descriptors, idle files are closed one by one; with none idle, the error is the caller's."""
+    """Out of descriptors, idle files are closed one by one, and then those of others; with none, it is an error."""
     disk = Disk(descriptors=2)
-    files = OpenFiles[File](100)
-    use(files, disk, *"abcd")
-    assert disk.open == ["c", "d"]
+    files, others = OpenFiles[File](100), OpenFiles[File](100)
+    use(others, disk, *"xy")
+    files.acquire("a", disk.open_file)
+    use(files, disk, *"bcd")
+    assert disk.open == ["a", "d"]
+    files.release("a")
+    use(files, disk, *"c")
+    assert disk.open == ["a", "c"]
+    use(files, disk, *"d")
     files.acquire("c", disk.open_file)
     files.acquire("d", disk.open_file)
     with pytest.raises(OSError, match="Too many open files"):
