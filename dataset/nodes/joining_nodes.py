@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import operator
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, divided
 from millstream.dataset.nodes.source_node import Source
+from millstream.loader.checkpoints.description import Description
 from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 from millstream.sources import ConcatenatedDataSource
 
@@ -211,6 +213,16 @@ class Selected(JoiningNode):
     @property
     def text(self) -> str:
         return f"select_from_datasets({self.length} positions)"
+
+    def identities(self) -> Iterator[str]:
+        """Yields a CRC of all pairs of a table, however many: they are the order. Others are described."""
+        if self._table is None:
+            yield from super().identities()
+        else:
+            yield f"Selected({self.length}#{zlib.crc32(self._table.astype('<i8').tobytes()):08x})"
+
+    def content(self) -> Description:
+        return super().content() if self._table is None else Description()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -154,6 +154,12 @@ def test_a_slice_may_be_positions() -> None:
         taken = shuffled.slice(positions).repeat(2)
         assert list(taken) == [epoch[position] for epoch in epochs for position in chosen]
     assert list(shuffled.slice([])) == []
+    # However many they are, each counts in the fingerprint.
+    many = [list(range(12_000)) for _ in range(4)]
+    for row in (0, 5, 11_999):
+        many[row % 4][row] = 6
+    assert len({MapDataset.range(12_000).slice(positions).fingerprint() for positions in many}) == 4
+    assert MapDataset.range(12_000).slice(many[2]).content_marks() == {}
     with iter(taken) as saved, iter(taken) as resumed:
         next(saved)
         resumed.set_state(saved.get_state())
