@@ -87,7 +87,7 @@ def fingerprint_of(
     if sizes is None:
         sizes = {next((row for row, operation in enumerate(operations) if isinstance(operation, Batch)), -1): ""}
     for row, (path, operation) in enumerate(zip(paths_of(operations), operations, strict=True)):
-        _add_declared(found, path, operation, _kind_of(operation))
+        _add_operation(found, path, operation)
         if row in sizes:
             del found.identity[f"{path}.batch_size"]
             found.identity |= {f"{path}.batch_size": sizes[row]} if sizes[row] else {}
@@ -116,8 +116,10 @@ def add_source(found: Description, path: str, source: Any, turns: Turns = ()) ->
 
 
 def _add_undeclared(found: Description, path: str, sampler: Sampler, turns: Turns = ()) -> None:
-    """Adds a sampler without `fingerprint()`, and those in a combination, whose fingerprint has only their class."""
-    if not hasattr(sampler, "fingerprint"):
+    """Adds what the `fingerprint()` of a sampler or of a combination does not have: other attributes, and code."""
+    if hasattr(sampler, "fingerprint"):
+        found.add_code(path, type(sampler))
+    else:
         _add_declared(found, path, sampler, "")
     if (components := _components_of(sampler)) is not None:
         _add_components(found, path, components, _add_undeclared, turns)
@@ -152,6 +154,16 @@ def _components_of(value: Any) -> Mapping[str, Any] | None:
         return {".order": value.order}
     named = getattr(value, "parts", None) if is_foreign(type(value).__module__) else None
     return {f"[{name!r}]": component for name, component in named.items()} if isinstance(named, Mapping) else None
+
+
+def _add_operation(found: Description, path: str, operation: Transformation) -> None:
+    _add_declared(found, path, operation, _kind_of(operation))
+    if isinstance(operation, OnlyFor):
+        # One by one: as a tuple, all of them would be content if one is a function.
+        for texts in (found.identity, found.content):
+            texts.pop(f"{path}.operations", None)
+        for number, inner in enumerate(operation.operations):
+            _add_operation(found, f"{path}.operations[{number}]", inner)
 
 
 def _add_declared(found: Description, path: str, value: Any, kind: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from millstream.loader.checkpoints.fingerprint import OWN_TEXT_LIMIT, SAMPLE_SIZE, fingerprint_of
 from millstream.record import RecordMetadata
 from millstream.samplers import BalancedSampler, IndexSampler, MixtureSampler, SequentialSampler
-from millstream.transforms import Batch, Filter, FlatMap, Map
+from millstream.transforms import Batch, Filter, FlatMap, Map, OnlyFor
 from millstream.transforms.given import as_transformation
 
 SAMPLER = IndexSampler(7)
@@ -166,6 +166,18 @@ def test_a_custom_sampler_in_a_combination_counts(combine: Callable[[Any], Any],
     assert one[path] == "Weighted"
     assert sampler_words(combine(SAMPLER)) != sampler_words(combine(IndexSampler(7, seed=1)))
     assert not any(name.startswith(path) for name in sampler_words(combine(SAMPLER)))
+    code = fingerprint_of(range(7), combine(Backwards(7)), []).content
+    assert f"{path}.record_keys_at()" in code
+
+
+def test_operations_for_one_component_are_described_one_by_one() -> None:
+    """Their parameters are identity under paths of their own, also next to a function."""
+    one, other = (words(operations=[OnlyFor("a", [same, Repeated(times)])]) for times in (2, 3))
+    assert {path: text for path, text in one.items() if other[path] != text} == {
+        "operations[0].operations[1].max_fan_out": "2"
+    }
+    assert one["operations[0].operations[0].map"] == "same"
+    assert one["operations[0].component"] == "'a'"
 
 
 class Even(Filter):
@@ -175,6 +187,14 @@ class Even(Filter):
 
 def same(element: Any) -> Any:
     return element
+
+
+class Repeated(FlatMap):
+    def __init__(self, times: int) -> None:
+        self.max_fan_out = times
+
+    def flat_map(self, element: Any) -> Any:
+        return [element] * self.max_fan_out
 
 
 def test_operations_are_their_kinds_and_parameters() -> None:
