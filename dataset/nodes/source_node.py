@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -141,8 +142,10 @@ class Own(Node):
         found.add_code("", type(self.dataset))
         return found
 
-    def _parameters(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
+    def _parameters(self) -> types.SimpleNamespace:
+        """Returns its attributes, each of which is described by itself."""
+        own = {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
+        return types.SimpleNamespace(**own)
 
 
 _KEPT_BY_MAP_DATASET = {"_parents", "_depth", "_node", "_blocks"}

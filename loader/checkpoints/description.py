@@ -5,7 +5,7 @@
 - numbers, texts, bools, enums, ranges, dtypes and regular expressions; classes and functions by name;
 - arrays of at most ARRAY_LIMIT bytes; lists, tuples, sets and dicts of all these, of at most VALUE_LIMIT values;
 - the attributes, private ones and class constants included, of objects that declare them: operations, samplers,
-  dataclasses, partial functions and objects of millstream;
+  selection maps, dataclasses, partial functions and objects of millstream;
 - the result of the `fingerprint()` of any object.
 
 *Content*, where a difference may well be the same stream: code, closures, larger arrays and containers, and other
@@ -38,6 +38,7 @@ from millstream.loader.checkpoints.code_digests import (
     written_name,
 )
 from millstream.signals import is_from_signal_handler
+from millstream.transforms.dataset_selection import DatasetSelectionMap
 from millstream.transforms.transformation import Transformation
 
 TEXT_LIMIT = 80
@@ -52,6 +53,7 @@ ARRAY_LIMIT = 1 << 16
 _DEPTH_LIMIT, _LONG_TEXT, _READ_BYTES = 32, 4096, 1 << 24
 _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
 _CONSTANTS = (numbers.Number, str, bytes, tuple, frozenset, list, dict, set, range, np.ndarray, np.generic, enum.Enum)
+_NAMED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodType, np.ufunc)
 _TRANSIENT = ("_io.", "_thread.", "io.", "random.", "threading.", "numpy.random.")
 """The modules, and a dot, whose objects are specific to a process, or change with every use."""
 
@@ -112,6 +114,13 @@ class Description:
             (self.content if is_content else self.identity)[path] = printable(written_name(function))
             if not is_foreign(function.__module__):
                 self._add_functions(path, [function])
+        elif isinstance(value, _NAMED) and hasattr(value, "__qualname__"):
+            # As a function: its name, and for a method, what it belongs to.
+            module = "" if isinstance(value, types.MethodType) else getattr(value, "__module__", None)
+            name = f"{module}.{value.__qualname__}" if module else written_name(value)
+            (self.content if is_content else self.identity)[path] = printable(name)
+            if not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
+                self.content[f"{path}()"] = text_of(value)
         elif not is_content and _is_complex_enum(value):
             self.identity[path] = printable(_head(value))
             self.add_code(path, type(value))
@@ -232,7 +241,7 @@ def _string_text(value: str | bytes | bytearray) -> str:
 _LEAVES: tuple[tuple[Any, Callable[[Any], str]], ...] = (
     (enum.Enum, lambda value: f"{written_name(type(value))}.{value.name}({value._value_!r})"),
     (np.generic, lambda value: f"{value.dtype}({value!s})"),
-    ((bool, types.NoneType, types.EllipsisType, types.NotImplementedType, range), repr),
+    ((bool, types.NoneType, types.EllipsisType, types.NotImplementedType, range, slice), repr),
     (int, _int_text),
     (numbers.Number, repr),
     ((str, bytes, bytearray), _string_text),
@@ -281,7 +290,11 @@ def _declares_attributes(value: object) -> bool:
     """Returns True if the attributes of an object are its parameters, and it has no `fingerprint()`."""
     is_own = type(value).__module__.startswith("millstream.")
     is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    is_declared = is_own or is_record or isinstance(value, Transformation | types.SimpleNamespace | functools.partial)
+    is_declared = (
+        is_own
+        or is_record
+        or isinstance(value, Transformation | DatasetSelectionMap | types.SimpleNamespace | functools.partial)
+    )
     return is_declared and not callable(getattr(value, "fingerprint", None))
 
 

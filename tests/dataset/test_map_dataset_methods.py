@@ -13,6 +13,7 @@ from millstream import (
     Batch,
     ConcatenatedDataSource,
     DataLoader,
+    DatasetSelectionMap,
     FilterTransform,
     FlatMapTransform,
     IndexSampler,
@@ -131,6 +132,38 @@ def test_a_selection_map_of_ones_own_is_asked_at_each_position() -> None:
 
     assert (len(dataset), read(dataset, 6)) == (4, [0, 50, 1, 51, 2, 52])
     assert [dataset[position] for position in range(6)] == read(dataset, 6)
+
+
+class Strided(DatasetSelectionMap):
+    def __init__(self, stride: int) -> None:
+        self.stride, self.function = stride, abs
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return 0, self.function(index * self.stride) % 10
+
+
+class Scaled(MapDataset[int]):
+    def __init__(self, parent: MapDataset[int], scale: int) -> None:
+        super().__init__(parent)
+        self.scale, self.function = scale, abs
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, position: Any) -> Any:
+        return self.function(self._parent[position]) * self.scale
+
+
+def test_parameters_next_to_a_function_are_identity() -> None:
+    """Of a selection map and of a dataset of one's own: another parameter is another stream."""
+    for made in (
+        [MapDataset.select_from_datasets([TEN], Strided(n)) for n in (1, 3)],
+        [Scaled(TEN, n) for n in (1, 3)],
+    ):
+        assert made[0].fingerprint() != made[1].fingerprint()
 
 
 def test_slices_of_an_endless_dataset_share_it_out() -> None:

@@ -70,10 +70,12 @@ scaled(2) | scaled(3) | Frozen(1, (2, 3)) | Frozen(1, (2, 4)) | Slots(1) | Slots
 Scale(3).map | Child(2) | Map(scaled(2)) | Map(scaled(3)) | Cyclic() | Private(2) | Private(3)
 Stateful(1, 2) | Stateful(3, 2) | Local(4) | Local(5) | ["a", "b"] | ["a, b"] | ["a', 'b"] | {1: 2} | {"1: 2"}
 [[1, 2]] | [[1], [2]] | [(1, 2)] | {(1, 2)} | {1, 2} | {1: [2]} | {(1,): 2} | [{1}, 2]
-Tool.CALL | Tool.CALL_3 | Tool.NAMES | Tool.PAIR | [Tool.PAIR] | [Tool.NAMES] | "000" + 4 * "\x1f" + 6 * "\U00010000"
+Tool.CALL | Tool.CALL_3 | Tool.NAMES | Tool.PAIR | [Tool.PAIR] | [Tool.NAMES]
+cmath.sqrt | len | abs | str.lower | list[int] | list[str] | slice(2) | slice(3) | np.sqrt | np.sin
+"000" + 4 * "\x1f" + 6 * "\U00010000"
 """
 PRELUDE = '''
-import collections, dataclasses, enum, functools, math, operator, os, pathlib, re, sys, threading, types
+import cmath, collections, dataclasses, enum, functools, math, operator, os, pathlib, re, sys, threading, types
 import numpy as np
 from millstream.loader.checkpoints.description import Description
 from millstream.transforms import Map
@@ -322,6 +324,8 @@ class Named:
         ({"settings": Settings((4,), Tokenizer())}, "identity", {"it.settings.sizes"}),
         ({"added": "x"}, "identity", {"it.added"}),
         ({"named": Named("a")}, "identity", {"it.named"}),
+        ({"slice": slice(3)}, "identity", {"it.slice"}),
+        ({"function": len}, "identity", {"it.function"}),
         ({"settings": Settings((3,), Tokenizer(1))}, "content", {"it.settings.tokenizer"}),
         ({"large": np.zeros(10**5)}, "content", {"it.large"}),
         ({"many": list(range(10**5))}, "content", {"it.many"}),

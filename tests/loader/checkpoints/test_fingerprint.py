@@ -1,6 +1,7 @@
 """A fingerprint holds everything that decides the stream, under paths that a person understands."""
 
 import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -168,6 +169,17 @@ def test_a_custom_sampler_in_a_combination_counts(combine: Callable[[Any], Any],
     assert not any(name.startswith(path) for name in sampler_words(combine(SAMPLER)))
     code = fingerprint_of(range(7), combine(Backwards(7)), []).content
     assert f"{path}.record_keys_at()" in code
+
+
+def test_functions_in_c_are_named() -> None:
+    """A Map of another one is another stream, as one of a function in Python is; a method counts with its object."""
+    texts = [
+        words(operations=[function])["operations[0].map"] for function in (len, abs, str.upper, math.sqrt, np.sqrt)
+    ]
+    assert texts == ["builtins.len", "builtins.abs", "str.upper", "math.sqrt", "numpy.sqrt"]
+    prefixes = [fingerprint_of([], SAMPLER, [Map(prefix.join)]) for prefix in "ab"]
+    assert prefixes[0].identity == prefixes[1].identity
+    assert prefixes[0].content["operations[0].map()"] != prefixes[1].content["operations[0].map()"]
 
 
 def test_operations_for_one_component_are_described_one_by_one() -> None:
