@@ -34,11 +34,7 @@ class Occurrences(NamedTuple):
     @classmethod
     def concatenate(cls, all_found: "list[Occurrences]") -> "Occurrences":
         nothing = np.empty(0, dtype=np.int64)
-        return (
-            cls(*(np.concatenate([nothing, *columns]) for columns in zip(*all_found, strict=True)))
-            if all_found
-            else cls(nothing, nothing)
-        )
+        return cls(*map(np.concatenate, zip((nothing, nothing), *all_found, strict=True)))
 
 
 def checked_keys(keys: Any) -> Numbers:

@@ -14,12 +14,11 @@ from millstream.dataset.nodes.index_nodes import IndexNode, Seed
 from millstream.dataset.nodes.node import ENDLESS, Node, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.record import RecordMetadata
-from millstream.samplers.base import check_range
+from millstream.samplers.order import positions_between
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import SeededRandomMap
 
 
-@final
 @dataclasses.dataclass(frozen=True)
 class InOrder:
     """A sampler whose record key at each position is the position."""
@@ -37,12 +36,10 @@ class InOrder:
         return "in order, endless" if self.length is None else f"in order, {self.length:,} positions"
 
     def __getitem__(self, position: int) -> RecordMetadata:
-        check_range(position, position + 1, self.length)
-        return RecordMetadata(position, position, None)
+        return RecordMetadata(position, int(self.record_keys(position, position + 1)[0]), None)
 
     def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        check_range(start, stop, self.length)
-        return np.arange(start, stop, dtype=np.int64)
+        return self.record_keys_at(positions_between(start, stop, self.length))
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return positions
@@ -50,21 +47,16 @@ class InOrder:
 
 @final
 @dataclasses.dataclass(frozen=True, eq=False)
-class NodeOrder:
+class NodeOrder(InOrder):
     """The order in which nodes read the records of a source, as a sampler.
 
     Attributes:
         nodes: the nodes, last one first, over a range in place of the source.
         num_source_records: the number of records in the source.
-        length: the number of positions; None if there is no end.
-        num_records: the number of positions per epoch.
     """
 
-    seed = None
     nodes: tuple[IndexNode, ...]
     num_source_records: int
-    length: int | None
-    num_records: int
 
     def __repr__(self) -> str:
         return "".join(node.text for node in reversed(self.nodes)) or "in order"
@@ -78,13 +70,6 @@ class NodeOrder:
         identities = [text for node in reversed(self.nodes) for text in node.identities()]
         return " ".join(["order", *(f"node{number}={text}" for number, text in enumerate(identities))])
 
-    def __getitem__(self, position: int) -> RecordMetadata:
-        return RecordMetadata(position, int(self.record_keys(position, position + 1)[0]), None)
-
-    def record_keys(self, start: int, stop: int) -> NDArray[np.int64]:
-        check_range(start, stop, self.length)
-        return self.record_keys_at(np.arange(start, stop, dtype=np.int64))
-
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         for node in self.nodes:
             positions = node.parent_positions(positions)
@@ -95,7 +80,7 @@ class Lowered(NamedTuple):
     """A dataset as a loader runs it."""
 
     source: Any
-    order: InOrder | NodeOrder
+    order: InOrder
     operations: tuple[Transformation, ...]
 
 
@@ -126,7 +111,7 @@ def lower(dataset: Any, node: Node) -> Lowered:
     if not below.length:
         return Lowered(dataset, order_of(node), ())
     length = None if node.length == ENDLESS else node.length
-    order = NodeOrder(_without_source(nodes, below.length), below.length, length, node.epoch_length)
+    order = NodeOrder(length, node.epoch_length, _without_source(nodes, below.length), below.length)
     return Lowered(below.source, order, tuple(reversed(operations)))
 
 
