@@ -58,6 +58,7 @@ class EpochSampler(Order):
     def of_epoch(self, number: int) -> Self:
         """Returns one epoch alone: number 0 is the first one, and each other one has a seed derived from its number."""
         epoch = copy.copy(self)
+        number = as_seed(number, "The number of an epoch")
         seed = self.seed if self.seed is None or number == 0 else derive_seed(self.seed, number)
         # Also if the class is a frozen dataclass.
         vars(epoch).update(num_epochs=1, seed=seed, first_epoch=number)

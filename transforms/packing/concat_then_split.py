@@ -57,7 +57,8 @@ class ConcatThenSplit(GroupingOperation):
             value per token and is cut with the tokens, or a single value, which each segment of the document gets. Its
             length in length_struct may differ, and must suffice for all values of a row.
         split_full_length_features: True to cut a document of exactly a row's length like any other; False to return it
-            as a row, after the row that is being filled, or immediately if there is none.
+            as a row, after the row that is being filled, or immediately if there is none. Such rows may also follow the
+            last row that is cut, which has the padding.
         padding_struct: the padding value of the last row, per feature; 0 for the other features.
         bos_handling: selects whether first tokens are replaced.
         bos_features: the features whose first tokens are replaced.
