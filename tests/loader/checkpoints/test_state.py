@@ -56,7 +56,7 @@ def states(draw: st.DrawFn) -> LoaderState:
         drop_remainder=draw(st.booleans()),
         global_batch=draw(st.integers(1, 1 << 62)),
         one_to_one=one_to_one,
-        length=draw(st.none() | st.integers(0, 1 << 90)),
+        length=draw(st.none() | numbers | st.integers(1 << 64, 1 << 90)),
         fingerprint=Fingerprint(draw(texts), draw(texts), "3.11"),
     )
     return LoaderState(draw(numbers), tuple(draw(st.lists(cursor, min_size=count, max_size=count))), stream)
