@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.digests import digest_of
-from millstream.sources.files.multi_file import INSPECTION_THREADS
+from millstream.sources.files.multi_file import INSPECTION_THREADS, reading_error
 from millstream.sources.remote.object_stores import WholeObjects
 from millstream.sources.remote.urls import canonical, is_url
 from millstream.sources.storage.open_files import in_threads
@@ -149,7 +149,7 @@ class FileDataSource(ReadsBatches):
         except DataSourceError:
             raise
         except OSError as error:
-            raise _error(key, path, str(error.strerror)) from error
+            raise reading_error(error, path, 0, key) from error
         content = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if len(content) != status.st_size:
             raise _error(key, path, "it was changed while it was being read")
@@ -163,8 +163,7 @@ class FileDataSource(ReadsBatches):
             for number, (url, key) in enumerate(zip(urls, keys, strict=True)):
                 contents.append(self._checked(objects.result(number), url, key))
         except OSError as error:
-            reason = error.strerror or str(error).rstrip(".")
-            raise _error(keys[len(contents)], urls[len(contents)], reason) from error
+            raise reading_error(error, urls[len(contents)], 0, keys[len(contents)]) from error
         finally:
             objects.cancel()
         return contents
@@ -217,4 +216,4 @@ def _request(paths: Sequence[str]) -> None:
 
 
 def _error(key: int, path: str, reason: str) -> DataSourceError:
-    return DataSourceError(f"Cannot read record {key}, the file {path!r}: {reason}. Restore the file.")
+    return DataSourceError(f"Cannot read record 0 of {path!r} (record key {key}): {reason}. Restore the file.")

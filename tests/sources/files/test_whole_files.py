@@ -129,7 +129,7 @@ def test_an_object_that_cannot_be_read_is_an_error_with_its_url_and_record(
     source = FileDataSource(urls)
     store.failure = lambda request: failure if request.key.endswith("b/2.bin") else None
 
-    with pytest.raises(DataSourceError, match=rf"record 1, the file '.*b/2\.bin\?…': .*{message}") as caught:
+    with pytest.raises(DataSourceError, match=rf"record 0 of '.*b/2\.bin\?…' \(record key 1\): .*{message}") as caught:
         every_record(source)
     assert "hunter2" not in str(caught.value)
     assert "hunter2" not in repr(source)
@@ -143,7 +143,7 @@ def test_a_server_without_ranges_is_an_error_with_url_and_record(store: ObjectSe
     store.supports_ranges = False
     source = FileDataSource([f"{store.url}/bucket/empty", f"{store.url}/bucket/a"])
     assert source[0]["bytes"] == b""
-    with pytest.raises(DataSourceError, match=r"record 1, the file '.*bucket/a': .*Range request not supported"):
+    with pytest.raises(DataSourceError, match=r"of '.*bucket/a' \(record key 1\): .*Range request not supported"):
         every_record(source)
 
 
@@ -354,7 +354,7 @@ def test_what_happens_to_a_file_is_an_error_with_file_and_record(
     source = ImageFolderDataSource(root)
     expected = content(source)
     damage(root / "dog" / "b.jpg")
-    with pytest.raises(DataSourceError, match=rf"record 6, the file '.*/dog/b\.jpg': .*{message}"):
+    with pytest.raises(DataSourceError, match=rf"record 0 of '.*/dog/b\.jpg' \(record key 6\): .*{message}"):
         source.__getitems__(range(len(source)))
     others = [key for key in range(len(source)) if key != 6]
     assert [record["image"].decode() for record in source.__getitems__(others)] == [expected[key][0] for key in others]
