@@ -92,7 +92,7 @@ class MdsDataSource(SpanRecords[dict[str, Any]]):
         self, folder: str | os.PathLike[str], *, allow_pickle: bool = False, cache: FileCache | None = None
     ) -> None:
         root = absolute_path(os.fsdecode(folder))
-        shards = _shards(f"{root.rstrip('/')}/index.json", root.rstrip("/"))
+        shards = _shards(absolute_path(f"{root.rstrip('/')}/index.json"), root.rstrip("/"))
         self._columns = {shard.path: shard.columns for shard in shards}
         self._unpacked = {shard.path: shard for shard in shards if shard.unpacked_size is not None}
         if self._unpacked:

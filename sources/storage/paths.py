@@ -196,9 +196,11 @@ def _resolve_url(name: str, kind: str) -> list[FileRange]:
 
 
 def absolute_path(name: str) -> str:
-    """Returns a path as an absolute one, with `~` expanded; a URL stays as it is."""
+    """Returns a path as an absolute one, with `~` expanded, or a URL as a canonical one."""
     name = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
-    if os.path.isabs(name) or is_url(name):  # noqa: PTH117
+    if is_url(name):
+        return canonical(name)
+    if os.path.isabs(name):  # noqa: PTH117
         return name
     # Not abspath, because it would remove a `..` together with a link before it.
     return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,11 +22,13 @@ from millstream.errors import DataSourceError
 from millstream.sources import (
     BagzDataSource,
     CsvDataSource,
+    MdsDataSource,
     MegatronDataSource,
     ParquetDataSource,
     TextLineDataSource,
     TFRecordDataSource,
     WebDatasetDataSource,
+    ZarrDataSource,
 )
 from millstream.sources.remote import object_clients, object_stores
 from millstream.sources.storage import byte_files
@@ -377,11 +380,21 @@ def test_secrets_of_a_url_are_in_no_text(
             store.failure = failure
             with pytest.raises(DataSourceError) as reading:
                 source[3]
-            with pytest.raises(OSError) as opening:  # noqa: PT011  (which one depends on the failure)
-                TFRecordDataSource(url)
-            found += map("".join, map(traceback.format_exception, (reading.value, opening.value)))
+            for path in (url, SimpleNamespace(filename=url, skip=0, take=2)):
+                with pytest.raises(OSError) as opening:  # noqa: PT011  (which one depends on the failure)
+                    TFRecordDataSource(path)
+                found.append("".join(traceback.format_exception(opening.value)))
+            found.append("".join(traceback.format_exception(reading.value)))
     assert [text for text in found if "bucket/a" not in text] == []
     assert "0123abcd" not in "".join([*found, caplog.text, *map(str, tmp_path.rglob("*"))])
+
+
+@pytest.mark.parametrize("kind", [MdsDataSource, lambda url: ZarrDataSource({"x": url})])
+def test_secrets_of_the_url_of_a_folder_are_in_no_text(store: ObjectServer, kind: Callable[[str], Any]) -> None:
+    """The error of a folder that is not there shows the folder alone."""
+    with pytest.raises(OSError, match="bucket/a") as opening:
+        kind(f"{store.url}/bucket/a?X-Signature=0123abcd")
+    assert "0123abcd" not in str(opening.value)
 
 
 @pytest.mark.parametrize("prefix", ["m", "m.bin"])
