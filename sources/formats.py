@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.remote.urls import is_url, without_query
+from millstream.sources.remote.urls import canonical, is_url, without_query
 from millstream.sources.storage.byte_files import LocalFile
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
 from millstream.sources.storage.offset_index import Placement, placement
@@ -114,7 +114,7 @@ def format_of_file(path: str) -> FileFormat:
     if is_url(path) and by_name is not None:
         return by_name
     if is_url(path):
-        raise _unknown(path, "its name")
+        raise _unknown(canonical(path), "its name")
     start = _first_bytes(path)
     if (compression := compression_of(start)) is not None and not (by_name is not None and by_name.name == "bagz"):
         raise compressed_error(path, compression)

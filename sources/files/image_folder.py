@@ -12,7 +12,7 @@ from millstream.sources.base import RecordKeys, checked_record_keys
 from millstream.sources.digests import digest
 from millstream.sources.files.multi_file import INSPECTION_THREADS
 from millstream.sources.files.whole_files import FileDataSource
-from millstream.sources.remote.urls import Url, is_url
+from millstream.sources.remote.urls import Url, canonical, is_url
 from millstream.sources.storage.object_listing import list_keys
 from millstream.sources.storage.open_files import in_threads
 from millstream.sources.storage.paths import absolute_path
@@ -105,7 +105,9 @@ class ImageFolderDataSource(FileDataSource):
 def _names_of_objects(folder: str) -> dict[str, list[str]]:
     url = Url.of(folder)
     if not url.can_list:
-        raise ValueError(f"root must be a folder or a URL of a store that can list its files, got {folder!r}.")
+        raise ValueError(
+            f"root must be a folder or a URL of a store that can list its files, got {canonical(folder)!r}."
+        )
     names = [key[len(url.key) :] for key in list_keys(url)]
     found: defaultdict[str, list[str]] = defaultdict(list)
     for name in sorted(names, key=lambda name: name.rpartition("/")[::2]):

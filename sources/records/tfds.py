@@ -160,7 +160,7 @@ def _described(
     folder: str, name: str, parse: Callable[[dict[str, Any]], _T], damage: tuple[type[Exception], ...]
 ) -> _T:
     """Parses a file that describes a dataset. `parse` raises one of the errors `damage` for a damaged one."""
-    path = os.path.join(folder, name)  # noqa: PTH118
+    path = absolute_path(os.path.join(folder, name))  # noqa: PTH118
     try:
         with open(path, "rb") as file:  # noqa: PTH123
             content = json.loads(file.read())

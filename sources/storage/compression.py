@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from millstream.errors import DataSourceError
+from millstream.sources.remote.urls import is_url, without_query
 from millstream.sources.storage.raw_file import RawFile
 
 _UNPACKED_BYTES = 4 << 20
@@ -44,14 +45,16 @@ def without_ending(path: str) -> str:
 
 
 def compressed_error(path: str, compression: str) -> DataSourceError:
-    """Returns the error for a compressed file, with the command that decompresses it."""
-    plain = without_ending(path)
-    if plain == path:
-        root, ending = os.path.splitext(path)  # noqa: PTH122
+    """Returns the error for a compressed file, with the command that decompresses it once it is on a disk."""
+    name = without_query(path).rpartition("/")[2] if is_url(path) else path
+    step = "Decompress" if name == path else "Download it, decompress"
+    plain = without_ending(name)
+    if plain == name:
+        root, ending = os.path.splitext(name)  # noqa: PTH122
         plain = f"{root}.unpacked{ending}"
     return DataSourceError(
-        f"{path!r} is compressed as a whole, by {compression}, which rules out random access. Decompress it once, and "
-        f"read the result: python -m millstream convert {shlex.quote(path)} {shlex.quote(plain)}"
+        f"{path!r} is compressed as a whole, by {compression}, which rules out random access. {step} it once, and "
+        f"read the result: python -m millstream convert {shlex.quote(name)} {shlex.quote(plain)}"
     )
 
 

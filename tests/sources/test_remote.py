@@ -1,6 +1,7 @@
 """Sources of objects in stores far away, read from a real server that is slow, fails and forgets."""
 
 import contextlib
+import gzip
 import io
 import itertools
 import pickle
@@ -22,14 +23,17 @@ from millstream.errors import DataSourceError
 from millstream.sources import (
     BagzDataSource,
     CsvDataSource,
+    ImageFolderDataSource,
     MdsDataSource,
     MegatronDataSource,
     ParquetDataSource,
     TextLineDataSource,
+    TfdsDataSource,
     TFRecordDataSource,
     WebDatasetDataSource,
     ZarrDataSource,
 )
+from millstream.sources.formats import format_of_file
 from millstream.sources.remote import object_clients, object_stores
 from millstream.sources.storage import byte_files
 from millstream.sources.storage.byte_files import RemoteFile
@@ -389,10 +393,23 @@ def test_secrets_of_a_url_are_in_no_text(
     assert "0123abcd" not in "".join([*found, caplog.text, *map(str, tmp_path.rglob("*"))])
 
 
-@pytest.mark.parametrize("kind", [MdsDataSource, lambda url: ZarrDataSource({"x": url})])
-def test_secrets_of_the_url_of_a_folder_are_in_no_text(store: ObjectServer, kind: Callable[[str], Any]) -> None:
-    """The error of a folder that is not there shows the folder alone."""
-    with pytest.raises(OSError, match="bucket/a") as opening:
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (MdsDataSource, "bucket/a"),
+        (lambda url: ZarrDataSource({"x": url}), "bucket/a"),
+        (ImageFolderDataSource, "got '.*bucket/a"),
+        (lambda url: TfdsDataSource(url, "train"), "Not a prepared dataset.*bucket/a"),
+        (format_of_file, "the format of '.*bucket/a"),
+        (TextLineDataSource, r"bucket/a\?…' is compressed.* Download it, .* convert a a\.unpacked$"),
+    ],
+)
+def test_secrets_of_urls_that_cannot_be_read_are_in_no_text(
+    store: ObjectServer, kind: Callable[[str], Any], message: str
+) -> None:
+    """Errors at construction show the object or the folder alone, in the command that they advise, too."""
+    store.objects["bucket/a"] = gzip.compress(b"line")
+    with pytest.raises((OSError, ValueError), match=message) as opening:
         kind(f"{store.url}/bucket/a?X-Signature=0123abcd")
     assert "0123abcd" not in str(opening.value)
 
