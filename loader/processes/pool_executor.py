@@ -101,7 +101,6 @@ class PoolExecutor(WorkersExecutor[Worker]):
             self._take_result(worker, event)
         elif isinstance(event, PipelineFailed):
             error = unpack_failure(event.failure, self._pool.classes)
-            error.add_note("millstream: a worker process raised this while it unpickled the pipeline.")
             explain_limit(error, self._options.num_workers)
             raise error
         else:

@@ -94,10 +94,11 @@ Runner: TypeAlias = CallRunner[Payload] | FailingRunner
 
 
 class PipelineNotRead(Exception):  # noqa: N818  (internal)
-    """A pipeline could not be read."""
+    """A pipeline could not be read, or begun. The user's error gets a note of what the worker was `doing`."""
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, doing: str) -> None:
         super().__init__()
+        error.add_note(f"millstream: a worker process raised this while it {doing}.")
         self.error = error
 
 
@@ -109,7 +110,8 @@ class WorkerPipelines:
         pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
         for pipeline in pipelines:
             if pipeline.worker_init_fn is not None:
-                pipeline.worker_init_fn(fork.worker_index, fork.num_workers)
+                with _noting("called worker_init_fn"):
+                    pipeline.worker_init_fn(fork.worker_index, fork.num_workers)
         self.allocator = Allocator(arena, fork.arena_bytes)
         self._readers = ReaderThreads(affordable_threads(fork.num_threads))
         self._pipelines: dict[int, Pipeline] = {}
@@ -125,7 +127,7 @@ class WorkerPipelines:
                 self._classes.define(dict(zip(message.classes, classes, strict=True)))
                 self._add(message.number, pipeline)
         except PipelineNotRead as failed:
-            failing = self._failing(failed.error, "unpickled the pipeline")
+            failing = self._failing(failed)
             self._runners[message.number] = lambda _: failing
 
     def unload(self, number: int) -> None:
@@ -140,15 +142,15 @@ class WorkerPipelines:
         try:
             return self._runners[number](epoch)
         except Exception as error:  # noqa: BLE001  (the sampler of an epoch is the user's)
-            return self._failing(error, f"began epoch {epoch}")
+            return self._failing(PipelineNotRead(error, f"began epoch {epoch}"))
 
     def close(self) -> None:
         for number in list(self._pipelines):
             self.unload(number)
 
-    def _failing(self, error: BaseException, doing: str) -> FailingRunner:
-        error.add_note(f"millstream: a worker process raised this while it {doing}.")
-        return FailingRunner(error, pack(Elements([], Origins.none()), self.allocator, self._classes), self._classes)
+    def _failing(self, failed: PipelineNotRead) -> FailingRunner:
+        nothing = pack(Elements([], Origins.none()), self.allocator, self._classes)
+        return FailingRunner(failed.error, nothing, self._classes)
 
     def _add(self, number: int, pipeline: Pipeline) -> None:
         self._pipelines[number] = pipeline
@@ -163,19 +165,23 @@ class WorkerPipelines:
 
 @contextlib.contextmanager
 def _reading(descriptor: int) -> Iterator[None]:
-    """Closes a file after pipelines were read from it. Unpickling user classes may raise anything.
-
-    Raises:
-        PipelineNotRead: anything else than SystemExit was raised.
-    """
+    """Closes a file after pipelines were read from it. Unpickling user classes may raise anything."""
     try:
-        yield
-    except SystemExit:
-        raise
-    except BaseException as error:
-        raise PipelineNotRead(error) from error
+        with _noting("unpickled the pipeline"):
+            yield
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _noting(doing: str) -> Iterator[None]:
+    """Raises any error of the user's code in the block as a PipelineNotRead, but for SystemExit."""
+    try:
+        yield
+    except (SystemExit, PipelineNotRead):
+        raise
+    except BaseException as error:
+        raise PipelineNotRead(error, doing) from error
 
 
 def close_source(pipeline: Pipeline) -> None:

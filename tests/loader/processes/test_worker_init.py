@@ -67,8 +67,9 @@ def test_an_error_reaches_the_consumer() -> None:
 
     with (
         iter(numbers(4).mp_prefetch(1, worker_init_fn=broken)) as iterator,
-        pytest.raises(RuntimeError, match="0 of 1"),
+        pytest.raises(RuntimeError, match="0 of 1") as caught,
     ):
         next(iterator)
+    assert caught.value.__notes__ == ["millstream: a worker process raised this while it called worker_init_fn."]
     with pytest.raises(TypeError, match="worker_init_fn must be a function of index and count"):
         numbers(4).mp_prefetch(1, worker_init_fn=3)  # type: ignore[arg-type]
