@@ -31,6 +31,7 @@ from millstream.loader.processes.process_control import (
     open_handle,
     wait_slices,
 )
+from millstream.loader.processes.process_report import FAILED
 from millstream.loader.processes.worker import work
 
 GRACE_SECONDS = 0.5
@@ -119,7 +120,7 @@ class ForkServer:
             os.close(handle)
 
     def _become_worker(self, request: Fork, descriptors: list[int]) -> NoReturn:
-        status = 1
+        status = FAILED
         try:
             fork_server_pid = os.getppid()
             os.setpgid(0, 0)

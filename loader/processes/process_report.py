@@ -9,6 +9,9 @@ from typing import NamedTuple
 from millstream.loader.processes.messages import Exited
 from millstream.loader.threads.resources import memory_available
 
+FAILED = 70
+"""The exit status of a worker that an error outside of its calls has ended. It is EX_SOFTWARE of the C library."""
+
 _STATES = {
     "R": "running",
     "S": "waiting",
@@ -29,6 +32,8 @@ def describe_exit(exited: Exited | None, stacks: str) -> str:
             "was killed by SIGKILL: by the system, if memory ran out, or by another process. It had used up to "
             f"{exited.peak_bytes >> 20} MiB; {memory_available() >> 20} MiB are available."
         )
+    elif exited.status == FAILED:
+        text = "failed between two calls, with the error printed above. It may lack open files or memory."
     elif exited.status < 0:
         text = f"was killed by {_signal_name(-exited.status)}."
     else:

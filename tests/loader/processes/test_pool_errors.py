@@ -3,6 +3,7 @@
 import functools
 import itertools
 import os
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -278,6 +279,19 @@ def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_p
     with pytest.raises(WorkerDiedError, match="Worker processes die while they start"), at_most(2.0):
         next(iterator)
     assert MAX_DEATHS_AT_START <= births.read_text().count("born") <= MAX_DEATHS_AT_START + 5
+
+
+def have_no_descriptors() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+
+
+def test_workers_that_fail_by_themselves_are_said_to(capfd: pytest.CaptureFixture[str]) -> None:
+    """If a worker lacks a descriptor of its own, the report does not blame user code, and its error is printed."""
+    source = user_faults.Numbers(SIZE, on_arrival=have_no_descriptors)
+    with pytest.raises(WorkerDiedError, match=r"while they start\. The last one failed between two calls"):
+        next(iter(loader_of(data_source=source, worker_count=1)))
+    assert "Too many open files" in capfd.readouterr().err
 
 
 def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: Path) -> None:
