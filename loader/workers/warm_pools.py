@@ -120,7 +120,7 @@ class WarmPools(Generic[PoolT]):
 
     def release(self, pool: PoolT) -> None:
         """Keeps a pool for the next iterator, or stops it if there is one already."""
-        if not pool.is_usable or any(idle.is_ours for idle in self.idle):
+        if not pool.is_usable or any(idle.is_usable for idle in self.idle):
             pool.stop()
             return
         retirement = _Retirement(weakref.ref(self), pool)

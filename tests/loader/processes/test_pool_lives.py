@@ -234,7 +234,7 @@ def test_an_interrupt_of_closing() -> None:
 
 
 def test_idle_workers_whose_end_was_interrupted_serve_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If Ctrl-C interrupts the end of an idle pool, the next iterator gets a new one."""
+    """If Ctrl-C interrupts the end of an idle pool, the next iterator gets a new one, which stays warm in its place."""
     loader = loader_of()
     assert batches(loader) == EXPECTED
     shut_down = Channel.shut_down
@@ -249,6 +249,7 @@ def test_idle_workers_whose_end_was_interrupted_serve_no_other(monkeypatch: pyte
         with pytest.raises(KeyboardInterrupt):
             iterator.close()
     assert batches(loader) == EXPECTED
+    assert [idle.is_usable for idle in idle_pools(loader)] == [False, True]
 
 
 @pytest.mark.parametrize("leave", ["move", "drop"])
