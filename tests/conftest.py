@@ -35,6 +35,10 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeat"))
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests are compiled with pytest's own assertions. Where no bytecode may be written, each run would take seconds for it.
+NO_BYTECODE = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
+
 CLOCK_REALTIME_COARSE = 5
 """Linux's clock of the times of files, which Python has no name for."""
 LEAK_SECONDS = 60.0
@@ -58,6 +62,11 @@ def outside_the_checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         patch.setenv("MILLSTREAM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.chdir(tmp_path_factory.mktemp("empty"))
         yield
+
+
+def pytest_collection_finish() -> None:
+    """Writes bytecode no more if the environment says so, since all tests have been imported."""
+    sys.dont_write_bytecode = NO_BYTECODE
 
 
 @pytest.hookimpl(trylast=True)
