@@ -75,16 +75,14 @@ def test_a_case_of_each_group_measures_millstream_and_its_bounds(
             assert outcome_of(case.name, contender, "check") == Outcome(value=1.0)
 
 
-def test_a_case_on_a_cluster_measures_millstream(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for actors of Ray, in processes of their own, with which their cluster ends."""
+def test_a_case_on_a_cluster_delivers_the_right_records(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for actors of Ray, in a process of its own, with which their cluster ends. Nothing else is measured."""
     monkeypatch.setenv("MILLSTREAM_BENCHMARK_DATA", str(files))
     case = cluster.CASES[0]
     actors = tuple(contender for contender in case.contenders if contender.mode == RAY_ACTORS)
     case = dataclasses.replace(case, contenders=actors)
-    (result,) = Runner(TINY, 1, ["millstream"], compare=True, progress=lambda _: None).run(case)
+    (result,) = Runner(TINY, 0, ["millstream"], compare=True, progress=lambda _: None).run(case)
     assert result.reason is None
-    assert result.median is not None
-    assert result.median > 0
     assert result.same_content
 
 
