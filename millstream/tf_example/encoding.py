@@ -20,7 +20,8 @@ def encode_example(features: Mapping[str, Any]) -> bytes:
     Args:
         features: the values by name. Integers, booleans and arrays or lists of them are stored as int64; floats of any
             width as float32; `bytes` and `str` (in UTF-8), or lists of them, as bytes. Arrays are flattened;
-            `FixedLengthFeature(shape, ...)` restores their shape. Features that are None are omitted.
+            `FixedLengthFeature(shape, ...)` restores their shape. An empty list can be decoded as any of these.
+            Features that are None are omitted.
 
     Raises:
         TypeError: a value has another type, such as a dict, or a name is not a str.

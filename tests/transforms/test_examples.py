@@ -340,17 +340,22 @@ def test_texts_empty_lists_and_absent_values() -> None:
             "texts": VariableLengthFeature(bytes),
             "none": FixedLengthFeature((), np.int64, default=-7),
             "empty": VariableLengthFeature(np.int64),
+            "also empty": VariableLengthFeature(np.float32),
+            "nothing": FixedLengthFeature((2, 0), bytes),
             "no texts": VariableLengthFeature(bytes),
             "buffer": FixedLengthFeature((), bytes),
         }
     )
-    features: dict[str, Any] = {"text": "ä", "texts": np.array(["a", "bc"]), "none": None, "empty": []}
+    features: dict[str, Any] = {"text": "ä", "texts": np.array(["a", "bc"]), "none": None}
+    features |= {name: [] for name in ("empty", "also empty", "nothing")}
     encoded = encode_example(features | {"no texts": np.array([], object), "buffer": bytearray(b"abc")})
     columns = decode.map([encoded])
     assert columns["text"].tolist() == ["ä".encode()]
     assert columns["texts"].values.tolist() == [b"a", b"bc"]
     assert columns["none"].tolist() == [-7]
     assert columns["empty"].lengths.tolist() == columns["no texts"].lengths.tolist() == [0]
+    assert (columns["also empty"].values.dtype, len(columns["also empty"].values)) == (np.float32, 0)
+    assert columns["nothing"].shape == (1, 2, 0)
     assert columns["buffer"].tolist() == [b"abc"]
     assert encode_example({}) == example_message({})
 
