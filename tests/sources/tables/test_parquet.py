@@ -303,9 +303,9 @@ def test_a_shuffled_load_of_more_than_fits_decodes_each_row_group_once(tmp_path:
 def test_windows_count_the_wanted_columns_and_decoded_numbers(tmp_path: Path) -> None:
     """Numbers count as decoded, though a file may have them in a dictionary; other columns do not count.
 
-    A name may have a dot.
+    A name may have a dot, and begin like another one.
     """
-    table = pa.table({"the.id": np.zeros(4000, np.int64), "text": ["x" * 100] * 4000})
+    table = pa.table({"the.id": np.zeros(4000, np.int64), "the.id2": ["x" * 100] * 4000})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
     for columns, cache_bytes, expected in ((["the.id"], 32_000, None), (["the.id"], 31_000, 19), (None, 1000, 1)):
         with ParquetDataSource(tmp_path / "a.parquet", columns=columns, cache_bytes=cache_bytes) as source:
