@@ -28,7 +28,7 @@ from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import read_whole
 from millstream.sources.storage.compression import zstandard_library
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.storage.paths import absolute_path
+from millstream.sources.storage.paths import absolute_path, member_path
 
 _DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, struct.error, EOFError)
 """The errors that decoders raise for damaged bytes."""
@@ -206,11 +206,10 @@ def _shard(entry: Mapping[str, Any], index_path: str, root: str) -> _Shard:
 
 
 def _path_of(file: Mapping[str, Any], index_path: str, root: str) -> str:
-    name = str(file["basename"])
-    # The index is data: it must not name files outside its folder.
-    if name.startswith("/") or ".." in name.split("/"):
-        raise _damaged(index_path, f"it names {name!r}, which is not in its folder")
-    return f"{root}/{name}"
+    try:
+        return member_path(root, str(file["basename"]))
+    except ValueError as error:
+        raise _damaged(index_path, str(error)) from None
 
 
 def _check_cache(cache: FileCache | None, shards: Collection[_Shard]) -> None:

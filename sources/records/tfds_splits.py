@@ -6,12 +6,11 @@ notation `train[:80%]+test` is described at tensorflow.org/datasets/splits.
 
 import dataclasses
 import itertools
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
-from millstream.sources.storage.paths import FileRange
+from millstream.sources.storage.paths import FileRange, member_path
 
 _ONE = re.compile(r"(?P<name>[\w-]+)(?:\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?")
 _BOUND = re.compile(r"(-?[\d_.]+)(%?)")
@@ -61,7 +60,7 @@ def splits_of(info: Mapping[str, Any], folder: str, file_format: str) -> dict[st
                 "SHARD_X_OF_Y": f"{number:0{digits}}-of-{count:0{digits}}",
             }
             name = _WORD.sub(lambda match, fields=fields: fields.get(match[1], match[0]), template)
-            files.append(os.path.join(folder, name))  # noqa: PTH118
+            files.append(member_path(folder, name))
         splits[entry["name"]] = Split(entry["name"], files, lengths)
     return splits
 

@@ -40,6 +40,17 @@ class FileInstruction(Protocol):
     take: int
 
 
+def member_path(folder: str, name: str) -> str:
+    """Returns the path of a file that a description in its folder names.
+
+    Raises:
+        ValueError: the file is outside the folder. The description is data, which anyone may have written.
+    """
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"it names {name!r}, which is not in its folder")
+    return f"{folder}/{name}"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class FileRange:
     """The records [start, stop) of one file: an absolute path, or a URL. A `stop` of None is the end of the file."""

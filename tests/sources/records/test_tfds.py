@@ -237,6 +237,10 @@ def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
         TfdsDataSource(folder, "train")
 
 
+def one_file_named(template: str) -> dict[str, Any]:
+    return {"name": "train", "shardLengths": ["3"], "filepathTemplate": template}
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -245,13 +249,15 @@ def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
         ("dataset_info.json", {"splits": [{"shardLengths": ["3"]}]}),
         ("dataset_info.json", {"splits": [{"name": "train", "shardLengths": ["three"]}]}),
         ("dataset_info.json", {"splits": "train"}),
+        ("dataset_info.json", {"splits": [one_file_named("../toy/{SPLIT}")]}),
+        ("dataset_info.json", {"splits": [one_file_named("/toy/{SPLIT}")]}),
         ("features.json", {"featuresDict": {"features": ["n"]}}),
         ("features.json", {"featuresDict": {"features": {"n": {"sequence": {}}}}}),
         ("features.json", {"featuresDict": {"features": {"n": {"tensor": {"shape": {}}}}}}),
     ],
 )
 def test_a_damaged_description_is_an_error_that_names_it(tmp_path: Path, name: str, content: Any) -> None:
-    """A description of other types than expected is damaged."""
+    """A description of other types than expected is damaged, and so is one of files outside its folder."""
     folder = write_tfds(tmp_path / "toy", NUMBERS, SPLITS)
     (folder / name).write_text(json.dumps(content))
     with pytest.raises(DataSourceError, match=f"{name}' is damaged: "):
