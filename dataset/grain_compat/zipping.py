@@ -93,7 +93,7 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
                 drawn.append(next(parent))  # noqa: PERF401  (their number is needed if one has ended)
         except StopIteration:
             self._ended = True
-            raise self._unequal(len(drawn)) or StopIteration from None
+            raise self._error_at_end(len(drawn)) or StopIteration from None
         return tuple(drawn)
 
     def _draw(self, count: int) -> Drawn[tuple[Any, ...]]:
@@ -108,16 +108,23 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
                 count, shortest, error = len(drawn.values), number, drawn.error
         if shortest is not None and error is None:
             self._ended = True
-            error = self._unequal(shortest)
+            error = self._error_at_end(shortest)
         return Drawn(list(zip(*[column[:count] for column in columns], strict=True)), error)
 
-    def _unequal(self, shorter: int) -> ValueError | None:
-        """Returns an error if streams must end together, and one has ended before another."""
+    def _error_at_end(self, shorter: int) -> BaseException | None:
+        """Returns an error if all must end together, and another one yields an element or fails where one has ended."""
         longer = 0
-        if self._strict and not shorter:
-            longer = next((number for number, one in enumerate(self._parents) if number and _has_more(one)), 0)
-        if not self._strict or shorter == longer:
+        if not self._strict:
             return None
+        if not shorter:
+            for longer, parent in enumerate(self._parents[1:], 1):  # noqa: B007  (used below)
+                values, error = drawn_from(parent, 1)
+                if error is not None:
+                    return error
+                if values:
+                    break
+            else:
+                return None
         return ValueError(
             f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends "
             "with the shortest."
@@ -137,11 +144,3 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         for parent, saved in zip(self._parents, checked["parents"], strict=True):
             move_to(parent, saved)
         self._step, self._ended = checked["step"], checked["ended"]
-
-
-def _has_more(iterator: DatasetIterator[Any]) -> bool:
-    try:
-        next(iterator)
-    except StopIteration:
-        return False
-    return True

@@ -54,7 +54,6 @@ class ReadIterator(EngineIterator):
         self._sparse = Pipeline(
             leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
         )
-        self._was_sought = False
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
         pipeline = self._whole = self._sparse
         maps: Sequence[Transformation] = ()
@@ -212,17 +211,8 @@ class ReadIterator(EngineIterator):
         """Continues with the sparse plan at the current position."""
         if self.raises_absent:
             raise missing
-        if self._was_sought:
-            raise sought_past(missing) from missing
+        self._check_not_sought(missing)
         self._use_sparse(self._state())
-
-
-def sought_past(missing: AbsentElement) -> ValueError:
-    """Returns the error for a missing element after a move to a step."""
-    return ValueError(
-        f"{missing} So seek has moved to a position with fewer elements before it than requested. Drop "
-        "elements with a filter instead of a map that returns None, because seek then skips missing ones."
-    )
 
 
 def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:

@@ -17,6 +17,8 @@ class EngineIterator(DatasetIterator[Any]):
     _execution: Execution
     _inner: DataLoaderIterator
     _options: tuple[MultiprocessingOptions, ReadOptions]
+    _was_sought = False
+    """True if elements may be missing before its position, because `seek` has counted positions."""
 
     @property
     def step(self) -> int:
@@ -103,10 +105,20 @@ class EngineIterator(DatasetIterator[Any]):
         return render_loader(self.insight.snapshot(), iterator=repr(self))
 
     def _change_plan(self, missing: AbsentElement) -> None:
+        """Continues, at the same position, with a plan that skips missing elements."""
         raise missing
+
+    def _check_not_sought(self, missing: AbsentElement) -> None:
+        if self._was_sought:
+            raise ValueError(
+                f"{missing} So seek has moved to a position with fewer elements before it than requested. Drop "
+                "elements with a filter instead of a map that returns None, because seek then skips missing ones."
+            ) from missing
 
     def _take_over(self, execution: Execution, inner: DataLoaderIterator) -> None:
         """Closes the plan before the current one, which takes over its consumer and the number of its batches."""
+        if inner is self._inner:
+            return
         if inner.consumer is not None:
             self._inner.let_measure(inner.consumer)
         inner.close()

@@ -10,16 +10,15 @@ stream takes over at that position.
 
 import dataclasses
 import functools
-import json
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.chain import Chain, iterates_itself
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.iterators.chain_iterator import checked_maps, sought_past
+from millstream.dataset.iterators.chain_iterator import checked_maps
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_iterator import MixedIterator
@@ -31,14 +30,13 @@ from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.stream_nodes import ReadIterDataset
+from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring.front import MIXED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
 from millstream.transforms.of_chains import AbsentElement, SeededRandomMap
-
-if TYPE_CHECKING:
-    from millstream.loader.pipeline.outputs import Position
 
 
 def straight_node(dataset: IterDataset[Any]) -> Node | None:
@@ -176,20 +174,15 @@ class MixtureIterator(EngineIterator):
         self._inputs_have_workers = inputs_have_workers
         # False once an element was missing: states are then those of the drawn stream.
         self._is_random = True
-        self._was_sought = False
-        # The last restored position and state: at that position, the state is returned unchanged.
-        self._restored: tuple[Position, int, Any] | None = None
-        self._read(0, (0,) * len(parents))
+        self._begin, self._lead, self._mixed_from = 0, (0,) * len(parents), self._mixed
+        self._execution, self._inner = self._engine_of(self._mixed)
 
     def get_state(self) -> dict[str, Any]:
         if not self._is_random:
             return self._fed.get_state()
         position, step = self._inner.position_in_plan(), self._inner.step
-        if self._restored is not None and self._restored[:2] == (position, step):
-            state: dict[str, Any] = json.loads(self._restored[2])
-            return state
         (cursor,) = position
-        first = self._first_of(cursor.block)
+        first = self._first_of(cursor.block, self._mixed_from)
         drawn: Sequence[int] = self._stream.drawn_at(first)
         if self._mixed_from is not self._mixed:
             drawn = [count + lead for count, lead in zip(drawn, self._lead, strict=True)]
@@ -199,28 +192,9 @@ class MixtureIterator(EngineIterator):
         """Moves to the position in a state. The arguments are those of `FedIterator.set_state`."""
         self._check_open()
         self._fed.set_state(state, allow=allow, strict=strict)
+        if self._is_random and not self._follow(state["block"]):
+            self._draw()
         self._was_sought = False
-        if not self._is_random:
-            return
-        _, drawing = self._fed.engine
-        position, step = drawing.position_in_plan(), drawing.step
-        (cursor,) = position
-        begin, drawn = self._stream.step, self._stream.drawn
-        # Elements may have been missing in the drawn stream, but not in one read with random access.
-        if drawn is None or cursor.block != state["block"]:
-            self._draw()
-            return
-        lead = tuple(saved - here for saved, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
-        if lead != self._lead or (any(lead) and begin < self._begin):
-            reading = self._execution, self._inner
-            self._read(begin, lead)
-            if self._reads:
-                self._take_over(*reading)
-        if begin != self._first_of(cursor.block):
-            self._draw()
-            return
-        self._inner.go(position, step)
-        self._restored = position, step, json.dumps(state)
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements, at no cost, if each position has one."""
@@ -250,43 +224,67 @@ class MixtureIterator(EngineIterator):
     def _drawn_from(self) -> str:
         return f", {'reads' if self._reads else 'draws from'} a mixture of {len(self._mixed.above)}"
 
-    def _first_of(self, block: int) -> int:
-        """Returns the position in the mixture at which a block begins, or would begin."""
-        return min(block * self._fed.block, self._mixed_from.length)
+    def _first_of(self, block: int, mixed: Mixed) -> int:
+        """Returns the position in a mixture at which a block begins, or would begin."""
+        return min(block * self._fed.block, mixed.length)
 
-    def _read(self, begin: int, lead: tuple[int, ...]) -> None:
-        """Reads with random access from now on."""
-        self._begin, self._lead = begin, lead
-        mixed, stage = self._mixed, "mixture"
-        if any(lead):
-            mixed = _MixedFrom(mixed.above, mixed.weights, mixed.names, begin, lead)
-            stage = f"mixture from {begin} with {lead}"
-        self._mixed_from = mixed
+    def _follow(self, kept: int) -> bool:
+        """Moves to the position of the drawn stream. Returns False if random access cannot continue there.
+
+        `kept` is the block at which the state of the stream was saved.
+        """
+        _, drawing = self._fed.engine
+        position, step = drawing.position_in_plan(), drawing.step
+        (cursor,) = position
+        begin, drawn = self._stream.step, self._stream.drawn
+        # Elements may have been missing in the drawn stream, but not in one read with random access.
+        if drawn is None or cursor.block != kept:
+            return False
+        lead = tuple(saved - here for saved, here in zip(drawn, self._stream.drawn_at(begin), strict=True))
+        mixed, engine = self._mixed_from, (self._execution, self._inner)
+        if is_other := lead != self._lead or (any(lead) and begin < self._begin):
+            mixed = (
+                _MixedFrom(self._mixed.above, self._mixed.weights, self._mixed.names, begin, lead)
+                if any(lead)
+                else self._mixed
+            )
+        if begin != self._first_of(cursor.block, mixed):
+            return False
+        if is_other:
+            engine = self._engine_of(mixed)
+        engine[1].go(position, step)
+        before = self._execution, self._inner
+        self._begin, self._lead, self._mixed_from, (self._execution, self._inner) = begin, lead, mixed, engine
+        self._take_over(*before)
+        return True
+
+    def _engine_of(self, mixed: Mixed) -> tuple[Execution, DataLoaderIterator]:
+        """Returns an execution that reads a mixture, and its iterator; those of the drawn stream if it is drawn."""
         if self._inputs_have_workers:
-            self._execution, self._inner = self._fed.engine
-            return
+            return self._fed.engine
         order = InOrder(None if mixed.length == ENDLESS else mixed.length, None)
         pipeline = Pipeline(dataset_of(mixed), order, order, self._operations, NoSharding(), self._running.limits)
-        # A lead over the proportions occurs once, so workers for it are useless to other iterators.
-        running = self._running if mixed is self._mixed else dataclasses.replace(self._running, warm=WarmWorkers())
-        self._execution = running.execution(stage, pipeline, MIXED_CHAIN)
+        running, stage = self._running, "mixture"
+        if isinstance(mixed, _MixedFrom):
+            # A lead over the proportions occurs once, so workers for it are useless to other iterators.
+            running = dataclasses.replace(running, warm=WarmWorkers())
+            stage = f"mixture from {mixed.begin} with {mixed.lead}"
+        execution = running.execution(stage, pipeline, MIXED_CHAIN)
         # Its states are those of the operations after the stream.
-        self._inner = self._execution.begin(self._fed.description)
+        return execution, execution.begin(self._fed.description)
 
     def _draw(self) -> None:
         """Draws from the stream from now on."""
-        reading = (self._execution, self._inner) if self._reads else None
-        self._is_random = False
+        before = self._execution, self._inner
+        self._is_random, (self._execution, self._inner) = False, self._fed.engine
         self._stream.skip_absent()
-        self._execution, self._inner = self._fed.engine
-        if reading is not None:
-            self._take_over(*reading)
+        self._take_over(*before)
 
     def _change_plan(self, missing: AbsentElement) -> None:
         if not self._is_random:
-            raise missing
-        if self._was_sought:
-            raise sought_past(missing) from missing
-        state = self.get_state()
+            # It was interrupted before the stream could skip this element.
+            self._stream.skip_absent()
+            return
+        self._check_not_sought(missing)
+        self._fed.set_state(self.get_state())
         self._draw()
-        self._fed.set_state(state)

@@ -86,6 +86,7 @@ def in_runs(iterator: RecoveringIterator[Any], count: int) -> tuple[list[Any], s
     counts=strategies.lists(strategies.integers(1, 20), min_size=1, max_size=5),
     run=strategies.integers(1, 32),
 )
+@hypothesis.example(parents=[stream(0, 2, None, 1), stream(100, 5, 2, 1)], number=3, counts=[4], run=8)
 def test_runs_change_nothing(
     join: str, parents: list[IterDataset[int]], number: int, counts: list[int], run: int
 ) -> None:

@@ -23,6 +23,19 @@ def numbers(count: int, start: int = 0) -> IterDataset[Any]:
     return MapDataset.range(start, start + count).to_iter_dataset(ReadOptions(num_threads=0))
 
 
+def odd_one_out(number: int) -> int | None:
+    return None if number == 102 else number
+
+
+def with_hole() -> IterDataset[Any]:
+    """Returns a mixture that is read at random until it turns out that its sixth element is missing."""
+    return IterDataset.mix([numbers(8), MapDataset.range(100, 106).map(odd_one_out).to_iter_dataset()]).map(str)
+
+
+def in_proportions(first: int, second: int) -> IterDataset[Any]:
+    return IterDataset.mix({"a": numbers(12), "b": numbers(30, 100)}, {"a": first, "b": second}).map(str)
+
+
 STREAMS: dict[str, Callable[[], IterDataset[Any]]] = {
     "limit": lambda: LimitIterDataset(numbers(40), 12),
     "limit of children": lambda: LimitIterDataset(numbers(9).apply(FlatMap(lambda n: [n * 10, n * 10 + 1], 2)), 12),
@@ -31,6 +44,7 @@ STREAMS: dict[str, Callable[[], IterDataset[Any]]] = {
     "zip": lambda: ZipIterDataset([numbers(12), numbers(20, 100).filter(lambda n: n % 2)], strict=False),
     "mix": lambda: IterDataset.mix([numbers(12), numbers(9, 100).filter(lambda n: n % 2)]),
     "fed": lambda: IterDataset.mix([numbers(12), Counted(40)]).map(str).prefetch(ReadOptions(num_threads=0)),
+    "hole": lambda: with_hole().prefetch(ReadOptions(num_threads=0)),
     "interleave": lambda: InterleaveIterDataset([numbers(3), numbers(4, 100), numbers(5, 200)], cycle_length=2),
 }
 
@@ -50,7 +64,7 @@ def test_a_stream_that_is_interrupted_at_any_moment_is_where_it_says(name: str, 
     with iter(dataset) as other:
         next(other)
         early = other.get_state()
-    for moment in itertools.count(step=17 if name == "interleave" else 3):
+    for moment in itertools.count(step=17 if name in {"hole", "interleave"} else 3):
         with iter(dataset) as iterator, iter(dataset) as fresh:
             got = list(itertools.islice(iterator, 3))
 
@@ -74,6 +88,23 @@ def test_a_stream_that_is_interrupted_at_any_moment_is_where_it_says(name: str, 
         if not was_interrupted:
             break
     assert moment > 2
+
+
+def test_a_move_to_other_proportions_is_done_or_not() -> None:
+    """An exception in `set_state` leaves a mixture at either position, with the state of that one."""
+    dataset = in_proportions(1, 1)
+    with iter(in_proportions(1, 3)) as other:
+        list(itertools.islice(other, 3))
+        state = other.get_state()
+    for moment in itertools.count(200, step=9):
+        with iter(dataset) as iterator, iter(dataset) as fresh:
+            list(itertools.islice(iterator, 3))
+            was_interrupted = interrupt_at(moment, lambda: iterator.set_state(state), within="millstream.dataset")
+            fresh.set_state(iterator.get_state())
+            assert list(iterator) == list(fresh)
+        if not was_interrupted:
+            break
+    assert moment > 300
 
 
 @pytest.mark.parametrize(
