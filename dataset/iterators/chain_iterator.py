@@ -54,6 +54,8 @@ class ReadIterator(EngineIterator):
         self._sparse = Pipeline(
             leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
         )
+        # The last brief state and its step: a join saves those of all streams below, of which few have moved.
+        self._brief = -1, ""
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
         pipeline = self._whole = self._sparse
         maps: Sequence[Transformation] = ()
@@ -101,12 +103,17 @@ class ReadIterator(EngineIterator):
 
     def get_brief_state(self) -> str:
         """Returns the state for iterators that draw from this one: without the fingerprint."""
-        step = self._inner.step
+        step, (known_step, text) = self._inner.step, self._brief
+        if known_step == step:
+            return text
         if self.next_index is not None:
-            return self.brief_state_after(step)
-        (cursor,) = self._inner.position_in_plan()
-        saved = cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length)
-        return brief_state(step, saved, self._ending)
+            text = self.brief_state_after(step)
+        else:
+            (cursor,) = self._inner.position_in_plan()
+            saved = cursor_at_end(saved_cursor(cursor, self._execution.plan), self._dense_length)
+            text = brief_state(step, saved, self._ending)
+        self._brief = step, text
+        return text
 
     def set_brief_state(self, text: str) -> None:
         self._check_open()
@@ -174,6 +181,7 @@ class ReadIterator(EngineIterator):
 
     def _move(self, saved: LoaderState) -> None:
         """Moves to a position of this stream."""
+        self._brief = -1, ""
         if self._is_dense and not self._fits_dense(saved):
             self._use_sparse(saved)
         else:

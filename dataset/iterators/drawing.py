@@ -1,7 +1,7 @@
 """Drawing of many elements of an iterator in one call, for operations after a stream."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from millstream.dataset.iterators.chain_iterator import ReadIterator
@@ -12,20 +12,9 @@ from millstream.errors import CheckpointError
 from millstream.signals import interrupts
 
 
-def noted_state(iterator: DatasetIterator[Any]) -> Callable[[], Any]:
-    """Returns a function that returns the current state of an iterator later, because most states are never needed.
-
-    The state is for code that draws from the iterator: `move_to` accepts it.
-    """
-    if isinstance(iterator, RecoveringIterator):
-        return iterator.noted_state()
-    state: Any = iterator.get_brief_state() if isinstance(iterator, ReadIterator) else iterator.get_state()
-    return lambda: state
-
-
 def state_below(iterator: DatasetIterator[Any]) -> Any:
     """Returns the state of an iterator, for code that draws from it."""
-    return noted_state(iterator)()
+    return iterator.get_brief_state() if isinstance(iterator, ReadIterator) else iterator.get_state()
 
 
 def move_to(iterator: DatasetIterator[Any], state: Any) -> None:

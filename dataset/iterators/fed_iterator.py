@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -11,7 +11,7 @@ from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.chain_iterator import decoded
 from millstream.dataset.iterators.counted_iterator import CountedIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import drawn_from, move_to, noted_state
+from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.join_insight import insights_of
 from millstream.dataset.iterators.running import Running
@@ -88,10 +88,10 @@ class FedIterator(EngineIterator):
     def get_state(self) -> dict[str, Any]:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
         made = self._inner.loader_state()
-        first, noted = self._feed.kept_before(made.cursors[0].position // self.block)
-        if self._saved[0] is not noted:
-            self._saved = noted, canonical(noted())
-        return _sealed(first, made, noted(), self._saved[1])
+        first, kept = self._feed.kept_before(made.cursors[0].position // self.block)
+        if self._saved[0] is not kept:
+            self._saved = kept, canonical(kept)
+        return _sealed(first, made, *self._saved)
 
     def state_of(self, position: Position, step: int, block: int, state: tuple[dict[str, Any], str]) -> dict[str, Any]:
         """Returns the state at a position of the operations, after `step` elements.
@@ -115,7 +115,7 @@ class FedIterator(EngineIterator):
             self._inner.set_state(saved.encode(), allow=allow, strict=is_strict)
             try:
                 self._check_block(state["block"], saved)
-                self._feed.restore(state["block"], lambda: state["stream"])
+                self._feed.restore(state["block"], state["stream"])
             except BaseException:
                 self._inner.set_state(before)
                 raise
@@ -151,11 +151,11 @@ class _Drawing:
     def __init__(self, stream: DatasetIterator[Any]) -> None:
         self._stream = stream
 
-    def get_state(self) -> Callable[[], Any]:
-        return noted_state(self._stream)
+    def get_state(self) -> Any:
+        return state_below(self._stream)
 
-    def set_state(self, noted: Callable[[], Any]) -> None:
-        move_to(self._stream, noted())
+    def set_state(self, state: Any) -> None:
+        move_to(self._stream, state)
 
     def draw(self, count: int, number: int) -> Elements:
         """Returns the next elements: fewer than `count` if they end, or if an error follows."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from millstream.dataset.chain import opened_below
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.drawing import drawn_from, move_to, noted_state
+from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.errors import CheckpointError
@@ -55,10 +55,6 @@ class MixedIterator(RecoveringIterator[Any]):
         self._first = 0
         self._due: NDArray[Any] = np.empty(0, np.int64)
         self._weights_text = canonical(list(weights))
-        # The last noted state of each stream, and the streams that may have moved since. A user's iterator may always.
-        self._noted_below: list[Any] = [None] * len(streams)
-        self._moved = set(range(len(streams)))
-        self._may_move = {row for row, parent in enumerate(self._parents) if not isinstance(parent, ReadIterator)}
 
     def below(self) -> Iterator[tuple[str, Any]]:
         return zip(map(str, self._names or range(len(self._parents))), self._parents, strict=True)
@@ -76,7 +72,6 @@ class MixedIterator(RecoveringIterator[Any]):
         values: list[Any] = [None] * count
         end, failure = count, None
         for number, own in self._turns(count):
-            self._moved.add(number)
             drawn = drawn_from(self._parents[number], len(own))
             for position, value in zip(own, drawn.values, strict=False):
                 values[position] = value
@@ -89,7 +84,6 @@ class MixedIterator(RecoveringIterator[Any]):
         if self._ended:
             raise StopIteration
         (due,) = self._streams_due(1).tolist()
-        self._moved.add(due)
         try:
             return next(self._parents[due])
         except StopIteration:
@@ -115,18 +109,7 @@ class MixedIterator(RecoveringIterator[Any]):
         return self._due[row : row + count]
 
     def _state(self) -> dict[str, Any]:
-        return self._noted()()
-
-    def noted_state(self) -> Callable[[], dict[str, Any]]:
-        self._recover()
-        return self._noted()
-
-    def _noted(self) -> Callable[[], dict[str, Any]]:
-        for number in self._moved:
-            self._noted_below[number] = noted_state(self._parents[number])
-        self._moved = self._may_move.copy()
-        noted, position, ended = self._noted_below.copy(), self._step, self._ended
-        return lambda: self._state_of([of_parent() for of_parent in noted], position, ended=ended)[0]
+        return self._state_of([state_below(parent) for parent in self._parents], self._step, ended=self._ended)[0]
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each stream before a position, if all begin with the mixture."""
@@ -181,7 +164,6 @@ class MixedIterator(RecoveringIterator[Any]):
             )
         if not isinstance(saved, Mapping) and not is_list(saved):
             raise CheckpointError("The state of a mixture cannot be read: parents. Give what get_state() returned.")
-        self._moved.update(range(len(self._parents)))
         states = [saved.get(name) for name in self._names or ()] if isinstance(saved, Mapping) else list(saved)
         if len(states) != len(self._parents):
             raise CheckpointError(

@@ -211,11 +211,6 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             snapshot = insight.snapshot()
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
-    def noted_state(self) -> Callable[[], dict[str, Any]]:
-        self._recover()
-        state = self._state()
-        return lambda: state
-
     def get_state(self) -> dict[str, Any]:
         if self._is_in_use or self._is_torn:
             # Refused if it is in use, also by a call that recovers.
