@@ -11,7 +11,7 @@ from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator, with_states
-from millstream.dataset.iterators.running import Running, Shared, WarmWorkers
+from millstream.dataset.iterators.running import ALONE, Running, Shared, WarmWorkers
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.options import DatasetOptions, in_force
@@ -66,32 +66,29 @@ class Chain:
         return cls(node, tuple(reversed(operations)), workers, reading, num_local, local_reading)
 
 
-def iterator_of(dataset: IterDataset[Any], shared: Shared | None = None) -> DatasetIterator[Any]:
-    """Returns a new iterator of a chain that ends with a dataset, below a combination of datasets if `shared`."""
+def iterator_of(dataset: IterDataset[Any], shared: Shared = ALONE) -> DatasetIterator[Any]:
+    """Returns a new iterator of a chain that ends with a dataset, below the combination of datasets of `shared`."""
     with in_force(dataset) as options:
         return _opened(dataset, options, shared)
 
 
-def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared | None) -> DatasetIterator[Any]:
+def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared) -> DatasetIterator[Any]:
     chain = Chain.of(dataset)
     leaf, operations, reading = chain.leaf, chain.operations, chain.reading
-    shared_workers = None if shared is None else shared.shared_workers
     running = Running(
-        chain.workers if shared_workers is None else MultiprocessingOptions(),
+        chain.workers if shared.shared_workers is None else MultiprocessingOptions(),
         reading or NO_THREADS,
         warm_workers_of(dataset),
         options.filter_limits,
-        shared_workers,
-        None if shared is None else dataset,
-        None if shared is None else shared.threads,
+        shared,
+        None if shared is ALONE else dataset,
         tolerance=options.tolerance,
         num_local=chain.num_local,
         local_reading=chain.local_reading,
-        raises_absent=shared is not None and shared.raises_absent,
     )
     if isinstance(leaf, ReadIterDataset) and (leaf is dataset or not iterates_itself(leaf)):
         own = reading or leaf.reading
-        if shared is not None and shared.reading is not None and not own.reads_ahead:
+        if shared.reading is not None and not own.reads_ahead:
             own = shared.reading
         return ReadIterator(leaf, operations, dataclasses.replace(running, reading=own))
     if not isinstance(leaf, Combined) or iterates_itself(leaf):
@@ -104,7 +101,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared |
             running = dataclasses.replace(running, reading=reading or joint_reading(leaf.parents))
             stream, running = _drawn_by_workers(leaf, chain, running)
         else:
-            shared = shared or Shared()
+            shared = Shared() if shared is ALONE else shared
             if not operations and reading is not None:
                 shared = dataclasses.replace(shared, reading=reading)
             stream = leaf.drawn(shared)
@@ -125,9 +122,8 @@ def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> tuple[D
     """
     from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
 
-    shared_workers = SharedWorkers()
-    sharing = dataclasses.replace(running, shared_workers=shared_workers)
-    stream = leaf.drawn(Shared(shared_workers=shared_workers))
+    shared = Shared(shared_workers=(shared_workers := SharedWorkers()))
+    sharing, stream = dataclasses.replace(running, shared=shared), leaf.drawn(shared)
     if len(chain.operations) > chain.num_local:
         return stream, sharing
     nothing = InOrder(0, None)
@@ -178,8 +174,8 @@ def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
     return dataset
 
 
-def opened_below(dataset: IterDataset[Any], shared: Shared | None = None) -> DatasetIterator[Any]:
-    """Returns a new iterator of a dataset, with the threads and workers of its combination if `shared`."""
+def opened_below(dataset: IterDataset[Any], shared: Shared = ALONE) -> DatasetIterator[Any]:
+    """Returns a new iterator of a dataset, with the threads and workers of its combination."""
     return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, shared)
 
 

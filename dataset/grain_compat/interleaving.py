@@ -1,6 +1,5 @@
 """Interleaving of datasets, of which a limited number is open at a time."""
 
-import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex, final
@@ -158,11 +157,9 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         """
         drawn = [drawn_from(slot.iterator, rounds) for slot in slots if slot.iterator is not None]
         columns, errors = [values for values, _ in drawn], [error for _, error in drawn]
-        # The round and the number of each slot whose elements do not suffice. Datasets are opened in this order.
-        ends = [(len(column), number) for number, column in enumerate(columns) if len(column) < rounds]
-        heapq.heapify(ends)
-        while ends:
-            at, number = heapq.heappop(ends)
+        # Datasets are opened in the order in which those before them end.
+        while (end := min((len(column), number) for number, column in enumerate(columns)))[0] < rounds:
+            at, number = end
             slot, error = slots[number], errors[number]
             if error is None:
                 error = self._replace(slot)
@@ -170,11 +167,10 @@ class _InterleaveIterator(RecoveringIterator[Any]):
                 before = [column[: at + (other < number)] for other, column in enumerate(columns)]
                 return Drawn(_in_turn(before), error)
             columns[number].append(_NOTHING)
-            if slot.iterator is not None and at + 1 < rounds:
+            values = [_NOTHING] * (rounds - at - 1)
+            if slot.iterator is not None:
                 values, errors[number] = drawn_from(slot.iterator, rounds - at - 1)
-                columns[number] += values
-                if len(columns[number]) < rounds:
-                    heapq.heappush(ends, (len(columns[number]), number))
+            columns[number] += values
         self._turn = (self._slots.index(slots[-1]) + 1) % len(self._slots)
         return Drawn(_in_turn(columns))
 

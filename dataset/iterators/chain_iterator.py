@@ -46,7 +46,7 @@ class ReadIterator(EngineIterator):
         order = order_of(node)
         self._running, self._options = running, running.options
         # True to raise AbsentElement for a missing element instead of skipping it.
-        self.raises_absent = running.raises_absent
+        self.raises_absent = running.shared.raises_absent
         limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
         if running.tolerance is not None:
             # Elements that fail are dropped, whether or not others may be missing.
@@ -71,10 +71,10 @@ class ReadIterator(EngineIterator):
         self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=best.fingerprint)
         self._dense_length = None if pipeline is self._sparse else sparse.length
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
-        self._is_dense = pipeline is not self._sparse and running.shared_workers is None
+        self._is_dense = pipeline is not self._sparse and running.shared.shared_workers is None
         self._own_stream = best if self._is_dense else sparse
         kind, pipeline = ("dense", pipeline) if self._is_dense else ("sparse", self._sparse)
-        if self._is_dense and running.raises_absent:
+        if self._is_dense and self.raises_absent:
             checked = tuple(checked_maps((*maps, *operations)))
             kind, pipeline = "checked", dataclasses.replace(pipeline, operations=checked)
             # Each operation has a check after it.

@@ -41,19 +41,17 @@ def drawn_from(iterator: Iterator[Any], count: int) -> Drawn[Any]:
     """Returns the next `count` elements of any iterator, fewer if it ends or fails."""
     values: list[Any] = []
     try:
-        if not count:
-            return Drawn(values)
         if count == 1:
-            return Drawn([next(iterator)])
-        if isinstance(iterator, RecoveringIterator):
+            values.append(next(iterator))
+        elif count and isinstance(iterator, RecoveringIterator):
             return iterator.draw(count)
-        if isinstance(iterator, EngineIterator):
-            while len(values) < count:
-                values.extend(iterator.take(count - len(values)).values)
+        elif count and isinstance(iterator, EngineIterator):
+            made = iterator.draw(count)
+            return Drawn(list(made.values), made.error)
         else:
             values.extend(itertools.islice(iterator, count))
     except StopIteration:
-        return Drawn(values)
+        pass
     except BaseException as failure:
         if interrupts(failure):
             raise

@@ -6,8 +6,9 @@ from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterato
 from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import Consumer, DataLoaderIterator
-from millstream.loader.operations.elements import Elements
+from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.signals import interrupts
 from millstream.transforms.of_chains import AbsentElement
 
 
@@ -67,8 +68,24 @@ class EngineIterator(DatasetIterator[Any]):
             self._change_plan(missing)
         return next(self._inner)
 
-    def take(self, limit: int) -> Elements:
-        """Returns the next elements with their origins, at least one and at most `limit`. Raises as `next` does."""
+    def draw(self, count: int) -> Elements:
+        """Returns the next elements with their origins: fewer than `count` if they end, or if an error follows."""
+        runs: list[Elements] = []
+        left = count
+        while left:
+            try:
+                runs.append(self._take(left))
+            except StopIteration:
+                break
+            except BaseException as failure:
+                if interrupts(failure):
+                    raise
+                runs.append(Elements.failed(failure))
+                break
+            left -= len(runs[-1].values)
+        return Elements.concatenate(runs) if runs else Elements([], Origins.none())
+
+    def _take(self, limit: int) -> Elements:
         self._check_open()
         try:
             return self._inner.take(limit)

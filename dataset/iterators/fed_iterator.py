@@ -31,7 +31,6 @@ from millstream.loader.reporting.joined_snapshots import STREAM
 from millstream.loader.scheduling.feed import Feed
 from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.sharding import NoSharding
-from millstream.signals import interrupts
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import KeepAll
 
@@ -160,7 +159,9 @@ class _Drawing:
     def draw(self, count: int, number: int) -> Elements:
         """Returns the next elements: fewer than `count` if they end, or if an error follows."""
         if isinstance(self._stream, EngineIterator):
-            return self._draw_made(self._stream, count)
+            # Random draws depend on the origins of these.
+            made = self._stream.draw(count)
+            return Elements(made.values, made.origins.without_sizes(), made.error)
         values, error = drawn_from(self._stream, count)
         if error is not None:
             named = self._stream
@@ -169,25 +170,6 @@ class _Drawing:
         numbers = np.arange(number, number + len(values))
         table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
         return Elements(values, Origins(table), error)
-
-    def _draw_made(self, stream: EngineIterator, count: int) -> Elements:
-        """Returns elements with their origins, on which random draws depend."""
-        runs: list[Elements] = []
-        error, left = None, count
-        while left and error is None:
-            try:
-                run = stream.take(left)
-            except StopIteration:
-                break
-            except BaseException as failure:
-                if interrupts(failure):
-                    raise
-                error = failure
-            else:
-                runs.append(Elements(run.values, run.origins.without_sizes()))
-                left -= len(run.values)
-        whole = Elements.concatenate(runs) if runs else Elements([], Origins.none())
-        return Elements(whole.values, whole.origins, error)
 
 
 def with_states(dataset: Any) -> DatasetIterator[Any]:

@@ -45,15 +45,20 @@ class Shared:
     """The resources that all chains below one combination of datasets share.
 
     Attributes:
+        threads: the threads of this process; None for a chain that is alone and has its own.
         reading: the threads for chains without threads of their own; None to start none.
-        raises_absent: True if a missing element of a chain is an AbsentElement; False to skip it.
+        raises_absent: True to raise AbsentElement for a missing element of a chain, or for None between two of its
+            operations; False to skip it.
         shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains.
     """
 
-    threads: SharedThreads = dataclasses.field(default_factory=SharedThreads)
+    threads: SharedThreads | None = dataclasses.field(default_factory=SharedThreads)
     shared_workers: "SharedWorkers | None" = None
     reading: ReadOptions | None = None
     raises_absent: bool = False
+
+
+ALONE = Shared(None)
 
 
 @final
@@ -63,25 +68,21 @@ class Running:
 
     Attributes:
         reading: the threads, in this process or in each worker.
-        shared_workers: the worker processes of the iterator that draws from this one, which also run it.
-        name: the name of this execution among all that share them.
-        threads: the threads of this process, if they are shared; None for its own.
+        shared: the resources of the combination that draws from this chain, or that it draws from with its workers.
+        name: the name of this execution among all that share workers.
         num_local: the number of last operations that run in this process even if workers or threads run the others.
         local_reading: the threads that run these in advance; None to run them in the consumer's thread.
-        raises_absent: True to raise AbsentElement for a missing element, or for None between two operations.
     """
 
     workers: MultiprocessingOptions
     reading: ReadOptions
     warm: WarmWorkers = dataclasses.field(default_factory=WarmWorkers)
     limits: FilterLimits = UNLIMITED
-    shared_workers: "SharedWorkers | None" = None
+    shared: Shared = ALONE
     name: "Hashable" = None
-    threads: SharedThreads | None = None
     tolerance: Tolerance | None = None
     num_local: int = 0
     local_reading: ReadOptions | None = None
-    raises_absent: bool = False
 
     @property
     def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
@@ -90,7 +91,7 @@ class Running:
     def execution(self, stage: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
         """Returns the execution of a pipeline, which is the same each time for one stage of a dataset."""
         name, reading, num_local = (self.name, stage), self.reading, self.num_local
-        if self.shared_workers is not None and not self.workers.num_workers:
+        if self.shared.shared_workers is not None and not self.workers.num_workers:
             # The workers of the consumer run all operations.
             num_local = 0
         elif feed is not None and num_local == len(pipeline.operations):
@@ -105,9 +106,9 @@ class Running:
             reading,
             feed,
             front=front,
-            shared_workers=self.shared_workers,
+            shared_workers=self.shared.shared_workers,
             name=name,
-            threads=self.threads,
+            threads=self.shared.threads,
             local_reading=self.local_reading,
         )
         return self.warm.lend(
