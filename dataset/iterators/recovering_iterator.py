@@ -19,6 +19,7 @@ from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator, Measured
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.reporting.joined_snapshots import added
+from millstream.signals import interrupts
 
 if TYPE_CHECKING:
     from millstream.dataset.stream_nodes import Combined
@@ -162,7 +163,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         while left := count - len(values):
             limit = min(left, self._run)
             begin = time.perf_counter()
-            drawn, error = self._draw(limit)
+            drawn, error = self._draw(limit) if limit > 1 else self._draw_single()
             values += drawn
             self._step += len(drawn)
             if len(drawn) < limit:
@@ -170,6 +171,17 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             is_fast = time.perf_counter() - begin < FAST_SECONDS * limit
             self._run = min(2 * self._run, KEPT_ELEMENTS) if is_fast else max(self._run // 2, 1)
         return Drawn(values)
+
+    def _draw_single(self) -> Drawn[T_co]:
+        """Returns a run of one element. `_draw` would take so long for it that no elements would seem to come fast."""
+        try:
+            return Drawn([self._draw_one()])
+        except StopIteration:
+            return Drawn([])
+        except BaseException as failure:
+            if interrupts(failure):
+                raise
+            return Drawn([], failure)
 
     def _end_leading(self) -> None:
         """Leaves the workers to the next iterator, at the end of the stream."""

@@ -8,7 +8,8 @@ Guarantees:
       several.
     * The executors together hold as many records, ready or in work, as the buffer of one. Each gets a share in
       proportion to the records that it reads, so a source that is drawn from more often is read further ahead. Each may
-      have at least one call ready or in work.
+      have at least one call ready or in work. If its records take little time, that call is not shorter than an eighth
+      of the buffer or a millisecond.
     * The size of these records, and of the elements made from them, is shared in the same way.
     * The threads end when the last executor leaves, and with their owner (see `reader_threads`).
 """

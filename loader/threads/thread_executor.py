@@ -64,6 +64,7 @@ class ThreadExecutor(Executor):
         self._shared = SharedThreads() if threads is None else threads
         readers = self._shared.enter(self, options)
         max_records = min(RECORDS_PER_CALL, max(1, options.prefetch_buffer_size // MIN_AHEAD))
+        self._min_records = max_records // 4
         self._threads = ThreadedCalls(plan, readers, self._memory.allocate, self, stall_timeout)
         self._local = LocalCalls(
             plan, self._schedule, self._memory.allocate, self, reading=local_reading, stall_timeout=stall_timeout
@@ -187,7 +188,9 @@ class ThreadExecutor(Executor):
             return self._size.blocks
         # Several executors share the buffer.
         records = self._shared.records_ahead(self) - self._schedule.records_ahead
-        return max(1, min(self._size.blocks, records // self._plan.partition.block))
+        # A small share must not make calls so short that their transfer takes longer.
+        worthwhile = min(self._min_records, self._plan.partition.block * HAND_OVER_SECONDS / (self._seconds[0] or 1e-9))
+        return max(1, min(self._size.blocks, int(max(records, worthwhile)) // self._plan.partition.block))
 
     def _receive_finished(self) -> None:
         while self._threads.num_finished:
