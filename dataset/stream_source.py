@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from typing import Any, final
 
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.iterators.counted_iterator import close_if_possible
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, call_if_possible
 from millstream.dataset.iterators.drawing import drawn_from
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
@@ -82,13 +81,13 @@ class _StatefulIterator(RecoveringIterator[Any]):
             raise CheckpointError(
                 f"The state belongs to another stream: saved {checked['stream']!r}, here {self.name!r}."
             )
-        close_if_possible(self._iterator)
+        call_if_possible(self._iterator, "close")
         self._begin(copy.deepcopy(checked["source"]) if checked["count"] else None)
         self._step = checked["count"]
 
     def close(self) -> None:
         """Closes the iterator of the iterable, if it can be closed."""
-        close_if_possible(self._iterator)
+        call_if_possible(self._iterator, "close")
         super().close()
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, final
 
 from millstream.dataset.iterators.brief_states import strictly
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, call_if_possible
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept_content
 from millstream.loader.checkpoints.description import Description
@@ -77,17 +77,11 @@ class CountedIterator(DatasetIterator[Any]):
 
     def _restart(self, count: int) -> None:
         self._has_failed = True
-        close_if_possible(self._iterator)
+        call_if_possible(self._iterator, "close")
         self._iterator = self._begin()
         there = sum(1 for _ in itertools.islice(self._iterator, count))
         self._count, self._has_failed = there, False
 
     def close(self) -> None:
-        close_if_possible(self._iterator)
+        call_if_possible(self._iterator, "close")
         super().close()
-
-
-def close_if_possible(iterator: object) -> None:
-    close = getattr(iterator, "close", None)
-    if callable(close):
-        close()

@@ -123,7 +123,7 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     def start_prefetch(self) -> None:
         """Starts prefetching in the background, if anything below can, and returns immediately."""
         for parent in self._parents:
-            parent.start_prefetch()
+            call_if_possible(parent, "start_prefetch")
 
     def close(self) -> None:
         """Ends all threads and worker processes below, and frees prefetched data. Idempotent.
@@ -133,9 +133,7 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         """
         self._closed = True
         for parent in self._parents:
-            close = getattr(parent, "close", None)
-            if callable(close):
-                close()
+            call_if_possible(parent, "close")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {'closed' if self._closed else 'open'}{self._drawn_from()}>"
@@ -150,3 +148,10 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(CLOSED)
+
+
+def call_if_possible(iterator: object, name: str) -> None:
+    """Calls a method of any iterator if it has one of this name."""
+    method = getattr(iterator, name, None)
+    if callable(method):
+        method()

@@ -34,7 +34,8 @@ class NumbersIterator(DatasetIterator[int]):
     step = 0
 
     def __init__(self, dataset: Numbers) -> None:
-        super().__init__()
+        # One of Python's own iterators as the parent.
+        super().__init__(iter(range(dataset.count)))
         self._dataset = dataset
 
     def __next__(self) -> int:
