@@ -72,8 +72,8 @@ class Execution:
             pipeline = dataclasses.replace(pipeline, worker_init_fn=workers.worker_init_fn)
         self.pipeline = pipeline
         self._ray_workers = ray_workers
-        self._workers = workers
-        self._reading = reading
+        self.workers = workers
+        self.reading = reading
         self.stall_timeout = workers.stall_timeout
         self._feed = feed
         self._shared_workers = shared_workers
@@ -147,13 +147,13 @@ class Execution:
             pipelines: dict[Hashable, Pipeline] = {self._name: pipeline}
             if self._shared_workers is not None:
                 pipelines = self._shared_workers.take_pipelines(self._name, pipeline)
-            return WarmPools(functools.partial(Pool, pipelines, self._workers, reading, launch_context()))
+            return WarmPools(functools.partial(Pool, pipelines, self.workers, reading, launch_context()))
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.options import check_installed  # noqa: PLC0415
 
         check_installed()
         return WarmPools(
-            functools.partial(ActorPool, pipeline, self._ray_workers, self._workers, reading, launch_context().path)
+            functools.partial(ActorPool, pipeline, self._ray_workers, self.workers, reading, launch_context().path)
         )
 
     def make_executor(self, position: Position) -> Executor:
@@ -163,7 +163,7 @@ class Execution:
             self._feed.go_to(position[0].block, afresh=leads_again)
         common: dict[str, Any] = {"profiler": self.profiler, "feed": self._feed}
         if self.pools is not None:
-            common |= {"pools": self.pools, "options": self._workers}
+            common |= {"pools": self.pools, "options": self.workers}
             if self._ray_workers is not None:
                 from millstream.loader.cluster.ray_executor import RayExecutor  # noqa: PLC0415
 
@@ -182,7 +182,7 @@ class Execution:
 
     def _executor_here(self) -> Callable[..., Executor]:
         """Returns a function that creates the executor of a plan that runs in this process."""
-        if not self._reading.reads_ahead:
+        if not self.reading.reads_ahead:
             from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415  (lazy, as above)
 
             return functools.partial(InlineExecutor, stall_timeout=self.stall_timeout)
@@ -190,7 +190,7 @@ class Execution:
 
         return functools.partial(
             ThreadExecutor,
-            options=self._reading,
+            options=self.reading,
             stall_timeout=self.stall_timeout,
             threads=self._threads,
             local_reading=self._local_reading,

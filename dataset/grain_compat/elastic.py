@@ -78,7 +78,6 @@ class ElasticIterator(EngineIterator):
         source, order, maps = lower(ds, node)
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
-        self._options = workers, reading
         pipeline = Pipeline(source, order, order, operations, shard)
         self._execution = Execution(pipeline, workers, reading, front=ELASTIC)
         self._inner = self._execution.begin()

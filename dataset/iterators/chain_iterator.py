@@ -44,7 +44,7 @@ class ReadIterator(EngineIterator):
         super().__init__()
         self._node = node = node_of(leaf.map_dataset)
         order = order_of(node)
-        self._running, self._options = running, running.options
+        self._running = running
         # True to raise AbsentElement for a missing element instead of skipping it.
         self.raises_absent = running.shared.raises_absent
         limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)

@@ -7,7 +7,6 @@ from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import Consumer, DataLoaderIterator
 from millstream.loader.operations.elements import Elements, Origins
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.signals import interrupts
 from millstream.transforms.of_chains import AbsentElement
 
@@ -17,7 +16,6 @@ class EngineIterator(DatasetIterator[Any]):
 
     _execution: Execution
     _inner: DataLoaderIterator
-    _options: tuple[MultiprocessingOptions, ReadOptions]
     _was_sought = False
     """True if elements may be missing before its position, because `seek` has counted positions."""
 
@@ -103,7 +101,7 @@ class EngineIterator(DatasetIterator[Any]):
         super().close()
 
     def __repr__(self) -> str:
-        workers, reading = self._options
+        workers, reading = self._execution.workers, self._execution.reading
         execution = "in this thread"
         if workers.num_workers:
             execution = f"{workers.num_workers} worker{'s'[: workers.num_workers != 1]}"

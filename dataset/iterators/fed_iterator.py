@@ -72,7 +72,6 @@ class FedIterator(EngineIterator):
         self.block = Plan(pipeline).partition.global_block
         self._feed = Feed(_Drawing(stream), self.block)
         self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
-        self._options = running.options
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
         self._execution.insight.draws_from = lambda: [(STREAM, insight) for insight in insights_of(stream)]
         self.description = stream_of(self._execution.plan)
@@ -90,7 +89,8 @@ class FedIterator(EngineIterator):
         first, kept = self._feed.kept_before(made.cursors[0].position // self.block)
         if self._saved[0] is not kept:
             self._saved = kept, canonical(kept)
-        return _sealed(first, made, *self._saved)
+        # A copy, because the state belongs to the caller.
+        return _sealed(first, made, _copied(kept), self._saved[1])
 
     def state_of(self, position: Position, step: int, block: int, state: tuple[dict[str, Any], str]) -> dict[str, Any]:
         """Returns the state at a position of the operations, after `step` elements.
@@ -133,6 +133,13 @@ class FedIterator(EngineIterator):
             self._inner.start_prefetch()
         else:
             self._parent.start_prefetch()
+
+
+def _copied(state: Any) -> Any:
+    """Returns a state with dicts and lists of its own."""
+    if isinstance(state, dict):
+        return {name: _copied(value) for name, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state
 
 
 def _sealed(block: int, made: LoaderState, stream: Any, stream_text: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """The iterator of mixed streams, which draws from the stream that is due."""
 
-import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
@@ -46,9 +45,9 @@ class MixedIterator(RecoveringIterator[Any]):
         shared: Shared,
     ) -> None:
         super().__init__([opened_below(stream, shared) for stream in streams])
-        self._streams = streams
-        self._shared = shared
         self._names = names
+        # A stream that a state does not name begins again.
+        self._beginnings = {} if names is None else dict(zip(names, map(state_below, self._parents), strict=True))
         self._weights = weights
         (self._schedule,) = MixingSchedule([(0, weights)], [None] * len(self._parents), FIRST_EXHAUSTED).phases
         self._ended = False
@@ -61,7 +60,6 @@ class MixedIterator(RecoveringIterator[Any]):
 
     def skip_absent(self) -> None:
         """Skips the missing elements of streams from now on."""
-        self._shared = dataclasses.replace(self._shared, raises_absent=False)
         for parent in self._parents:
             if isinstance(parent, ReadIterator):
                 parent.raises_absent = False
@@ -164,29 +162,14 @@ class MixedIterator(RecoveringIterator[Any]):
             )
         if not isinstance(saved, Mapping) and not is_list(saved):
             raise CheckpointError("The state of a mixture cannot be read: parents. Give what get_state() returned.")
-        states = [saved.get(name) for name in self._names or ()] if isinstance(saved, Mapping) else list(saved)
+        states = list(saved)
+        if self._names is not None:
+            states = [saved[name] if name in saved else self._beginnings[name] for name in self._names]
         if len(states) != len(self._parents):
             raise CheckpointError(
                 f"The state is of a mixture of {len(states)} datasets, but there are {len(self._parents)} here. "
                 "Mixtures of a mapping can be resumed with others: name the datasets."
             )
         for parent, own in zip(self._parents, states, strict=True):
-            if own is not None:
-                move_to(parent, own)
-        self._open_again([number for number, own in enumerate(states) if own is None])
+            move_to(parent, own)
         self._step, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)
-
-    def _open_again(self, numbers: Sequence[int]) -> None:
-        """Moves streams to their beginning. If one cannot be opened, all remain."""
-        opened: dict[int, Any] = {}
-        try:
-            for number in numbers:
-                opened[number] = opened_below(self._streams[number], self._shared)
-        except BaseException:
-            for iterator in opened.values():
-                iterator.close()
-            raise
-        replaced = [self._parents[number] for number in numbers]
-        self._parents = tuple(opened.get(number, parent) for number, parent in enumerate(self._parents))
-        for iterator in replaced:
-            iterator.close()

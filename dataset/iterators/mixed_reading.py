@@ -170,7 +170,7 @@ class MixtureIterator(EngineIterator):
         parents, maps = shared_maps(mixed.above)
         self._mixed = Mixed(parents, mixed.weights, mixed.names)
         self._operations = (*checked_maps(maps), *operations)
-        self._running, self._options = running, running.options
+        self._running = running
         self._inputs_have_workers = inputs_have_workers
         # False once an element was missing: states are then those of the drawn stream.
         self._is_random = True

@@ -84,10 +84,6 @@ class Running:
     num_local: int = 0
     local_reading: ReadOptions | None = None
 
-    @property
-    def options(self) -> tuple[MultiprocessingOptions, ReadOptions]:
-        return self.workers, self.reading
-
     def execution(self, stage: str, pipeline: Pipeline, front: Front, feed: Feed | None = None) -> Execution:
         """Returns the execution of a pipeline, which is the same each time for one stage of a dataset."""
         name, reading, num_local = (self.name, stage), self.reading, self.num_local
