@@ -24,6 +24,7 @@ from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 
 NO_THREADS = ReadOptions(num_threads=0, prefetch_buffer_size=0)
+NO_WORKERS = MultiprocessingOptions()
 
 
 @final
@@ -49,7 +50,7 @@ class Chain:
     def of(cls, dataset: IterDataset[Any]) -> Self:
         """Returns the chain that ends with a dataset."""
         operations: list[Transformation] = []
-        workers, reading, num_local, local_reading = MultiprocessingOptions(), None, 0, None
+        workers, reading, num_local, local_reading = NO_WORKERS, None, 0, None
         has_boundary, node = False, dataset
         while node is dataset or not iterates_itself(node):
             if isinstance(node, Operated):
@@ -76,7 +77,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared) 
     chain = Chain.of(dataset)
     leaf, operations, reading = chain.leaf, chain.operations, chain.reading
     running = Running(
-        chain.workers if shared.shared_workers is None else MultiprocessingOptions(),
+        chain.workers if shared.shared_workers is None else NO_WORKERS,
         reading or NO_THREADS,
         warm_workers_of(dataset),
         options.filter_limits,
@@ -109,7 +110,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared) 
         # Nothing is left to prefetch, so that a state is that of the stream.
         return stream
     if len(operations) == chain.num_local:
-        running = dataclasses.replace(running, workers=MultiprocessingOptions())
+        running = dataclasses.replace(running, workers=NO_WORKERS)
     return FedIterator(stream, operations, running)
 
 

@@ -60,7 +60,7 @@ class Insight:
         self._workers = workers
         self._reading = reading
         self._front = front
-        self._num_cores = num_cores
+        self.num_cores = num_cores
         self._structures: Mapping[str, tuple[str, ...]] = {}
         # The measurements between which rates are computed. They move on once more batches are timed.
         self._window: tuple[Measurements | None, Measurements | None] = None, None
@@ -83,7 +83,7 @@ class Insight:
         if self._description is None:
             from millstream.loader.snapshot_of_loader import description_of  # noqa: PLC0415  (lazy: for views only)
 
-            self._description = description_of(self._plan, self._workers, self._reading, self._front, self._num_cores)
+            self._description = description_of(self._plan, self._workers, self._reading, self._front, self.num_cores)
         measured, seconds = self._measured()
         stages = tuple(
             dataclasses.replace(stage, seconds=seconds[stage.label], structure=self._structures.get(stage.label))

@@ -10,8 +10,8 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 
 
-def stream_of(plan: Plan) -> Stream:
-    """Returns the stream of a plan, with the current fingerprint of its source, sampler and operations."""
+def stream_of(plan: Plan, fingerprint: Fingerprint | None = None) -> Stream:
+    """Returns the stream of a plan, with the current fingerprint of its source, sampler and operations if not given."""
     partition, shard = plan.partition, plan.pipeline.shard
     return Stream(
         shard_index=shard.shard_index,
@@ -21,7 +21,7 @@ def stream_of(plan: Plan) -> Stream:
         global_batch=partition.global_block,
         one_to_one=plan.one_to_one,
         length=partition.length,
-        fingerprint=_fingerprint(plan.pipeline),
+        fingerprint=fingerprint or _fingerprint(plan.pipeline),
     )
 
 

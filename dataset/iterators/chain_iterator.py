@@ -57,23 +57,26 @@ class ReadIterator(EngineIterator):
         # The last brief state and its step: a join saves those of all streams below, of which few have moved.
         self._brief = -1, ""
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
-        pipeline = self._whole = self._sparse
+        self._whole = self._sparse
+        plan = sparse_plan = Plan(self._sparse)
         maps: Sequence[Transformation] = ()
         if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
             source, own_order, maps = lower(leaf.map_dataset, node)
-            dense = Pipeline(source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits)
+            self._whole = Pipeline(
+                source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits
+            )
             # If the dense plan is not 1:1, the sparse one costs no more.
-            pipeline, self._whole = dense if Plan(dense).one_to_one else pipeline, dense
-        plan = Plan(self._sparse)
-        self._num_stages = len(plan.stages)
-        sparse = stream_of(plan)
-        best = sparse if pipeline is self._sparse else stream_of(Plan(pipeline))
-        self._stream: Stream = dataclasses.replace(sparse, one_to_one=False, fingerprint=best.fingerprint)
-        self._dense_length = None if pipeline is self._sparse else sparse.length
+            dense = Plan(self._whole)
+            plan = dense if dense.one_to_one else sparse_plan
+        self._num_stages = len(sparse_plan.stages)
+        best = stream_of(plan)
+        self._sparse_stream = stream_of(sparse_plan, best.fingerprint)
+        self._stream: Stream = dataclasses.replace(self._sparse_stream, one_to_one=False)
+        self._dense_length = None if plan is sparse_plan else self._stream.length
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
-        self._is_dense = pipeline is not self._sparse and running.shared.shared_workers is None
-        self._own_stream = best if self._is_dense else sparse
-        kind, pipeline = ("dense", pipeline) if self._is_dense else ("sparse", self._sparse)
+        self._is_dense = plan is not sparse_plan and running.shared.shared_workers is None
+        self._own_stream = best if self._is_dense else self._sparse_stream
+        kind, pipeline = ("dense", self._whole) if self._is_dense else ("sparse", self._sparse)
         if self._is_dense and self.raises_absent:
             checked = tuple(checked_maps((*maps, *operations)))
             kind, pipeline = "checked", dataclasses.replace(pipeline, operations=checked)
@@ -208,7 +211,7 @@ class ReadIterator(EngineIterator):
     def _use_sparse(self, saved: LoaderState) -> None:
         """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""
         execution = self._running.execution("sparse", self._sparse, CHAIN)
-        stream = stream_of(execution.plan)
+        stream = self._sparse_stream
         inner = execution.begin(stream)
         inner.set_state(saved._replace(stream=stream).encode())
         dense = self._execution, self._inner

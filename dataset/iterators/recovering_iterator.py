@@ -220,6 +220,8 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     def keep_measurements(self, iterator: DatasetIterator[Any]) -> None:
         """Keeps the measurements of an iterator below that another one replaces."""
         for insight in insights_of(iterator):
+            # Only that of the join is reported, and finding it out would read files for each stream that ends.
+            insight.num_cores = insight.num_cores or 1
             snapshot = insight.snapshot()
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
