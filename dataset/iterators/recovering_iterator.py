@@ -19,6 +19,7 @@ from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator, Measured
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.reporting.joined_snapshots import added
+from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 from millstream.signals import interrupts
 
 if TYPE_CHECKING:
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from millstream.loader.reporting.snapshot import LoaderSnapshot
 
 T_co = TypeVar("T_co", covariant=True)
-
-KEPT_ELEMENTS = 1024
-"""Interval between two saved states, in elements, and therefore the maximum number of elements drawn again."""
-
 
 FAST_SECONDS = 20e-6
 """The time of an element above which drawing it in a call of its own costs little."""
