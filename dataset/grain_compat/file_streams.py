@@ -131,6 +131,9 @@ class FilesystemParquetDataSource(ParquetDataSource):
             raise DataSourceError(f"Cannot find the size of {path!r} in its file system. Copy it to a local file.")
         return FileIdentity.of_object(found.size, repr((found.size, found.mtime_ns)).encode())
 
+    def _check_regular(self, path: str) -> None:
+        """Checks nothing, because the path is one of another file system."""
+
     def _identity_now(self, path: str) -> FileIdentity:
         return self._identities[path]
 

@@ -239,8 +239,7 @@ class Files(RenderedSource, Closing, Generic[FileT]):
 
     def _open_checked(self, path: str, location: str) -> FileT:
         """Opens a file, and compares it with its state at construction."""
-        if not is_url(path):
-            FileIdentity.of_regular_file(path, self.kind)  # A library would wait for a pipe that has replaced the file.
+        self._check_regular(path)
         file = self._open(path, location)
         try:
             # Checked after opening: the file that is at the path now is the opened one, or a newer one.
@@ -249,6 +248,11 @@ class Files(RenderedSource, Closing, Generic[FileT]):
             file.close()
             raise
         return file
+
+    def _check_regular(self, path: str) -> None:
+        """Refuses a pipe that has replaced a file, because a library would wait for it."""
+        if not is_url(path):
+            FileIdentity.of_regular_file(path, self.kind)
 
     def _identity_now(self, path: str) -> FileIdentity:
         """Returns the identity of the file that is at a path now. An object is compared when it is read."""
