@@ -155,8 +155,8 @@ class ShardBySharding(ShardOptions):
     Raises:
         RuntimeError: the environment announces several processes, but JAX is not initialised for them.
         TypeError: sharding is not a NamedSharding.
-        ValueError: an argument is out of range, this process has no device in the mesh, or the rows of two processes
-            overlap only in part.
+        ValueError: an argument is out of range, the first dimension is unconstrained, this process has no device in
+            the mesh, or the rows of two processes overlap only in part.
 
     Examples:
         >>> import jax
@@ -210,7 +210,8 @@ class RowGroup:
 
         Raises:
             TypeError: sharding is not a NamedSharding.
-            ValueError: this process has no device in the mesh, or the rows of two processes overlap only in part.
+            ValueError: the first dimension is unconstrained, this process has no device in the mesh, or the rows of
+                two processes overlap only in part.
         """
         import jax  # noqa: PLC0415  (as above)
 
@@ -220,6 +221,11 @@ class RowGroup:
                 f"PartitionSpec('data')), got {type(sharding).__name__}."
             )
         axes = (*sharding.spec, None)[0] or ()
+        if axes is jax.sharding.PartitionSpec.UNCONSTRAINED:
+            raise ValueError(
+                f"sharding must specify how the first dimension is split, got {sharding.spec}. Name axes of the mesh, "
+                "or None."
+            )
         names = axes if isinstance(axes, tuple) else (axes,)
         num_parts = math.prod(sharding.mesh.shape[name] for name in names)
         rows = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(names))

@@ -233,7 +233,7 @@ def test_rows_that_overlap_in_part_are_refused(parts: dict[int, set[int]]) -> No
 
 
 def test_wrong_shardings_are_refused() -> None:
-    """A mesh without a device of this process, no NamedSharding and a batch that cannot be split are errors."""
+    """A mesh without a device of this process, no NamedSharding and rows that cannot be split are errors."""
     device = jax.devices()[0]
     rows = jax.sharding.NamedSharding(jax.sharding.Mesh([device], ("data",)), jax.sharding.PartitionSpec("data"))
 
@@ -241,6 +241,12 @@ def test_wrong_shardings_are_refused() -> None:
         RowGroup.among({0: {0}}, 3, 1)
     with pytest.raises(TypeError, match=r"sharding must be a jax\.sharding\.NamedSharding.* got SingleDeviceSharding"):
         millstream.ShardBySharding(jax.sharding.SingleDeviceSharding(device), 8)  # type: ignore[arg-type]  # what is refused
+    unconstrained = jax.sharding.PartitionSpec(jax.sharding.PartitionSpec.UNCONSTRAINED)
+    any_rows = jax.sharding.NamedSharding(rows.mesh, unconstrained)
+    with pytest.raises(
+        ValueError, match=r"sharding must specify how the first dimension is split, got .*UNCONSTRAINED"
+    ):
+        millstream.ShardBySharding(any_rows, 8)
     with pytest.raises(ValueError, match="global_batch_size must be at least 1, got 0"):
         millstream.ShardBySharding(rows, 0)
     with pytest.raises(ValueError, match="logical_shards must be at least 1"):
