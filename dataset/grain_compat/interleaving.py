@@ -113,8 +113,9 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         self._is_begun = False
 
     def below(self) -> Iterator[tuple[str, DatasetIterator[Any]]]:
-        """Yields the open datasets, without names, because others replace them."""
-        return (("", slot.iterator) for slot in self._slots if slot.iterator is not None)
+        """Yields the open datasets, also before their turn, without names, because others replace them."""
+        opened = dict.fromkeys([*(slot.iterator for slot in self._slots), *self._early.values()])
+        return (("", iterator) for iterator in opened if iterator is not None)
 
     def _draw(self, count: int) -> Drawn[Any]:
         values: list[Any] = []

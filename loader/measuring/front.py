@@ -43,8 +43,8 @@ CHAIN = Front(workers=".mp_prefetch({})", buffers=f".mp_prefetch({_MORE_READY})"
 MIXED_CHAIN = CHAIN._replace(reading=".prefetch({})")
 """A chain after a mixture of such chains."""
 
-FED_CHAIN = MIXED_CHAIN._replace(is_fed=True)
-"""A chain after a stream."""
+FED_CHAIN = CHAIN._replace(is_fed=True)
+"""A chain after a stream. What reads is below the stream, in threads of its own."""
 
 ELASTIC = Front(
     workers="multiprocessing_options=MultiprocessingOptions({})", buffers=f"multiprocessing_options={_MORE_READY}"

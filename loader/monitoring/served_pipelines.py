@@ -45,7 +45,7 @@ class Pipeline(Protocol):
     def living_iterators(self) -> Sequence[Any]: ...
 
 
-_served: "dict[int, weakref.ref[Pipeline]]" = {}
+_served: "weakref.WeakKeyDictionary[Pipeline, int]" = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
 
 
@@ -73,9 +73,9 @@ def serve_by_environment(insight: Pipeline) -> None:
 
 def _add(insight: Pipeline) -> None:
     _forget_in_forked_processes()
-    if all(served() is not insight for served in list(_served.values())):
+    if insight not in _served:
         insight.snapshot()
-        _served[next(_numbers)] = weakref.ref(insight)
+        _served[insight] = next(_numbers)
 
 
 @functools.cache
@@ -104,16 +104,11 @@ def _page_of_metrics() -> str:
 
 
 def _living() -> dict[int, Pipeline]:
-    """Returns the outermost pipelines that are neither closed nor collected, by number, and forgets the others."""
-    living = {}
-    for number, served in list(_served.items()):
-        insight = served()
-        if insight is None or insight.is_closed:
-            _served.pop(number, None)
-        else:
-            living[number] = insight
-    below = {id(one) for insight in living.values() for one in insight.everything_below()}
-    return {number: insight for number, insight in living.items() if id(insight) not in below}
+    """Returns the outermost pipelines that are neither closed nor collected, by number."""
+    references = _served.keyrefs()
+    living = [insight for reference in references if (insight := reference()) is not None and not insight.is_closed]
+    below = {id(one) for insight in living for one in insight.everything_below()}
+    return {_served[insight]: insight for insight in living if id(insight) not in below}
 
 
 def _answer(question: str) -> object:

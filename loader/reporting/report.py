@@ -57,7 +57,7 @@ def write_report(
     if path.suffix not in (".html", ".json"):
         raise ValueError(f"The path of a report must end in .html or .json, got {str(path)!r}.")
     if path.suffix == ".json" and recorder is None:
-        raise ValueError("There is no trace to write. Build the loader with enable_profiling=True.")
+        raise ValueError("There is no trace to write. Build a DataLoader with enable_profiling=True.")
     # Copies, because other threads may append to them.
     spans = [] if recorder is None else list(recorder.spans.copy())
     memory = [] if recorder is None else list(recorder.memory.copy())
@@ -105,7 +105,7 @@ def _timeline_section(
     spans: Sequence[Span], memory: Sequence[Sample], events: Sequence[Event], *, is_recorded: bool
 ) -> str:
     if not is_recorded:
-        return "<p>Not recorded. Build the loader with <code>enable_profiling=True</code>.</p>"
+        return "<p>Not recorded. A DataLoader with <code>enable_profiling=True</code> records its work.</p>"
     if not spans:
         return "<p>Nothing has been recorded yet.</p>"
     data = base64.b64encode(chrome_trace(spans, memory, events).encode()).decode()

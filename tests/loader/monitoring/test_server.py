@@ -145,6 +145,18 @@ def test_one_pipeline_is_served_for_all_that_it_draws_from(monkeypatch: pytest.M
             assert len(query(os.getpid(), "stacks")["stacks"]) == 3
 
 
+def test_datasets_of_an_interleave_are_one_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are opened before their turn, too, so that they can read ahead."""
+    monkeypatch.setenv("MILLSTREAM_TOP", "1")
+    reading = millstream.ReadOptions(num_threads=2, prefetch_buffer_size=8)
+    files = [millstream.MapDataset.range(2).to_iter_dataset(reading) for _ in range(6)]
+    with iter(millstream.experimental.InterleaveIterDataset(files, cycle_length=2)) as elements:
+        for count in range(1, 13):
+            next(elements)
+            (pipeline,) = query(os.getpid(), "snapshot")["pipelines"]
+            assert pipeline["measured"]["batches"] == count
+
+
 def test_epochs_are_one_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     """All epochs of a loader are served under one number, with the epoch and step of the current one."""
     monkeypatch.setenv("MILLSTREAM_TOP", "1")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies
 
 import millstream
-from millstream.loader.measuring.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, Front
+from millstream.loader.measuring.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, MIXED_CHAIN, Front
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, Location
 from support.clocks.owned_clock import Spend
@@ -136,7 +136,7 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
     ),
     "no batched reads below a stream": (
         with_source(run_of(read=6.0, augment=4.0, front=FED_CHAIN), one_by_one="Tokens"),
-        {"waiting": "", "read_further_ahead": ""},
+        {"waiting": "", "read_further_ahead": ".to_iter_dataset(ReadOptions(num_threads=16, prefetch"},
     ),
     "few reads and keys": (
         with_order(
@@ -274,11 +274,11 @@ def as_arguments(written: str) -> Any:
 
 
 def chain_with(before: str) -> Callable[[str], object]:
-    """Returns a function that writes a step of a chain after what is before it, streamed first if it must be."""
+    """Returns a function that writes a step of a chain after what is before it, made a stream if it must be one."""
 
     def write(step: str) -> object:
         is_read = step.startswith((".to_iter_dataset", ".prefetch"))
-        is_streamed = is_read or before.endswith(".to_iter_dataset()")
+        is_streamed = is_read or before.startswith("IterDataset.")
         chain = eval(f"{before}{'' if is_streamed else '.to_iter_dataset()'}{step}", NAMES)
         assert isinstance(chain, millstream.IterDataset)
         return chain
@@ -305,9 +305,10 @@ def chain_with(before: str) -> Callable[[str], object]:
         # A loader with actors starts none before it is iterated over.
         (ACTORS, lambda text: millstream.load(range(8), **{"workers": millstream.RayWorkers(1)} | as_arguments(text))),
         (CHAIN, chain_with("MapDataset.range(8)")),
-        (FED_CHAIN, chain_with("MapDataset.range(8).to_iter_dataset()")),
+        (MIXED_CHAIN, chain_with("IterDataset.mix([MapDataset.range(8).to_iter_dataset()])")),
+        (FED_CHAIN, chain_with("MapDataset.range(8)")),
     ],
-    ids=["load", "DataLoader", "ElasticIterator", "actors", "chain", "chain after a stream"],
+    ids=["load", "DataLoader", "ElasticIterator", "actors", "chain", "mixture", "chain after a stream"],
 )
 def test_what_advice_tells_people_to_write_is_taken(front: Front, write: Callable[[str], object]) -> None:
     """Each argument or step is one of what the pipeline was made with, and takes such a value."""
