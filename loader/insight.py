@@ -164,16 +164,18 @@ class Insight:
         classes: "Sequence[str] | None",
         is_batched: bool = False,
         pipeline: Pipeline | None = None,
+        source: Any = None,
     ) -> "Preview":
         """Returns a rendering of the first outputs of the pipeline, or of an equivalent one.
 
-        With `is_batched`, the source builds batches, so that the pipeline needs no operation for them.
+        With `is_batched`, the source builds batches, so that the pipeline needs no operation for them. `source` is one
+        with names of classes; None for the pipeline's own.
         """
         from millstream.loader.reporting.preview import Preview  # noqa: PLC0415  (lazy, as above)
 
         count, rows = as_integer(num_batches, "num_batches", 1), as_integer(rows, "rows", 1)
         batches, are_batches, known = self._first_outputs(count, pipeline)
-        known = known if classes is None else classes
+        known = classes if classes is not None else known if source is None else getattr(source, "classes", ())
         # A user's source may have an attribute of that name with another meaning.
         names = known if isinstance(known, list | tuple) and all(isinstance(name, str) for name in known) else ()
         return Preview(batches, is_batched=is_batched or are_batches, rows=rows, decode=decode, classes=names)

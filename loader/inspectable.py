@@ -1,7 +1,7 @@
 """The views that loaders and their iterators have in common, for people and for dashboards."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from millstream.loader.insight import Insight
 
@@ -113,7 +113,12 @@ class Inspectable:
                 records training would then lack.
             Exception: an error of the pipeline, with notes of where it occurred.
         """
-        return self.insight.preview(num_batches, rows=rows, decode=decode, classes=classes)
+        options = self._preview_options()
+        return self.insight.preview(num_batches, rows=rows, decode=decode, classes=classes, **options)
+
+    def _preview_options(self) -> dict[str, Any]:
+        """Returns arguments of `Insight.preview` for pipelines that are not like those that the user wrote."""
+        return {}
 
     def report(self, path: "str | Path") -> "Path":
         """Writes a report, a self-contained page or a trace, and returns its path.

@@ -6,13 +6,13 @@ from typing import Any, SupportsIndex, final
 
 import numpy as np
 
-from millstream import tree
 from millstream.checks import as_integer, as_integer_or_none
 from millstream.dataset.chain import as_stream, opened_below
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.debugging import difference
+from millstream.loader.pipeline.outputs import num_bytes
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.randomness import as_seed, generator
 from millstream.samplers.permutation import permute_one
@@ -165,7 +165,7 @@ def pick_performance_config(
     worker_limit = as_integer_or_none(max_workers, "max_workers")
     buffer_limit = as_integer_or_none(max_buffer_size, "max_buffer_size") or MAX_BUFFERED
     with opened_below(as_stream(ds, "ds")) as iterator:
-        sizes = [_num_bytes(element) for element, _ in zip(iterator, range(samples), strict=False)]
+        sizes = [num_bytes([element]) for element, _ in zip(iterator, range(samples), strict=False)]
     if not sizes:
         raise ValueError("The dataset yields nothing, so nothing can be measured.")
     fitting = int(ram_budget_mb * (1 << 20) // max(1, *sizes))
@@ -186,10 +186,6 @@ def _shape(state: Any) -> Any:
 
 def _text(iterator: DatasetIterator[Any]) -> str:
     return json.dumps(iterator.get_state(), sort_keys=True)
-
-
-def _num_bytes(element: Any) -> int:
-    return sum(np.asarray(leaf).nbytes for _, leaf in tree.leaves(element))
 
 
 def apply_transformations(ds: Any, transformations: Any) -> Any:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.iterators.brief_states import brief_state, cursor_at_end, ending_of, restored
@@ -32,7 +32,6 @@ from millstream.transforms import Transformation
 from millstream.transforms.of_chains import AbsentElement, DropAbsent, KeepAll, Present
 
 if TYPE_CHECKING:
-    from millstream.loader.reporting.preview import Preview
     from millstream.loader.tracing import Trace
 
 
@@ -159,24 +158,11 @@ class ReadIterator(EngineIterator):
         except AbsentElement:
             return self.insight.trace(self._sparse)
 
-    def preview(
-        self,
-        num_batches: int = 1,
-        *,
-        rows: int = 8,
-        decode: Callable[[list[int]], str] | None = None,
-        classes: Sequence[str] | None = None,
-    ) -> "Preview":
+    def _preview_options(self) -> dict[str, Any]:
         *nodes, first = self._node.line()
         (source, *_) = first.sources or (None,)
-        return self.insight.preview(
-            num_batches,
-            rows=rows,
-            decode=decode,
-            classes=getattr(source, "classes", None) if classes is None else classes,
-            is_batched=any(isinstance(node, Batched) for node in nodes),
-            pipeline=self._sparse,
-        )
+        is_batched = any(isinstance(node, Batched) for node in nodes)
+        return {"is_batched": is_batched, "pipeline": self._sparse, "source": source}
 
     @functools.cached_property
     def _ending(self) -> str:

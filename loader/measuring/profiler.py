@@ -14,13 +14,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 
-import numpy as np
-
-from millstream import tree
 from millstream.loader.measuring.recorder import STARTS, TRAINS, WAITS, Recorder
 from millstream.loader.pipeline.calls import Blocks
+from millstream.loader.pipeline.outputs import num_bytes
 from millstream.loader.pipeline.plan import KEYS, READ
-from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.measuring.costs import CostMeter
@@ -55,7 +52,7 @@ class Profiler:
         records: the number of records in them, if the pipeline is 1:1.
         timed_outputs: the number of these when it last asked for more. The seconds cover them, and no later ones.
         first_seconds: the seconds that it waited for the first outputs of all passes.
-        output_bytes: the size of the arrays of the very first output; None before.
+        output_bytes: the estimated size of the very first output; None before.
         core_seconds: the processor time of worker processes. It is less than their working time if they waited.
         deaths: the number of worker processes that died.
         stalls: the number of reported stalls.
@@ -177,7 +174,7 @@ class Profiler:
 
     def came(self, output: Any) -> None:
         if self.output_bytes is None:
-            self.output_bytes = _array_bytes(output)
+            self.output_bytes = num_bytes([output])
 
     def called(
         self,
@@ -230,13 +227,3 @@ class Profiler:
         for stage, spent in zip(self._names, stages, strict=True):
             self.add(stage, spent)
         self.core_seconds += with_core
-
-
-def _array_bytes(value: Any) -> int:
-    try:
-        return sum(leaf.nbytes for _, leaf in tree.leaves(value) if isinstance(leaf, np.ndarray | np.generic))
-    except Exception as error:
-        # An object of the user may raise when it is inspected.
-        if is_from_signal_handler(error):
-            raise
-        return 0

@@ -110,7 +110,7 @@ def _metrics(snapshot: LoaderSnapshot) -> Iterator[_Metric]:
     yield _Metric("errors", measured.errors, "Records that failed and were skipped.")
     yield _Metric("workers", snapshot.num_workers, "Worker processes of the loader.", is_counter=False)
     size = measured.batch_bytes or 0
-    yield _Metric("batch_bytes", size, "Bytes of the arrays in the first batch.", is_counter=False)
+    yield _Metric("batch_bytes", size, "Estimated bytes of the first batch.", is_counter=False)
     yield _Metric("step", measured.step, "Step of the newest iterator.", is_counter=False)
     if measured.records is not None:
         yield _Metric("records", measured.records, "Records of the batches delivered to the trainer.")

@@ -117,7 +117,7 @@ class Measurements:
         first_seconds: the seconds of waiting for the first batch of each pass. They include the start of workers.
         wait_seconds: the seconds of waiting for all other batches, or of computing them in the trainer's thread.
         trainer_seconds: the seconds that the trainer spent between two batches.
-        batch_bytes: the size of the arrays in the first batch; None before it.
+        batch_bytes: the estimated size of the first batch; None before it.
         core_seconds: the seconds in which worker processes used a core; None if they were not measured.
         waits: the seconds of the last waits, except those for first batches, up to 1,000.
         records: the number of records in the batches delivered; None if the pipeline is not 1:1.

@@ -65,6 +65,14 @@ def test_names_are_stable_and_values_are_floats() -> None:
         assert after["loader/workers"] == workers
 
 
+def test_batches_without_arrays_have_a_size() -> None:
+    """The size of texts and other objects is estimated, and not that of their arrays alone, which is none."""
+    loader = millstream.load([{"text": ["word"] * 100}] * 4)
+    for _ in zip(range(1), loader, strict=False):
+        pass
+    assert loader.metrics()["loader/batch_bytes"] >= 400
+
+
 def test_exactly_the_delivered_records_are_counted() -> None:
     """A short last batch counts as its records, in each pass, on devices and in each shard, and padding does not."""
     loader = millstream.load(range(10), num_epochs=1, batch_size=4)
