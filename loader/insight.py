@@ -39,7 +39,7 @@ class Insight:
 
     Attributes:
         iterators: those that exist, by their ids, the newest last.
-        draws_from: returns the views of the iterators below this one, each with a prefix for the labels of its stages.
+        streams: the result of `draws_from`, as a function.
         is_closed: True once the pipeline is closed.
     """
 
@@ -67,7 +67,7 @@ class Insight:
         self._counter: ComponentCounter | None = None
         self._description: LoaderSnapshot | None = None
         self.iterators: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
-        self.draws_from: Callable[[], Sequence[tuple[str, Insight]]] = tuple
+        self.streams: Callable[[], Sequence[tuple[str, Insight]]] = tuple
 
     def snapshot(self) -> "LoaderSnapshot":
         """Returns the measurements so far, with those of the iterators below."""
@@ -90,6 +90,10 @@ class Insight:
             for stage in self._description.stages
         )
         return dataclasses.replace(self._description, measured=measured, stages=stages)
+
+    def draws_from(self) -> "Sequence[tuple[str, Insight]]":
+        """Returns the views of the iterators below this one, each with a prefix for the labels of its stages."""
+        return self.streams()
 
     def _below(self) -> "Streams":
         return [(prefix, insight.snapshot()) for prefix, insight in self.draws_from()]

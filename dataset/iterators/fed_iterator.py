@@ -1,5 +1,6 @@
 """The iterator of operations after a stream: they run in threads and processes, but the stream runs in one thread."""
 
+import functools
 import json
 import sys
 from collections.abc import Collection, Sequence
@@ -13,7 +14,7 @@ from millstream.dataset.iterators.counted_iterator import CountedIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.engine_iterator import EngineIterator
-from millstream.dataset.iterators.join_insight import insights_of
+from millstream.dataset.iterators.join_insight import insights_below
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError
@@ -27,7 +28,6 @@ from millstream.loader.operations.steps import annotated
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.reporting.joined_snapshots import STREAM
 from millstream.loader.scheduling.feed import Feed
 from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.sharding import NoSharding
@@ -73,7 +73,7 @@ class FedIterator(EngineIterator):
         self._feed = Feed(_Drawing(stream), self.block)
         self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
-        self._execution.insight.draws_from = lambda: [(STREAM, insight) for insight in insights_of(stream)]
+        self._execution.insight.streams = functools.partial(insights_below, stream)
         self.description = stream_of(self._execution.plan)
         self._inner = self._execution.begin(self.description)
         # The saved state of the stream that the last state contains, and its canonical JSON.

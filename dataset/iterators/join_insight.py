@@ -15,6 +15,7 @@ from millstream.sharding import NoSharding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
     from millstream.loader.reporting.snapshot import LoaderSnapshot
 
@@ -42,7 +43,6 @@ class JoinInsight(Insight):
         self.iterators[id(join)] = join
         # The join has a reference to this object.
         self._of = weakref.ref(join)
-        self.draws_from = self._streams
 
     @property
     def is_closed(self) -> bool:  # type: ignore[override]
@@ -62,14 +62,24 @@ class JoinInsight(Insight):
             measured=dataclasses.replace(shown.measured, records=None),
         )
 
-    def _streams(self) -> "Sequence[tuple[str, Insight]]":
-        named = list(self._join.below())
-        has_names = 1 < len(named) <= MAX_NAMED
+    def draws_from(self) -> "Sequence[tuple[str, Insight]]":
+        has_names = self.has_names
         return [
-            (f"{name}: " if name and has_names else "", insight)
-            for name, iterator in named
+            (f"{name}: " if has_names else "", insight)
+            for name, iterator in self._named_streams()
             for insight in insights_of(iterator)
         ]
+
+    @property
+    def has_names(self) -> bool:
+        """True if the stages below have the names of their streams."""
+        names = [name for name, _ in self._named_streams()]
+        return 1 < len(names) <= MAX_NAMED and all(names)
+
+    def _named_streams(self) -> "Sequence[tuple[str, DatasetIterator[Any]]]":
+        """Returns the iterators below; none once this one is gone, as the thread of a server may find."""
+        join = self._of()
+        return [] if join is None else list(join.below())
 
     def _first_outputs(self, count: int, pipeline: Pipeline | None) -> "tuple[list[Any], bool, Any]":
         """Returns the first elements, which this thread draws a second time."""
@@ -83,6 +93,14 @@ class JoinInsight(Insight):
         if join is None:
             raise AssertionError("only the iterator itself has its views")
         return join
+
+
+def insights_below(stream: Any) -> list[tuple[str, Insight]]:
+    """Returns the views of a stream below operations, with the prefix of its stages, which may be named like these."""
+    return [
+        ("" if isinstance(insight, JoinInsight) and insight.has_names else "stream: ", insight)
+        for insight in insights_of(stream)
+    ]
 
 
 def insights_of(iterator: Any) -> list[Insight]:

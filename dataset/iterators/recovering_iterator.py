@@ -18,7 +18,6 @@ from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.insight import Insight
 from millstream.loader.iterator import DataLoaderIterator, Measured
 from millstream.loader.measuring.profiler import Profiler
-from millstream.loader.reporting.joined_snapshots import added
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 from millstream.signals import interrupts
 
@@ -216,6 +215,8 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
 
     def keep_measurements(self, iterator: DatasetIterator[Any]) -> None:
         """Keeps the measurements of an iterator below that another one replaces."""
+        from millstream.loader.reporting.joined_snapshots import added  # noqa: PLC0415  (lazy: most replace none)
+
         for insight in insights_of(iterator):
             # Only that of the join is reported, and finding it out would read files for each stream that ends.
             insight.num_cores = insight.num_cores or 1

@@ -6,9 +6,6 @@ from typing import Any
 
 from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Location, StageSnapshot
 
-STREAM = "stream: "
-"""The prefix of the stages of a single stream below operations, unless they have the name of another stream."""
-
 Streams = Sequence[tuple[str, LoaderSnapshot]]
 """Snapshots of the iterators that another one draws from, each with a prefix for the labels of its stages."""
 
@@ -56,8 +53,7 @@ def _stages_of(prefix: str, snapshot: LoaderSnapshot, own: LoaderSnapshot) -> It
     """Yields the stages of a stream. Reading and operations get the prefix."""
     is_shared = own.num_workers > 0 and not snapshot.num_workers
     for stage in snapshot.stages:
-        is_plain = stage.label.startswith(("read", "operations["))
-        named = prefix if is_plain or (prefix != STREAM and stage.kind in (Kind.READ, Kind.OPERATION)) else ""
+        named = prefix if stage.kind in (Kind.READ, Kind.OPERATION) else ""
         yield dataclasses.replace(
             stage,
             label=named + stage.label,

@@ -1,5 +1,6 @@
 """The views of iterators that only combine streams, on a clock that only the user's code moves on."""
 
+import gc
 import re
 import threading
 import time
@@ -142,6 +143,16 @@ def test_a_join_is_seen_to_wait_inside_next() -> None:
         go_on.set()
         first.join()
         assert iterator.insight.status().waits_for is None
+
+
+def test_a_join_that_is_gone_has_nothing_below() -> None:
+    """The thread that serves it may be the first to see that; it goes on with the others."""
+    iterator: Any = iter(IterDataset.mix([batches(), batches()]))
+    next(iterator)
+    insight, iterator = iterator.insight, iterator.close()
+    gc.collect()
+    assert insight.is_closed
+    assert list(insight.everything_below()) == []
 
 
 def test_trouble_of_streams_is_in_all_views(tmp_path: Path) -> None:
