@@ -62,9 +62,8 @@ def run_convert(
             overwrite=overwrite,
         )
         size = bytes_text(sum(map(os.path.getsize, targets)))
-        records = (
-            f"{len(source):,} records" if function is None else f"from {len(source):,} records"
-        )  # None is skipped.
+        # Records for which the function returns None are not written.
+        records = f"{len(source):,} records" if function is None else f"from {len(source):,} records"
         return f"{targets[0]}{f' and {shards - 1:,} more' if shards > 1 else ''}: {records}, {size}"
 
 
