@@ -360,7 +360,7 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
         (["a.txt", "b.array_record", "--compression=zstd:23"], "between 1 and 22, got 23"),
         (["a.txt", "a.csv", "b.bag"], "Cannot convert files of several formats, text, csv, together"),
         (["a.txt", "b.parquet"], "DST must end in .array_record, .bag, .bagz or .bin to write records"),
-        (["absent.txt", "b.bag"], "No such file or directory: "),
+        (["absent.txt", "b.bag"], "No such data file: "),
         (["bad.jsonl", "b.bag"], "record 1 of"),
         (["empty.txt", "b.bag"], "SRC must have at least one record, got none in "),
         (["a.txt", "a.csv", "b.txt"], "To decompress, pass a single SRC, got 2"),
