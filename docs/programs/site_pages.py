@@ -71,6 +71,7 @@ OF_BASES |= {"steps_of", "composition", "pipe"}
 
 FOR_THE_LIBRARY = {
     "batches_after",
+    "records_between",
     "take",
     "status",
     "worker_stacks",
