@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
 from millstream.loader.checkpoints.state import Stream
-from millstream.loader.insight import Insight
+from millstream.loader.insight import Insight, serve_if_requested
 from millstream.loader.iterator import Beginning, DataLoaderIterator
 from millstream.loader.measuring.front import LOADER, Front
 from millstream.loader.measuring.profiler import Profiler
@@ -117,7 +117,7 @@ class Execution:
 
     def serve_if_requested(self) -> None:
         """Lets other processes query this pipeline, or the one that it is an epoch of, if the environment says so."""
-        (self if self._whole is None else self._whole).insight.serve_if_requested()
+        serve_if_requested(self if self._whole is None else self._whole)
 
     def check_open(self) -> None:
         if self.insight.is_closed:

@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     from millstream.loader.tracing import Trace
 
 
+def serve_if_requested(pipeline: Any) -> None:
+    """Lets other processes query the views of a pipeline, `pipeline.insight`, if the environment asks for it."""
+    if os.environ.get("MILLSTREAM_TOP") == "1" or os.environ.get("MILLSTREAM_METRICS_PORT"):
+        from millstream.loader.monitoring.served_pipelines import serve_by_environment  # noqa: PLC0415  (lazy)
+
+        serve_by_environment(pipeline.insight)
+
+
 class Insight:
     """Computes the views of one pipeline from its plan and its measurements.
 
@@ -122,13 +130,6 @@ class Insight:
             at_hand=sum(iterator.num_at_hand() for iterator in own),
             loads=tuple(loads),
         )
-
-    def serve_if_requested(self) -> None:
-        """Lets other processes query the pipeline if the environment asks for it."""
-        if os.environ.get("MILLSTREAM_TOP") == "1" or os.environ.get("MILLSTREAM_METRICS_PORT"):
-            from millstream.loader.monitoring.served_pipelines import serve_by_environment  # noqa: PLC0415  (lazy)
-
-            serve_by_environment(self)
 
     def profile(self) -> dict[str, float]:
         stages, trainer = self.snapshot().stages, self.profiler.read()

@@ -15,7 +15,7 @@ from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.join_insight import JoinInsight, insights_of
 from millstream.loader.checkpoints.checkpointable import Exclusive
-from millstream.loader.insight import Insight
+from millstream.loader.insight import Insight, serve_if_requested
 from millstream.loader.iterator import DataLoaderIterator, Measured
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
@@ -131,7 +131,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self.count_delivered()
             self._is_first = self._kept_state is None
             if self._is_first:
-                self.insight.serve_if_requested()
+                serve_if_requested(self)
                 if self._reads_together:
                     self.start_prefetch()
             self._keep()

@@ -145,6 +145,15 @@ def test_a_join_is_seen_to_wait_inside_next() -> None:
         assert iterator.insight.status().waits_for is None
 
 
+def test_a_join_builds_its_views_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a request, `next` leaves them out: once they are attributes of an iterator, all others are slower."""
+    monkeypatch.delenv("MILLSTREAM_TOP", raising=False)
+    monkeypatch.delenv("MILLSTREAM_METRICS_PORT", raising=False)
+    with iter(IterDataset.mix([batches(), batches()])) as iterator:
+        assert len(list(iterator)) == ROWS
+        assert "insight" not in vars(iterator)
+
+
 def test_a_join_that_is_gone_has_nothing_below() -> None:
     """The thread that serves it may be the first to see that; it goes on with the others."""
     iterator: Any = iter(IterDataset.mix([batches(), batches()]))
