@@ -113,22 +113,15 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
 
     def _error_at_end(self, shorter: int) -> BaseException | None:
         """Returns an error if all must end together, and another one yields an element or fails where one has ended."""
-        longer = 0
         if not self._strict:
             return None
-        if not shorter:
-            for longer, parent in enumerate(self._parents[1:], 1):  # noqa: B007  (used below)
-                values, error = drawn_from(parent, 1)
-                if error is not None:
-                    return error
-                if values:
-                    break
-            else:
-                return None
-        return ValueError(
-            f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends "
-            "with the shortest."
-        )
+        if shorter:
+            return _unequal(shorter, 0)
+        for number, parent in enumerate(self._parents[1:], 1):
+            values, error = drawn_from(parent, 1)
+            if values or error is not None:
+                return error or _unequal(0, number)
+        return None
 
     def _state(self) -> dict[str, Any]:
         parents = [state_below(parent) for parent in self._parents]
@@ -144,3 +137,10 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
         for parent, saved in zip(self._parents, checked["parents"], strict=True):
             move_to(parent, saved)
         self._step, self._ended = checked["step"], checked["ended"]
+
+
+def _unequal(shorter: int, longer: int) -> ValueError:
+    return ValueError(
+        f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends with the "
+        "shortest."
+    )

@@ -5,7 +5,6 @@ import itertools
 import math
 import re
 import sys
-import time
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from flax import nnx
 
 from support.documents.example_scripts import EXAMPLES, lines_of, loaded
+from support.processes.worker_pools import still_there
 
 pytestmark = [pytest.mark.third_party, pytest.mark.slow]
 
@@ -46,9 +46,7 @@ def assert_resumes(batches: dict[int, str], command: list[str], output: Path, ki
         if is_last := line.startswith(f"step {kill_at}:"):
             (lost,) = processes_with("--process=1", f"--output={output}")
             lost.kill()
-            # The other one waits for it: its parent does not reap it yet.
-            while lost.status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.01)
+            assert still_there([lost.pid]) == []
         return is_last
 
     command = [*command, f"--output={output}"]

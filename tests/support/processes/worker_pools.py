@@ -137,7 +137,7 @@ def send(worker: Worker, number: signal.Signals) -> bool:
 
 
 def still_there(pids: Iterable[int], seconds: float = 2.0) -> list[int]:
-    """Returns those of some processes that have not ended after this many seconds, whoever has to reap them.
+    """Returns the processes that have not ended after the given seconds. They may be children of other processes.
 
     They have more time where the machine is busy with other things.
     """
@@ -150,7 +150,7 @@ def still_there(pids: Iterable[int], seconds: float = 2.0) -> list[int]:
 
 
 def has_ended(pid: int, waits: Iterator[float]) -> bool:
-    """Says whether a process has ended, having waited for it as long as there are waits left."""
+    """Returns True if a process has ended, or ends within the given waits."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -162,7 +162,7 @@ def has_ended(pid: int, waits: Iterator[float]) -> bool:
 
 
 def slowness() -> float:
-    """Returns how many times longer things take than on an idle machine: 1 if it is idle."""
+    """Returns the factor by which work takes longer than on an idle machine, at least 1."""
     start, end = time.monotonic(), time.thread_time() + 0.05
     while time.thread_time() < end:
         pass
