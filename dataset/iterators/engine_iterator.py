@@ -97,6 +97,8 @@ class EngineIterator(DatasetIterator[Any]):
 
     def close(self) -> None:
         self._closed = True
+        # Otherwise, the streams of a closed combination would be reported as pipelines of their own.
+        self._execution.insight.is_closed = True
         self._inner.close()
         super().close()
 

@@ -41,9 +41,13 @@ def served_processes() -> list[int]:
         with contextlib.suppress(OSError), private_folder(folder) as descriptor:
             for name in os.listdir(descriptor):  # noqa: PTH208  (of a descriptor)
                 number = name.removesuffix(SUFFIX)
-                if name.endswith(SUFFIX) and number.isdecimal() and (there := connected(descriptor, name)):
-                    there.close()
-                    found.add(int(number))
+                if not (name.endswith(SUFFIX) and number.isdecimal()):
+                    continue
+                # A process that is stopped may not accept a connection. The others are listed anyway.
+                with contextlib.suppress(OSError):
+                    if (there := connected(descriptor, name)) is not None:
+                        there.close()
+                        found.add(int(number))
     return sorted(found)
 
 
@@ -61,7 +65,7 @@ def query(pid: int, question: str) -> Any:
                 answer = _answer_in(descriptor, pid, question)
         except (FileNotFoundError, NotADirectoryError):
             continue
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):  # No answer, or too many questions wait.
             raise TimeoutError(
                 f"Process {pid} does not answer: it is stopped, or runs C code that holds the interpreter's lock."
             ) from None

@@ -5,7 +5,8 @@ Guarantees:
       the last served pipeline, and with the interpreter, which waits for them for at most CLOSE_SECONDS.
     * `start` takes no lock. If two calls start a thread each, one thread gets the slot and the other ends immediately.
       One call of C code starts the thread, so a signal handler cannot interrupt the start.
-    * It answers one connection after another, of the same user only, each within ANSWER_SECONDS.
+    * It answers one connection after another, of the same user only. A client that does not ask, or does not take the
+      answer, within ANSWER_SECONDS is disconnected.
     * A forked process has neither thread nor socket, and may start its own.
     * It only reads. The callbacks must be safe in any thread at any time.
 """
@@ -125,12 +126,10 @@ class Server:
         if not is_of_own_user(connection):
             return
         connection.settimeout(ANSWER_SECONDS)
-        request = b""
-        while not request.endswith(b"\n"):
-            chunk = connection.recv(MAX_REQUEST_BYTES)
-            request += chunk
-            if not chunk or len(request) > MAX_REQUEST_BYTES:
-                return
+        # A question is sent in one call, and arrives as a whole.
+        request = connection.recv(MAX_REQUEST_BYTES)
+        if not request.endswith(b"\n"):
+            return
         try:
             answer = self._answer(request.decode(errors="replace").strip())
         except Exception as error:  # noqa: BLE001  (the state changes meanwhile, and names may be user code)

@@ -1,5 +1,6 @@
 """Looking at a pipeline from outside: who may, what is said, and what is left when it is over."""
 
+import contextlib
 import gc
 import logging
 import os
@@ -24,7 +25,7 @@ from millstream.loader.monitoring.client import (
     served_processes,
     socket_name,
 )
-from millstream.loader.processes import crash_log
+from millstream.loader.processes import process_report
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import at_most
 
@@ -42,7 +43,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("MILLSTREAM_TOP", raising=False)
     # However busy the machine is.
     monkeypatch.setattr(server, "START_SECONDS", WAIT_SECONDS)
-    monkeypatch.setattr(crash_log, "STACKS_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(process_report, "STACKS_SECONDS", WAIT_SECONDS)
     monkeypatch.setattr(client, "CONNECT_SECONDS", 2 * WAIT_SECONDS)
     return tmp_path
 
@@ -126,13 +127,17 @@ def test_the_environment_serves_chains_too(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_one_pipeline_is_served_for_all_that_it_draws_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operations after a mixture, and a bare one, are one pipeline with the waits of the trainer and all workers."""
+    """Operations after a mixture, and a bare one, are one pipeline with the waits of the trainer and all workers.
+
+    Streams of a closed one are no pipelines of their own, even if a reference to them remains.
+    """
     monkeypatch.setenv("MILLSTREAM_TOP", "1")
     one_worker = millstream.MultiprocessingOptions(num_workers=1)
     streams = [millstream.MapDataset.range(40).to_iter_dataset().filter(bool).mp_prefetch(one_worker) for _ in "ab"]
-    mixture = millstream.IterDataset.mix(streams)
+    mixture, kept = millstream.IterDataset.mix(streams), []
     for chain, reads in ((mixture, {"0: read", "1: read"}), (mixture.batch(2), {"0: read", "1: read"})):
         with iter(chain) as elements:
+            kept.append(elements)
             for _ in range(5):
                 next(elements)
             (pipeline,) = query(os.getpid(), "snapshot")["pipelines"]
@@ -298,6 +303,24 @@ def test_bad_questions_end_nothing(runtime: Path, asks: bytes) -> None:
 
         assert (b"error" in answer) == (asks == b"nonsense\n")
         assert query(os.getpid(), "snapshot")["pid"] == os.getpid()
+
+
+def test_a_trainer_that_is_stopped_hides_no_other(runtime: Path) -> None:
+    """Sockets that take no more connections are left out, and asked for, an error that says why."""
+    with loader_of() as loader, contextlib.ExitStack() as sockets:
+        loader.serve_top()
+        for number in range(8):
+            listener = sockets.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(str(runtime / "millstream" / socket_name(number)))
+            listener.listen(0)
+            with private_folder(runtime / "millstream") as folder, contextlib.suppress(BlockingIOError):
+                while True:
+                    waiting = connected(folder, socket_name(number))
+                    assert waiting is not None
+                    sockets.enter_context(waiting)
+        assert served_processes() == [os.getpid()]
+        with pytest.raises(TimeoutError, match="Process 7 does not answer: it is stopped"):
+            query(7, "snapshot")
 
 
 def test_top_sees_the_wait_for_the_device() -> None:
