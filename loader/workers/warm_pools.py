@@ -139,10 +139,15 @@ class WarmPools(Generic[PoolT]):
 
     def stop_idle(self) -> None:
         for idle in list(self._idle):
-            idle.retirement.cancel()
-            # Removed after it has ended, so an interrupt leaves it to the next call or to the end of the loader.
-            idle.pool.stop()
-            _remove(self._idle, idle)
+            # Removed first, so that no iterator gets it while it ends.
+            if _remove(self._idle, idle):
+                idle.retirement.cancel()
+                try:
+                    idle.pool.stop()
+                except BaseException:
+                    # An interrupt leaves the rest to the next call or to the end of the loader.
+                    self._idle.append(idle)
+                    raise
 
     def close(self) -> None:
         """Stops the idle pools, and every pool released from now on."""

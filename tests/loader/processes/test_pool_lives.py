@@ -23,7 +23,7 @@ import pytest
 import millstream
 from millstream.loader.processes import fork_server, loaded_pipelines, pool
 from millstream.loader.processes.channel import Channel
-from millstream.loader.processes.crash_log import create_crash_log
+from millstream.loader.processes.process_report import create_crash_log
 from millstream.loader.transport.pipeline_file import write_chunks
 from millstream.loader.workers import any_worker, warm_pools
 from millstream.loader.workers.any_worker import AnyWorker
@@ -250,6 +250,22 @@ def test_idle_workers_whose_end_was_interrupted_serve_no_other(monkeypatch: pyte
             iterator.close()
     assert batches(loader) == EXPECTED
     assert [idle.is_usable for idle in idle_pools(loader)] == [False, True]
+
+
+def test_idle_workers_that_end_serve_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iterator that begins while another one is closed gets new workers, not the idle ones that end with it."""
+    loader = loader_of()
+    assert batches(loader) == EXPECTED
+    closed, begun, stop = iter(loader), iter(loader), pool.Pool.stop
+
+    def stop_late(self: pool.Pool) -> None:
+        monkeypatch.undo()
+        assert next(begun).tolist() == EXPECTED[0]
+        stop(self)
+
+    monkeypatch.setattr(pool.Pool, "stop", stop_late)
+    closed.close()
+    assert [batch.tolist() for batch in begun] == EXPECTED[1:]
 
 
 @pytest.mark.parametrize("leave", ["move", "drop"])
