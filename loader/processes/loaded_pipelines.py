@@ -6,7 +6,7 @@ from typing import NamedTuple, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.messages import Load, Unload
-from millstream.loader.processes.worker_handle import Worker
+from millstream.loader.processes.pool_processes import Worker
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.pipeline_file import pack_pipelines, write_chunks
 

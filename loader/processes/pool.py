@@ -21,18 +21,17 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from typing import Any, final
+from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.crash_log import create_crash_log
 from millstream.loader.processes.interpreter import LaunchContext
 from millstream.loader.processes.limits import arena_size, explained_limits
 from millstream.loader.processes.loaded_pipelines import LoadedPipelines
-from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, NotForked, Ready, Result
-from millstream.loader.processes.pool_processes import PoolProcesses
+from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, NotForked, PipelineFailed, Ready, Result
+from millstream.loader.processes.pool_processes import PoolProcesses, Worker
 from millstream.loader.processes.process_control import wait_slices
-from millstream.loader.processes.worker_handle import Died, Event, Worker
+from millstream.loader.processes.process_report import create_crash_log
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.resources import affordable_threads, buffer_budget, memory_budget
 from millstream.loader.threads.thread_settings import in_fresh_thread
@@ -41,6 +40,15 @@ from millstream.loader.transport.pipeline_file import pack_pipelines
 
 EXIT_SECONDS = 2.0
 """The time to wait for the fork server's report of a worker's exit status."""
+
+
+class Died(NamedTuple):
+    """A worker has died. `exited` is None if the fork server sent no exit report."""
+
+    exited: Exited | None
+
+
+Event: TypeAlias = Result | PipelineFailed | Died
 
 
 @final

@@ -10,12 +10,19 @@ from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Blocks, Call
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.processes.crash_log import clear_stacks, read_call, read_stacks, wait_for_stacks
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task
-from millstream.loader.processes.pool import ForkServerDied, Pool
-from millstream.loader.processes.process_report import describe_exit, describe_process
-from millstream.loader.processes.worker_handle import Event, Worker
+from millstream.loader.processes.pool import Event, ForkServerDied, Pool
+from millstream.loader.processes.pool_processes import Worker
+from millstream.loader.processes.process_report import (
+    clear_stacks,
+    describe_exit,
+    describe_process,
+    read_call,
+    read_stacks,
+    wait_for_stacks,
+    waits_for_stacks,
+)
 from millstream.loader.transport.payload import release, unpack, unpack_failure
 from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.substreams import Substream
@@ -45,11 +52,12 @@ class PoolExecutor(WorkersExecutor[Worker]):
         A signal makes a worker write its stacks, even in C code. The interrupted call continues unnoticed.
         """
         stacks = {}
-        # All are requested before the first is waited for.
-        for pid, worker in self._pool.request_stacks().items():
+        # All are requested before the first is waited for, so those that do not respond take no longer than one.
+        workers, waits = self._pool.request_stacks(), waits_for_stacks()
+        for pid, worker in workers.items():
             # The worker may have exited, or the consumer may have closed the pool.
             with contextlib.suppress(ValueError, OSError), self._pool.open_crash_log(worker) as crash_log:
-                stacks[pid] = wait_for_stacks(crash_log)
+                stacks[pid] = wait_for_stacks(crash_log, waits)
                 clear_stacks(crash_log)
         return stacks
 
@@ -154,5 +162,5 @@ class PoolExecutor(WorkersExecutor[Worker]):
         state, stacks = describe_process(worker.pid), "(none: the process is still starting)"
         if worker.is_ready:
             worker.request_stacks()
-            stacks = wait_for_stacks(worker.crash_log)
+            stacks = wait_for_stacks(worker.crash_log, waits_for_stacks())
         return f"It is {state}. Stacks:\n{stacks}"

@@ -11,11 +11,12 @@ Guarantees:
 import contextlib
 import functools
 import os
+import signal
 import socket
 import subprocess
 import threading
 from collections.abc import Sequence
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from millstream.loader.processes.channel import Channel, close_all
 from millstream.loader.processes.interpreter import (
@@ -26,15 +27,61 @@ from millstream.loader.processes.interpreter import (
     write_launch_context,
 )
 from millstream.loader.processes.process_control import kill_session, wait_slices
-from millstream.loader.processes.worker_handle import Worker
 from millstream.loader.threads.thread_settings import in_fresh_thread
+from millstream.loader.transport.arena import ArenaView
 from millstream.loader.transport.pipeline_file import write_chunks
+from millstream.loader.workers.any_worker import AnyWorker
 from millstream.signals import SignalSafeLock
+
+if TYPE_CHECKING:
+    from millstream.loader.processes.messages import Exited
 
 CLOSE_SECONDS = 2.0
 """Upper bound for stopping a pool. Workers get a quarter of it to exit, then the fork server kills them."""
 
 _SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+@final
+class Worker(AnyWorker):
+    """The parent's side of a worker process. The worker or the fork server reports its process ID.
+
+    Attributes:
+        index: its index among the workers that run, which a replacement takes over.
+        handle: the process handle (pidfd); None if the system has none.
+        is_ready: True once the worker has unpickled the pipelines.
+    """
+
+    def __init__(self, number: int, index: int, channel: Channel, arena: ArenaView, crash_log: int) -> None:
+        super().__init__(number)
+        self.index = index
+        self.channel = channel
+        self.arena = arena
+        self.crash_log = crash_log
+        self.handle: int | None = None
+        self._unclosed = [crash_log]
+        self.exited: Exited | None = None
+        self.is_ready = False
+
+    def set_process(self, pid: int, handle: int | None) -> None:
+        """Takes ownership of the process handle."""
+        self.pid = pid
+        if handle is not None:
+            self.handle = handle
+            self._unclosed.append(handle)
+
+    def request_stacks(self) -> None:
+        """Makes a ready worker write its stacks, even from inside C code."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.handle is not None:
+                signal.pidfd_send_signal(self.handle, signal.SIGUSR1)
+            elif self.pid is not None:
+                os.kill(self.pid, signal.SIGUSR1)
+
+    def close(self) -> None:
+        """Closes the parent's descriptors. Arrays on the arena stay valid. Idempotent, even after an interrupt."""
+        self.channel.shut_down()
+        close_all(self._unclosed)
 
 
 @final

@@ -1,16 +1,37 @@
-"""The state of another process, and the way it ended, in words for users."""
+"""Reports on a worker process: its state and the way it ended, in words for users, and its crash log.
+
+A crash log has the call that a worker began last, and its stacks. It survives any death of the worker, because it is an
+anonymous file that the parent creates and both processes hold. Its first eight bytes are the number of the call. The
+output of `faulthandler` follows, written after a fatal signal or on request. Only the worker writes, except that the
+parent clears stacks that it has read. Neither waits for the other.
+"""
 
 import contextlib
 import os
 import signal
+import struct
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from millstream.loader.processes.messages import Exited
+from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.threads.resources import memory_available
+from millstream.loader.transport.arena import create_anonymous_file
 
 FAILED = 70
 """The exit status of a worker that an error outside of its calls has ended. It is EX_SOFTWARE of the C library."""
+
+STACKS_SECONDS = 0.5
+"""The time to wait for a worker's stacks."""
+
+STEADY_SLICES = 3
+"""The number of consecutive slices without new stacks, because a worker may be preempted while it writes."""
+
+NO_RESPONSE = "(no response: the process is stopped or blocked in an uninterruptible system call)"
+
+_CALL = struct.Struct("<q")
+_NO_CALL = -1
 
 _STATES = {
     "R": "running",
@@ -96,3 +117,49 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def create_crash_log() -> int:
+    file = create_anonymous_file("millstream-crash-log")
+    # This moves the shared file offset to the position where faulthandler is to write.
+    os.write(file, _CALL.pack(_NO_CALL))
+    return file
+
+
+def record_call(file: int, call: int) -> None:
+    os.pwrite(file, _CALL.pack(call), 0)
+
+
+def read_call(file: int) -> int | None:
+    """Returns the call that the worker began last, or None if it has begun none."""
+    (call,) = _CALL.unpack(os.pread(file, _CALL.size, 0))
+    return None if call == _NO_CALL else int(call)
+
+
+def read_stacks(file: int) -> str:
+    return os.pread(file, os.fstat(file).st_size, _CALL.size).decode(errors="replace")
+
+
+def clear_stacks(file: int) -> None:
+    """Removes stacks, so that later ones are not confused with them."""
+    os.ftruncate(file, _CALL.size)
+    # This also moves the offset of the worker.
+    os.lseek(file, _CALL.size, os.SEEK_SET)
+
+
+def waits_for_stacks() -> Iterator[float]:
+    """Yields the slices of the wait for stacks. Requests that were sent together share it."""
+    return wait_slices(STACKS_SECONDS)
+
+
+def wait_for_stacks(file: int, waits: Iterator[float]) -> str:
+    """Returns the stacks that a worker was requested to write, or NO_RESPONSE if there are none after the waits."""
+    steady, stacks = 0, read_stacks(file)
+    # They arrive line by line, without an end marker.
+    for seconds in waits:
+        if stacks and steady >= STEADY_SLICES:
+            break
+        time.sleep(seconds)
+        before, stacks = stacks, read_stacks(file)
+        steady = steady + 1 if stacks == before else 0
+    return stacks or NO_RESPONSE

@@ -28,8 +28,8 @@ from typing import TypeAlias, final
 from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel
-from millstream.loader.processes.crash_log import record_call
 from millstream.loader.processes.messages import Fork, Load, PipelineFailed, Ready, Result
+from millstream.loader.processes.process_report import record_call
 from millstream.loader.processes.task_queue import TaskQueue
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.resources import affordable_threads
@@ -53,19 +53,20 @@ def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fo
     try:
         with _reading(pipeline):
             pipelines = WorkerPipelines(pipeline, arena, fork)
-        leave_if_forked(owner)
-        channel.send(Ready(owner))
-        record_begun = functools.partial(record_call, crash_log)
-        tasks = TaskQueue(channel, pipelines.runner, record_begun, pipelines.load, pipelines.unload)
-        while (ready := tasks.next(pipelines.allocator.take_back)) is not None:
-            task, reading = ready
-            runner = pipelines.runner(task.pipeline, task.epoch)
-            channel.send(Result(task.call, tuple(runner.make(task.request, reading))))
-            del task, ready, reading
     except PipelineNotRead as failed:
         leave_if_forked(owner, status=1)
         channel.send(PipelineFailed(pack_failure(failed.error, ClassTable())))
         return
+    leave_if_forked(owner)
+    channel.send(Ready(owner))
+    record_begun = functools.partial(record_call, crash_log)
+    tasks = TaskQueue(channel, pipelines.runner, record_begun, pipelines.load, pipelines.unload)
+    while (ready := tasks.next(pipelines.allocator.take_back)) is not None:
+        task, reading = ready
+        runner = pipelines.runner(task.pipeline, task.epoch)
+        channel.send(Result(task.call, tuple(runner.make(task.request, reading))))
+        # Memory of this call must be free before the next one is waited for.
+        del task, ready, reading
     pipelines.close()
 
 

@@ -14,7 +14,7 @@ import millstream
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.processes import pool, pool_processes
 from millstream.loader.processes.messages import Result
-from millstream.loader.processes.worker_handle import Died
+from millstream.loader.processes.pool import Died
 from support.faults import user_faults
 from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import At, ReportThen

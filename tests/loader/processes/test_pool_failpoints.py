@@ -15,7 +15,7 @@ import pytest
 
 import millstream
 from millstream.errors import WorkerStalledError
-from millstream.loader.processes import crash_log
+from millstream.loader.processes import process_report
 from millstream.transforms import Batch, Filter, FlatMap
 from support.faults.failpoints import EDGES, SabotageError, Saboteur, Trap, sabotage
 from support.faults.user_faults import be_killed, exit_at_once, stop
@@ -162,7 +162,7 @@ def test_a_stop_for_good_is_an_error_at_its_turn(
     tmp_path: Path, edge: str, operations: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that stays stopped is given up after `stall_timeout`; after the error the stream resumes, complete."""
-    monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01)
+    monkeypatch.setattr(process_report, "STACKS_SECONDS", 0.01)
     swept = Swept(tmp_path, edge, stop, operations, stall_timeout=0.2)
     for n in (1, 2):
         swept.trap.arm(n)

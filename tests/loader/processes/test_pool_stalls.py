@@ -16,7 +16,7 @@ import pytest
 
 import millstream
 from millstream.errors import WorkerStalledError
-from millstream.loader.processes import crash_log, pool
+from millstream.loader.processes import pool, process_report
 from millstream.loader.processes.process_report import describe_process
 from millstream.loader.workers import workers_executor
 from support.faults import user_faults
@@ -34,8 +34,10 @@ from support.processes.worker_pools import (
     loader_of,
     made_all,
     patient_pools,
+    pids_of,
     pool_of,
     processes_of,
+    sooner_than,
     still_there,
     wait_until,
     workers_of,
@@ -63,8 +65,10 @@ def test_a_stall_is_a_warning_and_then_an_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The warning and the error of a stall name process, state and records; the error has the stack."""
-    monkeypatch.setattr(crash_log, "STACKS_SECONDS", 0.01 if fault is user_faults.stop else user_faults.WAIT_SECONDS)
-    monkeypatch.setattr(crash_log, "STEADY_SLICES", 8)
+    monkeypatch.setattr(
+        process_report, "STACKS_SECONDS", 0.01 if fault is user_faults.stop else user_faults.WAIT_SECONDS
+    )
+    monkeypatch.setattr(process_report, "STEADY_SLICES", 8)
     reading = millstream.ReadOptions(threads)
     with (
         Pipe(tmp_path / "there") as there,
@@ -131,6 +135,20 @@ def test_a_stall_that_ends_is_a_warning_only(
         with in_background(let_it_go_on):
             assert [batch.tolist() for batch in iterator] == EXPECTED[STEP:]
     assert not any(f"worker process {pid} " in logged.get() for _ in range(logged.qsize()))
+
+
+def test_workers_that_do_not_answer_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks of any number of stopped workers come after the time of one, so that `millstream top` gets them."""
+    monkeypatch.setattr(process_report, "STACKS_SECONDS", 1.0)
+    with iter(loader_of(worker_count=8)) as iterator:
+        iterator.start_prefetch()
+        pids = pids_of(iterator)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+            wait_until(pid, "stopped")
+        with sooner_than(len(pids) * 1.0):
+            stacks = iterator.worker_stacks()
+    assert stacks == dict.fromkeys(pids, process_report.NO_RESPONSE)
 
 
 def test_a_stalled_start_is_an_error() -> None:

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 import millstream
 from millstream.loader.processes import pool_executor
-from millstream.loader.processes.worker_handle import Worker
+from millstream.loader.processes.pool_processes import Worker
 from millstream.loader.workers import workers_executor
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Map

@@ -18,9 +18,9 @@ import millstream
 from millstream.loader.processes import interpreter, pool_processes
 from millstream.loader.processes.pool import Pool
 from millstream.loader.processes.pool_executor import PoolExecutor
+from millstream.loader.processes.pool_processes import Worker
 from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.process_report import describe_process
-from millstream.loader.processes.worker_handle import Worker
 from support.clocks.awake_time import stopwatch
 from support.faults.user_faults import WAIT_SECONDS
 
