@@ -15,14 +15,13 @@ from millstream.loader.execution import Execution
 from millstream.loader.foreign_arguments import DATA_LOADER_BY_NAME, DATA_LOADER_REPLACEMENTS
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
-from millstream.loader.iterator import Beginning, DataLoaderIterator
+from millstream.loader.iterator import Beginning, DataLoaderIterator, RepeatedPasses
 from millstream.loader.lineage import Lineage
 from millstream.loader.measuring.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.pipeline.arguments import Operations, check_kind
 from millstream.loader.pipeline.pipeline import MAX_ERRORS, Pipeline, Tolerance
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.repeated_passes import RepeatedPasses
 from millstream.loader.state_of_plan import count_outputs, state_at, stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.visualization import visualized

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
@@ -111,9 +112,12 @@ class Execution:
             iterator.close_with_loader()
         self.check_open()
         if self.pipeline.measures_costs:
-            from millstream.loader.execution_log import log_execution  # noqa: PLC0415  (lazy: off by default)
+            from millstream.loader.reporting.execution_log import ExecutionLog  # noqa: PLC0415  (lazy: off by default)
 
-            log_execution(iterator, self.insight)
+            log = ExecutionLog(self.profiler, self.insight.snapshot)
+            self.profiler.on_wait = log.write_if_due
+            iterator.call_at_end(log.write)
+            weakref.finalize(iterator, log.write)
 
     def serve_if_requested(self) -> None:
         """Lets other processes query this pipeline, or the one that it is an epoch of, if the environment says so."""
@@ -183,7 +187,7 @@ class Execution:
     def _executor_here(self) -> Callable[..., Executor]:
         """Returns a function that creates the executor of a plan that runs in this process."""
         if not self.reading.reads_ahead:
-            from millstream.loader.threads.inline_executor import InlineExecutor  # noqa: PLC0415  (lazy, as above)
+            from millstream.loader.threads.local_calls import InlineExecutor  # noqa: PLC0415  (lazy, as above)
 
             return functools.partial(InlineExecutor, stall_timeout=self.stall_timeout)
         from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (lazy: often not needed)

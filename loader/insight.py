@@ -24,7 +24,7 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from millstream.loader.iterator import Measured
+    from millstream.loader.inspectable import Measured
     from millstream.loader.measuring.profiler import Event
     from millstream.loader.reporting.joined_snapshots import Streams
     from millstream.loader.reporting.preview import Preview

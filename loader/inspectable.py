@@ -1,5 +1,7 @@
-"""The views that loaders and their iterators have in common, for people and for dashboards."""
+"""The views that loaders and their iterators have in common, and the measurements behind them."""
 
+import dataclasses
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
 
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.summary import Summary
+    from millstream.loader.scheduling.status import ExecutorStatus
     from millstream.loader.tracing import Trace
 
 
@@ -139,6 +142,68 @@ class Inspectable:
 
         insight = self.insight
         return write_report(path, insight.profiler.recorder, insight.events(), insight.snapshot)
+
+
+@dataclasses.dataclass
+class Consumer:
+    """The position of an iterator that the trainer calls instead of the one below, for instance that of device_put.
+
+    Attributes:
+        asked_at: the time since which the trainer is inside `next`; None while it computes.
+    """
+
+    step: int
+    epoch: int | None
+    asked_at: float | None = None
+
+
+class Measured:
+    """An iterator that measures the trainer's waits, unless a consumer around it does so.
+
+    Any thread may call its methods.
+
+    Attributes:
+        consumer: the consumer that measures its own waits; None if this iterator measures those of the trainer.
+        asked_at: the time since which the trainer waits inside `next`; None while it does not.
+    """
+
+    consumer: Consumer | None = None
+    asked_at: float | None = None
+
+    @property
+    def lifecycle(self) -> str:
+        """The word for its state: idle iterators prefetch nothing."""
+        raise NotImplementedError
+
+    def let_measure(self, consumer: Consumer) -> None:
+        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
+        self.consumer = consumer
+
+    def delivered_position(self) -> tuple[int, int | None]:
+        """Returns step and epoch as the trainer knows them."""
+        shown: Any = self.consumer or self
+        return shown.step, shown.epoch
+
+    def waits_for(self) -> float | None:
+        """Returns the seconds that the trainer has been inside `next`; None if it is not."""
+        asked_at = (self.consumer or self).asked_at
+        return None if asked_at is None else max(0.0, time.perf_counter() - asked_at)
+
+    def count_delivered(self) -> None:
+        """Counts the outputs delivered since the last time."""
+        raise NotImplementedError
+
+    def num_at_hand(self) -> int:
+        """Returns the number of outputs that `next` can return immediately."""
+        return 0
+
+    def executor_status(self) -> "ExecutorStatus | None":
+        """Returns a snapshot of the work in progress; None if there is none, or it is not available now."""
+        return None
+
+    def worker_stacks(self) -> dict[int, str]:
+        """Returns the stacks of worker processes, by process."""
+        return {}
 
 
 def prometheus_text(loaders: Inspectable | Mapping[str, Inspectable]) -> str:

@@ -12,7 +12,6 @@ Guarantees:
 """
 
 import contextlib
-import dataclasses
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -23,14 +22,17 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream, combined
 from millstream.loader.insight import Insight
-from millstream.loader.inspectable import Inspectable
+from millstream.loader.inspectable import Inspectable, Measured
 from millstream.loader.operations.elements import Elements, SourceEnded
+from millstream.loader.operations.random_streams import seed_of
 from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
-from millstream.loader.repeated_passes import RepeatedPasses
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.state_of_plan import count_outputs, epoch_of, state_at
 from millstream.sharding import ShardOptions
+from millstream.transforms import RandomMap
+from millstream.warn import log_warning
 
 if TYPE_CHECKING:
     from millstream.loader.data_loader import DataLoader
@@ -38,66 +40,26 @@ if TYPE_CHECKING:
     from millstream.loader.scheduling.status import ExecutorStatus
 
 
-@dataclasses.dataclass
-class Consumer:
-    """The position of an iterator that the trainer calls instead of the one below, for instance that of device_put.
+@final
+class RepeatedPasses:
+    """Detects that a loader which was read to its end is read from its beginning again."""
 
-    Attributes:
-        asked_at: the time since which the trainer is inside `next`; None while it computes.
-    """
+    def __init__(self, pipeline: Pipeline) -> None:
+        shuffles = seed_of(pipeline.order) is not None and getattr(pipeline.sampler, "shuffle", True)
+        self._is_random = shuffles or any(isinstance(operation, RandomMap) for operation in pipeline.operations)
+        self._has_ended = False
 
-    step: int
-    epoch: int | None
-    asked_at: float | None = None
+    def begin(self) -> None:
+        if self._has_ended and self._is_random:
+            self._is_random = False
+            log_warning(
+                "this loader was read to its end, and is read from its beginning again, with the "
+                "same order and the same random draws. For new ones in each epoch, write: "
+                "for epoch, batches in loader.epochs(10): ..."
+            )
 
-
-class Measured:
-    """An iterator that measures the trainer's waits, unless a consumer around it does so.
-
-    Any thread may call its methods.
-
-    Attributes:
-        consumer: the consumer that measures its own waits; None if this iterator measures those of the trainer.
-        asked_at: the time since which the trainer waits inside `next`; None while it does not.
-    """
-
-    consumer: Consumer | None = None
-    asked_at: float | None = None
-
-    @property
-    def lifecycle(self) -> str:
-        """The word for its state: idle iterators prefetch nothing."""
-        raise NotImplementedError
-
-    def let_measure(self, consumer: Consumer) -> None:
-        """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
-        self.consumer = consumer
-
-    def delivered_position(self) -> tuple[int, int | None]:
-        """Returns step and epoch as the trainer knows them."""
-        shown: Any = self.consumer or self
-        return shown.step, shown.epoch
-
-    def waits_for(self) -> float | None:
-        """Returns the seconds that the trainer has been inside `next`; None if it is not."""
-        asked_at = (self.consumer or self).asked_at
-        return None if asked_at is None else max(0.0, time.perf_counter() - asked_at)
-
-    def count_delivered(self) -> None:
-        """Counts the outputs delivered since the last time."""
-        raise NotImplementedError
-
-    def num_at_hand(self) -> int:
-        """Returns the number of outputs that `next` can return immediately."""
-        return 0
-
-    def executor_status(self) -> "ExecutorStatus | None":
-        """Returns a snapshot of the work in progress; None if there is none, or it is not available now."""
-        return None
-
-    def worker_stacks(self) -> dict[int, str]:
-        """Returns the stacks of worker processes, by process."""
-        return {}
+    def end(self) -> None:
+        self._has_ended = True
 
 
 class Beginning(NamedTuple):

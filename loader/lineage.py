@@ -17,7 +17,7 @@ from millstream.samplers.occurrences import Occurrences, checked_keys, checked_s
 from millstream.sources import ConcatenatedDataSource
 
 if TYPE_CHECKING:
-    from millstream.loader.composition import Composition
+    from millstream.loader.reporting.composition import Composition
 
 Result = TypeVar("Result")
 
@@ -159,7 +159,7 @@ class Lineage:
             books              3    3.00  25.0%
             total             12          100.0%
         """
-        from millstream.loader.composition import composition_of  # noqa: PLC0415  (lazy: only people need it)
+        from millstream.loader.reporting.composition import composition_of  # noqa: PLC0415  (lazy: only people need it)
 
         _check_one_to_one(self._plan, "composition(start, stop)")
         return _in_neutral_thread(functools.partial(composition_of, self._plan, start, stop, lengths))

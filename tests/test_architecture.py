@@ -34,7 +34,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "processes": {"operations", "pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "cluster": {"operations", "pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "monitoring": {"processes", "reporting"},
-        "reporting": {"measuring"},
+        "reporting": {"measuring", "pipeline"},
     },
     "dataset": {
         "nodes": set(),

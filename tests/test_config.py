@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.loader import execution_log
+from millstream.loader.reporting import execution_log
 
 OUTPUT, DEBUG = "py_dataset_visualization_output_dir", "py_debug_mode"
 

@@ -16,7 +16,8 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.join_insight import JoinInsight, insights_of
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.insight import Insight, serve_if_requested
-from millstream.loader.iterator import DataLoaderIterator, Measured
+from millstream.loader.inspectable import Measured
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 from millstream.signals import interrupts

@@ -106,8 +106,8 @@ FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", 
 
 RETURNED = {
     "loader": [
-        "composition.Composition",
-        "composition.ComponentCount",
+        "reporting.composition.Composition",
+        "reporting.composition.ComponentCount",
         "lineage.RecordLocation",
         "reporting.summary.Summary",
         "reporting.advice.Advice",

@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, Any, final
 
 from millstream.columnar import Allocate
 from millstream.loader.pipeline.calls import Call
+from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.threads.call_size import cautious_estimate
+from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.scheduling.executor import Executor
+from millstream.loader.threads.call_size import CallSize, cautious_estimate, taken_call
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.resources import buffer_budget
@@ -25,6 +28,7 @@ from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.assignments import Wanting
+    from millstream.loader.scheduling.feed import Feed
 
 
 def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) -> float:
@@ -142,3 +146,34 @@ class LocalCalls:
             latest = call.outputs.num_bytes / max(1, call.num_records)
             self._record_bytes = cautious_estimate(self._record_bytes, latest)
         return call, seconds
+
+
+@final
+class InlineExecutor(Executor):
+    """Runs each call on demand: in the consumer's thread, or in another one if that has settings of its own."""
+
+    def __init__(
+        self, plan: Plan, position: Position, feed: "Feed | None" = None, *, stall_timeout: float = math.inf
+    ) -> None:
+        super().__init__(plan, position, feed)
+        self._size = CallSize(plan)
+        self._calls = LocalCalls(plan, self._schedule, RecycledMemory().allocate, self, stall_timeout=stall_timeout)
+
+    @property
+    def is_orphaned(self) -> bool:
+        return self._calls.is_stopped
+
+    def close(self) -> None:
+        self._calls.close()
+
+    def _begin(self) -> None:
+        self._calls.begin()
+
+    def _advance(self) -> None:
+        stage = self._schedule.next_stage
+        call = None if stage is None else taken_call(self._schedule, stage, self._size.blocks)
+        if call is not None:
+            self._size.record(call, self._calls.run(call))
+
+    def _end(self) -> None:
+        """Does nothing: no call runs in advance."""

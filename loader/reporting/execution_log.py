@@ -5,13 +5,11 @@ A summary is a table with a row per node.
 
 import logging
 import time
-import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import final
 
-from millstream.loader.insight import Insight
-from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring.costs import Cost, Node
+from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.reporting.phrases import (
     aligned,
     bytes_text,
@@ -26,18 +24,13 @@ PERIOD_SECONDS = 60.0
 COLUMNS = ("node", "wait share", "total", "min", "max", "mean", "elements", "memory")
 
 
-def log_execution(iterator: DataLoaderIterator, insight: Insight) -> None:
-    """Logs summaries of a pipeline from now on, the last when the iterator is closed, has ended or is collected."""
-    log = _ExecutionLog(insight)
-    insight.profiler.on_wait = log.write_if_due
-    iterator.call_at_end(log.write)
-    weakref.finalize(iterator, log.write)
-
-
 @final
-class _ExecutionLog:
-    def __init__(self, insight: Insight) -> None:
-        self._insight = insight
+class ExecutionLog:
+    """Writes summaries of a pipeline, given a function that returns its measurements so far."""
+
+    def __init__(self, profiler: Profiler, snapshot: Callable[[], LoaderSnapshot]) -> None:
+        self._profiler = profiler
+        self._snapshot = snapshot
         self._due = time.perf_counter() + PERIOD_SECONDS
         self._written = 0
 
@@ -48,7 +41,7 @@ class _ExecutionLog:
     def write(self) -> None:
         """Writes a summary, unless nothing was delivered after the last one."""
         self._due = time.perf_counter() + PERIOD_SECONDS
-        snapshot, costs = self._insight.snapshot(), self._insight.profiler.costs
+        snapshot, costs = self._snapshot(), self._profiler.costs
         if costs is not None and snapshot.measured.batches > self._written:
             self._written = snapshot.measured.batches
             # A warning, because programs that do not configure logging see no other level.
