@@ -6,7 +6,7 @@ the path with the most of them. Operations in between that draw nothing therefor
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex, TypeVar
 
 from millstream.dataset.nodes.element_nodes import MappedAtRandom
@@ -17,6 +17,7 @@ from millstream.transforms import FlatMap, Map, Transformation
 from millstream.transforms.given import adopted_operation, as_transformation
 from millstream.transforms.of_chains import SeededRandomMap
 
+Folded = TypeVar("Folded")
 Operation = TypeVar("Operation", bound=Transformation)
 
 MAX_DEPTH = 100
@@ -87,14 +88,18 @@ def seed_for(method: str, parent: Any, given: SupportsIndex | None) -> int:
 
 def nearest_seed(dataset: Any) -> int | None:
     """Returns the seed for an operation after a dataset; None if no seed is set before it."""
-    step = _step(dataset)
-    if isinstance(step, Seed):
-        return step.seed
-    own: int | None = getattr(step, "given_seed", None)
-    if own is not None:
-        return own
-    found = [seed for parent in dataset.parents if (seed := nearest_seed(parent)) is not None]
-    return functools.reduce(derive_seed, found) if len(set(found)) > 1 else next(iter(found), None)
+
+    def seed_after(one: Any, above: Sequence[int | None]) -> int | None:
+        step = _step(one)
+        if isinstance(step, Seed):
+            return step.seed
+        own: int | None = getattr(step, "given_seed", None)
+        if own is not None:
+            return own
+        found = [seed for seed in above if seed is not None]
+        return functools.reduce(derive_seed, found) if len(set(found)) > 1 else next(iter(found), None)
+
+    return _folded(dataset, seed_after)
 
 
 def count_random_maps(dataset: Any, seed: int) -> int:
@@ -115,7 +120,19 @@ def count_shuffles(dataset: Any, seed: int) -> int:
 
 def longest_count(dataset: Any, counts: Callable[[Any], bool]) -> int:
     """Returns the number of datasets that count, on the path upwards with the most of them."""
-    return counts(dataset) + max((longest_count(parent, counts) for parent in dataset.parents), default=0)
+    return _folded(dataset, lambda one, above: counts(one) + max(above, default=0))
+
+
+def _folded(dataset: Any, combine: Callable[[Any, list[Folded]], Folded]) -> Folded:
+    """Returns `combine(dataset, results of its parents)`, computed once for a dataset that is used several times."""
+    known: dict[int, Folded] = {}
+
+    def result_of(one: Any) -> Folded:
+        if id(one) not in known:
+            known[id(one)] = combine(one, [result_of(parent) for parent in one.parents])
+        return known[id(one)]
+
+    return result_of(dataset)
 
 
 def _step(dataset: Any) -> Any:

@@ -27,8 +27,8 @@ from millstream import (
     SequentialSampler,
 )
 from millstream.columnar import ColumnarRecords
-from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
-from millstream.transforms import Rebatch
+from millstream.dataset import IterDataset, MapDataset, WindowShuffleMapDataset, ZipMapDataset
+from millstream.transforms import Rebatch, WindowShuffle
 from support.draw.chains import CountedSource, Every
 
 TEN = MapDataset.range(10)
@@ -86,6 +86,16 @@ def test_seeds_of_several_parents_make_one() -> None:
 
     assert order(1, 1) == read(MapDataset.concatenate([TEN, TEN]).shuffle(seed=1))
     assert len({tuple(order(*seeds)) for seeds in [(1, 1), (1, 2), (2, 1), (2, 2), (1, 2**64 - 1)]}) == 5
+
+
+def test_the_seed_of_datasets_that_are_used_twice_is_found() -> None:
+    """The search visits each dataset once, although 2**40 paths lead to the first of these."""
+    dataset, stream = TEN.seed(5).random_map(draw), TEN.seed(5).to_iter_dataset().random_map(draw)
+    for _ in range(40):
+        dataset, stream = MapDataset.mix([dataset, dataset]), IterDataset.mix([stream, stream])
+
+    dataset.shuffle().random_map(draw)
+    stream.random_map(draw).apply(WindowShuffle(4))
 
 
 @settings(max_examples=20)
