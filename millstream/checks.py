@@ -83,17 +83,22 @@ def named_arguments(
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        signature = inspect.signature(function)
-
         @functools.wraps(function)
         def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
             try:
-                signature.bind(*args, **kwargs)
-            except TypeError as error:
-                called = type(args[0]).__name__ if "self" in signature.parameters else function.__name__
-                wrong = _wrong_call(called, signature, kwargs, str(error), advice=advice or {}, positional=positional)
-            else:
                 return function(*args, **kwargs)
+            except TypeError:
+                # Binding arguments takes longer than most functions do, so only a call that failed is checked.
+                signature = inspect.signature(function)
+                try:
+                    signature.bind(*args, **kwargs)
+                except TypeError as error:
+                    called = type(args[0]).__name__ if "self" in signature.parameters else function.__name__
+                    wrong = _wrong_call(
+                        called, signature, kwargs, str(error), advice=advice or {}, positional=positional
+                    )
+                else:
+                    raise
             raise TypeError(wrong)
 
         return call

@@ -16,8 +16,10 @@ the tail still has a block: it reads the last position of all as a *template*, t
 fills the batch with padding only.
 """
 
+import dataclasses
 import enum
-from typing import NamedTuple
+import functools
+from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +41,9 @@ class Tail(enum.Enum):
     """The shard's positions of a complete global block, as far as they exist; otherwise a template."""
 
 
-class Partition(NamedTuple):
+@final
+@dataclasses.dataclass(frozen=True)
+class Partition:
     """The blocks of one shard. The numbers of blocks are None if the order is endless.
 
     Attributes:
@@ -60,7 +64,7 @@ class Partition(NamedTuple):
     def whole_blocks(self) -> int | None:
         return None if self.length is None else self.length // self.global_block
 
-    @property
+    @functools.cached_property
     def tail(self) -> range:
         """The positions of this shard's part of the tail, or of its template; empty if there is none."""
         if self.length is None:
