@@ -19,7 +19,7 @@ from millstream.dataset.arguments import (
 from millstream.dataset.chain_rendering import content_marks_of, extent_of, fingerprint_of, html_of, sketch_of, text_of
 from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.blocks import Blocks
-from millstream.dataset.nodes.element_nodes import Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
+from millstream.dataset.nodes.element_nodes import ElementNode, Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
 from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice
 from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node
@@ -552,6 +552,12 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     def reads_one_by_one(self) -> bool:
         """True if no source below has batched reads. Several threads then share the elements of a batch."""
         return node_of(self).reads_one_by_one
+
+    @property
+    def calls_in_reads(self) -> str:
+        """The calls that compute elements while they are read: `.map(decode).filter(is_long)`; "" without any."""
+        nodes = [node for node in node_of(self).line() if isinstance(node, ElementNode | Split)]
+        return "".join(node.text for node in reversed(nodes))
 
     def fingerprint(self) -> str:
         """Returns one line that identifies the elements: sources, operations and seeds, but not num_epochs."""

@@ -118,7 +118,7 @@ def _stages(plan: Plan, location: Location) -> Sequence[StageSnapshot]:
     pipeline = plan.pipeline
     found = [
         StageSnapshot(KEYS, "record keys", Kind.KEYS, location),
-        StageSnapshot(READ, "read", Kind.READ, location),
+        StageSnapshot(READ, "read", Kind.READ, location, includes=getattr(pipeline.source, "calls_in_reads", "")),
     ]
     numbers, num_remote = itertools.count(), len(pipeline.operations) - pipeline.num_local
     for stage, group in zip(plan.stages, split_stages(pipeline.operations), strict=True):

@@ -71,6 +71,7 @@ OF_BASES |= {"steps_of", "composition", "pipe"}
 
 FOR_THE_LIBRARY = {
     "batches_after",
+    "calls_in_reads",
     "records_between",
     "take",
     "status",

@@ -145,7 +145,7 @@ def _pipeline(number: int, insight: Pipeline) -> dict[str, Any]:
         "who": workers_text(snapshot),
         "measured": dataclasses.asdict(snapshot.measured),
         "stages": [
-            {"label": stage.label, "where": stage.location.value, "seconds": stage.seconds}
+            {"label": stage.text, "where": stage.location.value, "seconds": stage.seconds}
             for stage in snapshot.running_stages
         ],
         "advice": [advice.text for advice in advice_of(snapshot)],

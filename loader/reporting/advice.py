@@ -136,7 +136,7 @@ def _slow_units(snapshot: LoaderSnapshot) -> Advice:
 
 def _slow_reads(snapshot: LoaderSnapshot) -> Advice:
     slowest = snapshot.slowest
-    subject = "Reading" if slowest.label == "read" else f"{slowest.label},"
+    subject = f"{slowest.text}," if slowest.text != "read" else "Reading"
     kind, finding, remedies = "bottleneck", _finding(snapshot, subject), []
     if _reads_one_by_one(snapshot):
         kind, finding = "batched_reads", f"{finding}, one record at a time"

@@ -47,6 +47,7 @@ class StageSnapshot:
         keeps_count: True if it builds one element from each.
         is_local: True if it runs in this process because it follows an `mp_prefetch`.
         structure: path, shape and dtype of each leaf of its results; None if they were not traced.
+        includes: the calls of a MapDataset whose time is part of its seconds: `.map(decode)`; "" without any.
     """
 
     label: str
@@ -58,6 +59,12 @@ class StageSnapshot:
     keeps_count: bool = True
     is_local: bool = False
     structure: tuple[str, ...] | None = None
+    includes: str = ""
+
+    @property
+    def text(self) -> str:
+        """Its label, with the calls that it includes."""
+        return f"{self.label}, {self.includes}" if self.includes else self.label
 
 
 @dataclasses.dataclass(frozen=True)

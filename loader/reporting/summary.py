@@ -76,11 +76,11 @@ def _lines_of_loader(snapshot: LoaderSnapshot) -> Iterator[str]:
     yield f"  source  {snapshot.source.name}"
     yield f"  order   {snapshot.order.name}"
     yield from (f"  {text}" for text in mixture_texts(snapshot))
-    width = max(len(stage.label) for stage in snapshot.stages)
+    width = max(len(stage.text) for stage in snapshot.stages)
     for location, stages in stages_by_location(snapshot):
         yield f"  ┌ {location}"
         for stage in stages:
-            text = stage.label
+            text = stage.text
             if is_measured(snapshot):
                 mark = "  <- slowest" if is_bottleneck(snapshot, stage) else ""
                 text = (
@@ -115,7 +115,7 @@ def _table(snapshot: LoaderSnapshot) -> list[str]:
     head, *lines = aligned(
         [
             ("stage", "where", "seconds", "per batch", "share"),
-            *(row(stage.label, stage.location.value, stage.seconds, snapshot.share(stage)) for stage in stages),
+            *(row(stage.text, stage.location.value, stage.seconds, snapshot.share(stage)) for stage in stages),
             ("the first batch of each pass", "", f"{measured.first_seconds:.3f}", "", ""),
             row("the trainer waits", "trainer", measured.wait_seconds, measured.wait_seconds / total),
             row("the trainer works", "trainer", measured.trainer_seconds, measured.trainer_seconds / total),
@@ -161,7 +161,7 @@ def _stage(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
     mark = " ms-slowest" if is_bottleneck(snapshot, stage) else ""
     numbers = _numbers(snapshot, stage) if is_measured(snapshot) else ""
     leaves = leaf_lines(stage.structure or ())
-    row = f'<div class="ms-row"><code>{escaped(stage.label)}</code>{numbers}</div>'
+    row = f'<div class="ms-row"><code>{escaped(stage.text)}</code>{numbers}</div>'
     return f'<div class="ms-stage{mark}">{row}{leaves}</div>'
 
 

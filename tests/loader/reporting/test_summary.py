@@ -80,6 +80,13 @@ def test_the_order_of_a_chain_is_told_by_its_methods() -> None:
             assert str(batches.summary()).startswith(f"range(0, 9), {order}\n")
 
 
+def test_calls_that_run_while_elements_are_read_are_named() -> None:
+    """After a filter, the calls of a MapDataset are part of the reads, and so is their time."""
+    dataset = millstream.MapDataset.range(9).map(abs).shuffle(seed=0).filter(bool)
+    with iter(dataset.to_iter_dataset()) as elements:
+        assert "\nread, .map(abs).filter(bool)  " in str(elements.summary())
+
+
 def test_sources_without_batched_reads_are_named() -> None:
     """A source without `__getitems__` is named, also below one that reads many at once; one that has it is not."""
     sources: dict[str, Any] = {
