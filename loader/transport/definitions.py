@@ -3,6 +3,7 @@
 cloudpickle pickles the functions and classes of a script with their code. This module adds
 
     * caches (`functools.cache`), cached properties, `NewType` and similar objects. They are rebuilt, a cache empty,
+    * code with the name of its file, so that tracebacks and stacks of workers show the lines of a script,
     * partial methods. Since Python 3.14, they cannot be created without their function,
     * weak dictionaries, which become their current content,
     * classes with `__slots__`. Without help, their instances would come back with a `__dict__`,
@@ -17,6 +18,8 @@ import weakref
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
+
+import cloudpickle
 
 from millstream.loader.transport.array_pickles import Reduced
 
@@ -54,6 +57,14 @@ if hasattr(typing, "TypeAliasType"):  # from Python 3.12 on
     )
 
 
+def _reduce_code(code: types.CodeType) -> Reduced:
+    return rebuild_code, (*cloudpickle.Pickler.dispatch_table[types.CodeType](code), code.co_filename)
+
+
+def rebuild_code(make: Callable[..., types.CodeType], arguments: tuple[Any, ...], file_name: str) -> types.CodeType:
+    return make(*arguments).replace(co_filename=file_name)
+
+
 def _reduce_cached_property(value: Any) -> Reduced:
     # Up to Python 3.11, it has a lock.
     state = {name: item for name, item in vars(value).items() if name != "lock"}
@@ -76,6 +87,7 @@ def _reduce_weak_dict(value: Any) -> Reduced:
 
 
 OTHERS: dict[type, Callable[[Any], Reduced]] = {
+    types.CodeType: _reduce_code,
     functools.cached_property: _reduce_cached_property,
     functools.partialmethod: lambda value: (rebuild_partial_method, (type(value),), vars(value)),
     weakref.WeakKeyDictionary: _reduce_weak_dict,

@@ -69,3 +69,19 @@ def test_what_a_script_defines_works_with_workers_as_it_does_inline(way: str, tm
         assert not [result for result in inline.values() if "Error:" in result]
     assert differences(*(outcome[mode]["elements"] for mode in outcome)) == {}
     assert all(came_back and was_known for _, came_back, was_known in outcome["inline"]["elements"].values())
+
+
+def test_the_traceback_of_a_worker_shows_the_lines_of_the_script(tmp_path: Path) -> None:
+    """The cause of an error out of a worker names the script's file, and quotes the line that raised it."""
+    script = tmp_path / "train.py"
+    script.write_text("""
+import millstream
+
+def fragile(record):
+    raise ValueError("I do not like it.")  # this line
+
+next(iter(millstream.load(range(3), transformations=[fragile], worker_count=1)))
+""")
+    done = python(str(script))
+
+    assert f'File "{script}", line 5, in fragile\n    raise ValueError("I do not like it.")  # this line' in done.stderr
