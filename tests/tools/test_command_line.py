@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream
-from millstream.tools.command_line import parser
 from support.files.example_messages import example_message
 from support.files.record_files import write_array_record, write_bagz, write_megatron, write_tar, write_tfrecord
 from support.processes.commands import COMMAND, run, run_here
@@ -312,19 +310,6 @@ def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
     assert (printed, b"Traceback" in reported, b"millstream:" in reported) == (b"", False, False)
     assert process.returncode == 130
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_the_commands_in_the_documents_are_understood() -> None:
-    """The arguments of every `millstream` command in the documents exist."""
-    root = Path(__file__).parents[2]
-    documents = [root / "README.md", *(root / "docs").glob("*.md")]
-    text = "\n".join(document.read_text() for document in documents)
-    blocks = [block.replace("\\\n", " ") for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)]
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("millstream ")]
-    lines += re.findall(r"`(millstream [a-z].*?)`", text)
-    given = [parser().parse_args(shlex.split(line.replace("PID", "1"))[1:]) for line in lines]
-
-    assert len(given) >= 6
 
 
 SCRIPT = """
