@@ -102,7 +102,7 @@ class _MegatronFormat(SpanFormat[NDArray[Any]]):
     dtype: str = ""
 
     def companions(self, path: str) -> list[str]:
-        return [_index_path(path)]
+        return [index_path_of(path)]
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         dtype, count = _read_header(scan.path)
@@ -142,14 +142,14 @@ def token_dtype(path: str) -> str:
     return _read_header(path)[0]
 
 
-def _index_path(path: str) -> str:
+def index_path_of(path: str) -> str:
     return with_other_name(path, lambda name: name.removesuffix(".bin") + ".idx")
 
 
 @contextlib.contextmanager
 def _open_index(path: str) -> Iterator[tuple[StoredFile, int]]:
     """Opens the index of a .bin file until the block ends, and yields it with its size."""
-    index_path = _index_path(path)
+    index_path = index_path_of(path)
     identity = identify(index_path, "Megatron index")
     with contextlib.closing(open_stored(index_path, identity)) as file:
         yield file, identity.size
@@ -170,6 +170,6 @@ def _read_header(path: str) -> tuple[str, int]:
 
 def _damaged(path: str, reason: str) -> DataSourceError:
     return DataSourceError(
-        f"{_index_path(path)!r} is not the index of a Megatron dataset, is damaged, or does not fit its .bin file: "
+        f"{index_path_of(path)!r} is not the index of a Megatron dataset, is damaged, or does not fit its .bin file: "
         f"{reason}. Restore the files."
     )

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.arrays.megatron import token_dtype
+from millstream.sources.arrays.megatron import index_path_of, token_dtype
 from millstream.sources.base import RecordKeys
 from millstream.sources.column_records import records_of_arrays
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.span_files import SpanRequest, check_reads, complete_spans
+from millstream.sources.remote.urls import without_query
 from millstream.sources.storage.byte_files import MAX_PREAD_BYTES, LocalFile, StoredFile, exists, open_stored
 from millstream.sources.storage.file_cache import FileCache
 
@@ -195,7 +196,7 @@ def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | No
     layout = _layout_by_header(path, beginning)
     if layout is None:
         dtype = given
-        if dtype is None and path.endswith(".bin") and exists(path.removesuffix(".bin") + ".idx"):
+        if dtype is None and without_query(path).endswith(".bin") and exists(index_path_of(path)):
             dtype = np.dtype(token_dtype(path))
         if dtype is None:
             raise ValueError(

@@ -14,7 +14,7 @@ from millstream.sources.column_names import paths_of_columns
 from millstream.sources.column_records import records_of_arrays
 from millstream.sources.digests import digest_of
 from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
-from millstream.sources.remote.urls import is_url
+from millstream.sources.remote.urls import is_url, with_other_name
 
 
 @final
@@ -132,7 +132,8 @@ class ZarrDataSource(ReadsBatches):
 
 def _open(tensorstore: Any, url: str, context: Any) -> Any:
     """Returns an open array, with the order of axes of Zarr."""
-    store: Any = url.rstrip("/") + "/" if is_url(url) else {"driver": "file", "path": url.rstrip("/") + "/"}
+    folder = with_other_name(url, lambda path: path.rstrip("/") + "/")
+    store: Any = str(folder) if is_url(url) else {"driver": "file", "path": folder}
     try:
         array = tensorstore.open(
             {"driver": "auto", "kvstore": store}, read=True, recheck_cached_data=False, context=context

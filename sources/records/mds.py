@@ -91,8 +91,7 @@ class MdsDataSource(SpanRecords[dict[str, Any]]):
     def __init__(
         self, folder: str | os.PathLike[str], *, allow_pickle: bool = False, cache: FileCache | None = None
     ) -> None:
-        root = absolute_path(os.fsdecode(folder))
-        shards = _shards(absolute_path(f"{root.rstrip('/')}/index.json"), root.rstrip("/"))
+        shards = _shards(absolute_path(os.fsdecode(folder)))
         self._columns = {shard.path: shard.columns for shard in shards}
         self._unpacked = {shard.path: shard for shard in shards if shard.unpacked_size is not None}
         if self._unpacked:
@@ -173,7 +172,8 @@ class _MdsFormat(SpanFormat[dict[str, Any]]):
         return samples
 
 
-def _shards(index_path: str, root: str) -> list[_Shard]:
+def _shards(root: str) -> list[_Shard]:
+    index_path = member_path(root, "index.json")
     content = read_whole(index_path, "MDS index")
     try:
         return [_shard(entry, index_path, root) for entry in json.loads(content)["shards"]]

@@ -97,7 +97,7 @@ def with_other_name(path: str, change: Callable[[str], str]) -> str:
 
     `change` gets and returns a path without query and fragment.
     """
-    if not is_url(path) or Url.of(path).can_list:
+    if not is_url(path) or path.partition("://")[0].lower() in _LISTED:
         return change(path)
     end = re.search(r"[?#]|$", path)
     stop = end.start() if end else len(path)

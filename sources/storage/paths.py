@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from millstream.errors import DataSourceError
 from millstream.sources.digests import digest
-from millstream.sources.remote.urls import Url, canonical, is_url, matching, without_query
+from millstream.sources.remote.urls import Url, canonical, is_url, matching, with_other_name, without_query
 from millstream.sources.storage.object_listing import list_keys
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
@@ -41,14 +41,14 @@ class FileInstruction(Protocol):
 
 
 def member_path(folder: str, name: str) -> str:
-    """Returns the path of a file that a description in its folder names.
+    """Returns the path of a file that a description in its folder names. The query of a signed URL is for both.
 
     Raises:
         ValueError: the file is outside the folder. The description is data, which anyone may have written.
     """
     if name.startswith("/") or ".." in name.split("/"):
         raise ValueError(f"it names {name!r}, which is not in its folder")
-    return f"{folder}/{name}"
+    return with_other_name(folder, lambda path: f"{path.rstrip('/')}/{name}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

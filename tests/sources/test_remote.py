@@ -5,8 +5,6 @@ import gzip
 import io
 import itertools
 import pickle
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -30,6 +28,7 @@ from millstream.sources import (
     TextLineDataSource,
     TfdsDataSource,
     TFRecordDataSource,
+    TokenDataSource,
     WebDatasetDataSource,
     ZarrDataSource,
 )
@@ -38,15 +37,22 @@ from millstream.sources.remote import object_clients, object_stores
 from millstream.sources.storage import byte_files
 from millstream.sources.storage.byte_files import RemoteFile
 from millstream.sources.storage.paths import FileIdentity
-from support.files.record_files import every_record, records_of, tfrecord_bytes, write_megatron, write_tar
-from support.processes.forked import source_error_after_fork
+from support.files.record_files import (
+    every_record,
+    records_of,
+    tfrecord_bytes,
+    write_mds,
+    write_megatron,
+    write_tar,
+    write_zarr,
+)
 from support.processes.worker_pools import at_most
 from support.stores.object_server import ObjectServer, Request
 
 pytestmark = pytest.mark.third_party
 
 RECORDS = [b"record %d " % number * 20 for number in range(400)]
-SPREAD = [number.to_bytes(2, "little") * 20_000 for number in range(300)]
+SPREAD = [number.to_bytes(2, "little") * 20_000 for number in range(301)]
 """Records of which every other one takes a request of its own: the one between is not read along."""
 
 SCHEMES = ["gs", "http", "s3"]
@@ -69,8 +75,8 @@ def parquet_row(number: int) -> dict[str, Any]:
 FORMS: dict[str, tuple[Any, Callable[[Iterable[int]], bytes], Callable[[int], Any]]] = {
     "TFRecord": (
         TFRecordDataSource,
-        lambda numbers: tfrecord_bytes([number.to_bytes(2, "little") * 20_000 for number in numbers]),
-        lambda number: number.to_bytes(2, "little") * 20_000,
+        lambda numbers: tfrecord_bytes(map(SPREAD.__getitem__, numbers)),
+        SPREAD.__getitem__,
     ),
     "Parquet": (ParquetDataSource, parquet_bytes, parquet_row),
 }
@@ -157,23 +163,26 @@ def test_ranges_of_records_and_files_on_disk_go_together(url: str, tmp_path: Pat
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_batch_is_asked_for_at_once(store: ObjectServer, scheme: str) -> None:
-    """The requests of a batch, over all of its files, are in flight together: more than 64."""
+    """The requests of a batch, over all of its files, are in flight together: more than 64.
+
+    Neighbours come by one request. A pickled copy knows the sizes and versions, and asks for nothing else.
+    """
     for number in range(3):
         store.objects[f"bucket/{number}"] = tfrecord_bytes(SPREAD[number * 100 : number * 100 + 100])
-    with TFRecordDataSource([f"{location(store, scheme)}/{number}" for number in range(3)]) as source:
+    store.objects["bucket/small"] = tfrecord_bytes(RECORDS)
+    names = (0, 1, 2, "small")
+    with TFRecordDataSource([f"{location(store, scheme)}/{name}" for name in names]) as source:
+        copy = pickle.loads(pickle.dumps(source))
+    with copy:
         store.forget()
         store.gathering = 65
         keys = np.random.default_rng(0).permutation(150) * 2
-        assert source.__getitems__(keys) == [SPREAD[key] for key in keys]
-    assert 64 < store.most_at_once <= object_stores.MAX_CONCURRENT_REQUESTS
-    assert len(store.requests) == 150
-
-
-def test_neighbours_come_by_one_request(store: ObjectServer, url: str) -> None:
-    """A batch in the order of the file costs as many requests as its bytes need, not as many as its records."""
-    with TFRecordDataSource(url) as source:
+        assert copy.__getitems__(keys) == [SPREAD[key] for key in keys]
+        assert 64 < store.most_at_once <= object_stores.MAX_CONCURRENT_REQUESTS
+        assert len(store.requests) == 150
         store.forget()
-        assert source.__getitems__(range(100, 356)) == RECORDS[100:356]
+        store.gathering = 0
+        assert copy.__getitems__(range(400, 656)) == RECORDS[100:356]
     assert len(store.requests) == 1
 
 
@@ -332,32 +341,6 @@ def test_every_wait_for_a_store_has_a_limit(store: ObjectServer, url: str, monke
             source[8]
 
 
-def test_connections_that_died_do_not_keep_others_waiting(store: ObjectServer, tmp_path: Path) -> None:
-    """More requests than may be on their way get no answer: each is given up, made again, and answered."""
-    store.objects["bucket/a"] = tfrecord_bytes(SPREAD[:60])
-    TFRecordDataSource(f"{store.url}/bucket/a").close()
-    seen: set[int | None] = set()
-
-    def hangs_first(request: Request) -> str | None:
-        if request.stop == 1 or request.start in seen:
-            return None
-        seen.add(request.start)
-        return "hang"
-
-    store.failure = hangs_first
-    code = """
-import sys, millstream
-from millstream.sources.remote import object_clients, object_stores
-object_stores.MAX_CONCURRENT_REQUESTS = 20
-object_clients.SILENCE_SECONDS = 1
-print(len(millstream.TFRecordDataSource(sys.argv[1]).__getitems__(range(0, 60, 2))))
-"""
-    words = [sys.executable, "-c", code, f"{store.url}/bucket/a"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=180, check=True)
-    assert done.stdout == "30\n"
-    assert len(seen) == 30
-
-
 @pytest.mark.parametrize(
     "form",
     [
@@ -396,8 +379,6 @@ def test_secrets_of_a_url_are_in_no_text(
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (MdsDataSource, "bucket/a"),
-        (lambda url: ZarrDataSource({"x": url}), "bucket/a"),
         (ImageFolderDataSource, "got '.*bucket/a"),
         (lambda url: TfdsDataSource(url, "train"), "Not a prepared dataset.*bucket/a"),
         (format_of_file, "the format of '.*bucket/a"),
@@ -414,17 +395,32 @@ def test_secrets_of_urls_that_cannot_be_read_are_in_no_text(
     assert "0123abcd" not in str(opening.value)
 
 
-@pytest.mark.parametrize("prefix", ["m", "m.bin"])
-def test_both_files_of_megatron_are_read_by_a_signed_url(store: ObjectServer, tmp_path: Path, prefix: str) -> None:
-    """The query signs both, wherever `.bin` stands; an error shows neither it nor another name."""
-    write_megatron(tmp_path / "m", [np.arange(n, dtype=np.uint16) for n in range(1, 30)])
-    for name in ("m.bin", "m.idx"):
-        store.objects[f"bucket/{name}"] = (tmp_path / name).read_bytes()
-    with MegatronDataSource(f"{store.url}/bucket/{prefix}?X-Signature=0123abcd") as source:
-        assert [len(tokens) for tokens in every_record(source)] == [*range(1, 30)]
-    del store.objects["bucket/m.idx"]
-    with pytest.raises(FileNotFoundError, match=r"'http://.*/bucket/m\.idx\?…'"):
-        MegatronDataSource(f"{store.url}/bucket/{prefix}?X-Signature=0123abcd")
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("m", MegatronDataSource),
+        ("m.bin", MegatronDataSource),
+        ("m.bin", lambda url: TokenDataSource(url, 15)),
+        ("mds", MdsDataSource),
+        ("x/", lambda url: ZarrDataSource({"x": url})),
+    ],
+)
+def test_all_files_of_a_signed_url_are_read_by_it(
+    store: ObjectServer, tmp_path: Path, name: str, kind: Callable[[str], Any]
+) -> None:
+    """The query of the URL signs each file; an error shows neither it nor another name."""
+    write_megatron(tmp_path / "m", [np.arange(length, dtype=np.uint16) for length in range(1, 30)])
+    write_mds(tmp_path / "mds", {"n": "int"}, [{"n": bytes(8)}] * 29, 10)
+    write_zarr(tmp_path / "x", np.arange(29), 4)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    store.objects |= {f"bucket/{path.relative_to(tmp_path)}": path.read_bytes() for path in files}
+    url = f"{store.url}/bucket/{name}?X-Signature=0123abcd"
+    assert len(every_record(kind(url))) == 29
+    assert store.queries == {"X-Signature=0123abcd"}
+    store.objects.clear()
+    with pytest.raises(FileNotFoundError, match=f"bucket/{name}") as caught:
+        kind(url)
+    assert "0123abcd" not in str(caught.value)
 
 
 @pytest.mark.parametrize("status", [302, 308])
@@ -496,24 +492,6 @@ def test_a_size_that_is_not_true_is_an_error(store: ObjectServer, url: str) -> N
     with contextlib.closing(file), pytest.raises(DataSourceError, match="has changed"):
         file.read(0, 1 << 60)
     assert len(store.requests) < 10
-
-
-def test_a_copy_needs_no_look_at_the_store(store: ObjectServer, url: str) -> None:
-    """A pickled source knows its objects' sizes and versions."""
-    with TFRecordDataSource(url) as source:
-        pickled = pickle.dumps(source)
-    store.forget()
-    with pickle.loads(pickled) as copy:
-        assert copy[5] == RECORDS[5]
-    assert len(store.requests) == 1
-
-
-def test_a_forked_process_gets_an_error(url: str) -> None:
-    """Reading in a forked process is an error, not a hang; the parent reads on."""
-    with TFRecordDataSource(url) as source:
-        assert source[5] == RECORDS[5]
-        assert "forked after its parent had read from a store" in source_error_after_fork(lambda: source[5])
-        assert source[5] == RECORDS[5]
 
 
 DAMAGED: dict[str, tuple[Callable[[str], Any], bytes, str]] = {

@@ -61,6 +61,7 @@ class ObjectServer:
         on_headers: called with the headers of each request.
         moved: where a request with a status between 301 and 308 is sent to: `bucket/name`.
         requests: those that came.
+        queries: the different queries of all requests for objects by HTTP.
         most_at_once: how many there were at one time, at most.
         port: where it listens, on 127.0.0.1.
         supports_ranges: whether parts of objects are sent, or always all of them.
@@ -76,6 +77,7 @@ class ObjectServer:
         self.on_headers: Callable[[Any], object] = lambda _: None
         self.moved: Callable[[str], str] = lambda key: key
         self.requests: list[Request] = []
+        self.queries: set[str] = set()
         self.most_at_once = 0
         self.supports_ranges = True
         self.tells_sizes = True
@@ -203,6 +205,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             key, is_gcs = f"{match[1]}/{urllib.parse.unquote(match[2])}", True
         else:
             key, is_gcs = urllib.parse.unquote(path[1:]), False
+            owner.queries.add(parsed.query)
             if query.get("comp") == ["list"] or "list-type" in query:
                 return self._list(key.strip("/"), query)
         match = _RANGE.fullmatch(self.headers.get("Range", ""))
