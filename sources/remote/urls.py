@@ -123,16 +123,21 @@ def without_secrets(text: str) -> str:
 
 
 def matching(keys: list[str], pattern: str) -> list[str]:
-    """Returns the sorted names that match a glob. `*` and `?` do not match a slash, and `**/` matches any folders."""
-    tokens = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern)
-    expressions = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    expression = "".join(
-        expressions.get(token) or (_character_class(token) if number % 2 else re.escape(token))
-        for number, token in enumerate(tokens)
-    )
+    """Returns the sorted names that match a glob, as for files: `*` and `?` match no slash, `**` between slashes does."""
+    *folders, name = pattern.split("/")
+    expression = "".join("(?:.*/)?" if folder == "**" else f"{_expression(folder)}/" for folder in folders)
+    expression += ".*" if name == "**" else _expression(name)
     return sorted(filter(re.compile(expression, re.DOTALL).fullmatch, keys))
 
 
-def _character_class(token: str) -> str:
-    """Returns the regular expression for `[…]` of a glob."""
-    return fnmatch.translate(token).removeprefix("(?s:").rpartition(")")[0]
+def _expression(pattern: str) -> str:
+    """Returns the regular expression for a glob without a slash."""
+    tokens = re.split(r"(\*+|\?|\[[^\]]+\])", pattern)
+    for number, token in enumerate(tokens):
+        if not number % 2:
+            tokens[number] = re.escape(token)
+        elif token.startswith("["):
+            tokens[number] = "(?!/)" + fnmatch.translate(token).removeprefix("(?s:").rpartition(")")[0]
+        else:
+            tokens[number] = "[^/]*" if "*" in token else "[^/]"
+    return "".join(tokens)
