@@ -108,11 +108,9 @@ class InMemoryDataSource(RenderedSource):
         records = elements if records is None else records
         self._memory: SharedMemory | None = None
         if name is not None:
-            from millstream.sources.shared_list import shared_list  # noqa: PLC0415  (lazy: slow to import, rarely used)
-
             if records is not None and _is_columns(records):
                 raise TypeError(f"InMemoryDataSource(records, name={name!r}) takes a list of records, got columns.")
-            records, self._memory = shared_list(records, name)
+            records, self._memory = _shared_list(records, name)
         elif records is None:
             raise ValueError("InMemoryDataSource must have records, or a name of shared memory that has them.")
         self._is_columns = _is_columns(records)
@@ -180,6 +178,33 @@ class InMemoryDataSource(RenderedSource):
                 crc = updated_crc(crc, self[min(int(key), self._num_records - 1)])
             self._fingerprint = " ".join([*terms, f"crc32={crc:08x}"])
         return self._fingerprint
+
+
+def _shared_list(records: Sequence[Any] | None, name: str) -> "tuple[list[Any], SharedMemory]":
+    """Copies records into shared memory of a name, or reads those that another process has copied there."""
+    from multiprocessing.shared_memory import ShareableList  # noqa: PLC0415  (lazy: slow to import, rarely used)
+
+    for key, record in enumerate(() if records is None else records):
+        if not _is_storable(record):
+            raise TypeError(
+                f"Records of InMemoryDataSource(records, name={name!r}) must be 64-bit integers, floats, bools, None, "
+                f"or text and bytes that end with no zero byte, got {type(record).__name__} as record {key}."
+            )
+    try:
+        shared: ShareableList[Any] = ShareableList(records, name=name)
+    except FileNotFoundError as error:
+        error.add_note(f"Create InMemoryDataSource(records, name={name!r}) first, in a process of this machine.")
+        raise
+    copied = [shared[key] for key in range(len(shared))]
+    shared.shm.close()
+    return copied, shared.shm
+
+
+def _is_storable(record: Any) -> bool:
+    kind = type(record)
+    if kind in (str, bytes):
+        return bool(record[-1:] not in ("\0", b"\0"))
+    return record is None or kind in (float, bool) or (kind is int and -(2**63) <= record < 2**63)
 
 
 def stacks(column: NDArray[Any]) -> bool:

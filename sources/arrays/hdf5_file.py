@@ -5,7 +5,6 @@ without h5py and its lock. Every other dataset is decoded by h5py, a chunk at a 
 """
 
 import functools
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
 
@@ -16,6 +15,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.arrays.hdf5_layout import DatasetLayout, FileSegment, h5py_module
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import LocalFile, RemoteFile, SpanReadError, open_stored
+from millstream.sources.storage.compression import inflated
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.raw_file import RawFile
 
@@ -90,11 +90,7 @@ class Hdf5File:
 
 
 def _decompressed(layout: DatasetLayout, span: bytes) -> NDArray[Any]:
-    num_bytes = layout.rows_per_chunk * layout.row_type.num_bytes
-    decompressor = zlib.decompressobj()
-    content = decompressor.decompress(span, num_bytes + 1)
-    if len(content) != num_bytes or not decompressor.eof:
-        raise ValueError(f"a chunk does not have its {num_bytes:,} bytes")
+    content = inflated(span, layout.rows_per_chunk * layout.row_type.num_bytes)
     if layout.shuffled > 1:  # All first bytes of the values, then all second bytes, …
         content = np.frombuffer(content, np.uint8).reshape(layout.shuffled, -1).T.tobytes()
     return np.frombuffer(content, layout.row_type.dtype).reshape(layout.rows_per_chunk, *layout.row_type.shape)

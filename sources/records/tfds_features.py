@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.sources.storage.compression import inflated
 from millstream.tf_example.features import FixedLengthFeature, RaggedColumn, VariableLengthFeature
 
 Column = NDArray[Any] | list[NDArray[Any]]
@@ -71,7 +72,9 @@ class Leaf:
 
     def _decoded(self, content: bytes) -> NDArray[Any]:
         try:
-            content = zlib.decompress(content) if self.encoding == "zlib" else content
+            if self.encoding == "zlib":
+                num_bytes = math.prod(self.shape) * np.dtype(self.dtype).itemsize
+                content = inflated(content, None if _UNKNOWN in self.shape else num_bytes)
             values: NDArray[Any] = np.frombuffer(content, self.dtype).reshape(self.shape).copy()
         except (ValueError, zlib.error) as error:
             raise ValueError(f"Feature {self.name!r} is not an array of shape {self.shape}: {error}.") from error

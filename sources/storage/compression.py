@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,6 +57,18 @@ def compressed_error(path: str, compression: str) -> DataSourceError:
         f"{path!r} is compressed as a whole, by {compression}, which rules out random access. {step} it once, and "
         f"read the result: python -m millstream convert {shlex.quote(name)} {shlex.quote(plain)}"
     )
+
+
+def inflated(content: bytes, num_bytes: int | None) -> bytes:
+    """Returns the content of a zlib stream. It must have the given number of bytes, if any; ValueError otherwise."""
+    stream = zlib.decompressobj()
+    # Not beyond its size: a few bytes may inflate to gigabytes.
+    found = stream.decompress(content, 0 if num_bytes is None else num_bytes + 1)
+    if num_bytes is not None and len(found) != num_bytes:
+        raise ValueError(f"its data does not inflate to {num_bytes:,} bytes")
+    if not stream.eof:
+        raise ValueError("its data is cut short")
+    return found
 
 
 def zstandard_library(purpose: str) -> Any:

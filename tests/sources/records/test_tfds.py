@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import TfdsDataSource
 from millstream.sources.records.tfds_splits import Split, ranges_of
 from millstream.transforms.batching.stack import stack
+from support.faults.memory_limits import measured_peak
 from support.files.record_files import write_tfds, write_tfrecord
 from support.streams import comparable
 
@@ -219,21 +219,16 @@ def test_features_that_are_not_supported_are_errors(tmp_path: Path, described: d
 
 
 def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
-    """A folder that is not a prepared dataset is an error with the missing or damaged file."""
+    """A folder that is not a prepared dataset, of TFDS 4 and with files of a known format, is an error."""
     with pytest.raises(FileNotFoundError, match=r"Not a prepared dataset.*dataset_info\.json"):
         TfdsDataSource(tmp_path, "train")
     with pytest.raises(TypeError, match="folder of a prepared dataset, or a builder"):
         TfdsDataSource(3, "train")
-    folder = write_tfds(tmp_path / "toy", NUMBERS, SPLITS)
-    for content, message in (
-        ("{", "is damaged"),
-        ('{"fileFormat": "riegeli"}', "riegeli"),
-    ):
-        (folder / "dataset_info.json").write_text(content)
-        with pytest.raises(DataSourceError, match=message):
-            TfdsDataSource(folder, "train")
     folder = write_tfds(tmp_path / "single", LABEL, SPLITS)
     with pytest.raises(ValueError, match=r"must be a FeaturesDict.*got ClassLabel"):
+        TfdsDataSource(folder, "train")
+    (folder / "dataset_info.json").write_text('{"fileFormat": "riegeli"}')
+    with pytest.raises(DataSourceError, match="riegeli"):
         TfdsDataSource(folder, "train")
 
 
@@ -244,6 +239,7 @@ def one_file_named(template: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
+        ("dataset_info.json", None),
         ("dataset_info.json", [1]),
         ("dataset_info.json", {"fileFormat": ["tfrecord"]}),
         ("dataset_info.json", {"splits": [{"shardLengths": ["3"]}]}),
@@ -259,13 +255,13 @@ def one_file_named(template: str) -> dict[str, Any]:
 def test_a_damaged_description_is_an_error_that_names_it(tmp_path: Path, name: str, content: Any) -> None:
     """A description of other types than expected is damaged, and so is one of files outside its folder."""
     folder = write_tfds(tmp_path / "toy", NUMBERS, SPLITS)
-    (folder / name).write_text(json.dumps(content))
+    (folder / name).write_text("{" if content is None else json.dumps(content))
     with pytest.raises(DataSourceError, match=f"{name}' is damaged: "):
         TfdsDataSource(folder, "train")
 
 
 def test_a_damaged_record_is_an_error_with_file_and_record(tmp_path: Path) -> None:
-    """One without a feature, one that is not an Example, one of another shape; all others can be read."""
+    """One without a feature, one that is not an Example, one of another shape or size; all others can be read."""
     examples: list[dict[str, Any]] = [
         {"n": 1, "text": "a"},
         {"text": "b"},
@@ -287,22 +283,15 @@ def test_a_damaged_record_is_an_error_with_file_and_record(tmp_path: Path) -> No
         source.__getitems__([1])
 
 
-class Protocol:
-    """The result of `tfds.data_source`, as far as its users see it."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, key: int) -> dict[str, Any]:
-        return {"n": key}
-
-    def __getitems__(self, keys: Any) -> list[dict[str, Any]]:
-        assert isinstance(keys, list)
-        return [{"n": key} for key in keys]
-
-
-def test_what_tfds_data_source_returns_is_a_source_as_it_is() -> None:
-    """An object with the interface of `tfds.data_source` is a source."""
-    loader = millstream.load(Protocol(), shuffle=True, seed=0, num_epochs=1, batch_size=5)
-
-    assert sorted(number for batch in loader for number in batch["n"].tolist()) == list(range(20))
+def test_an_array_does_not_inflate_beyond_its_size(tmp_path: Path) -> None:
+    """A hostile array is not decompressed beyond its shape; one that is too short or cut is an error, too."""
+    whole = zlib.compress(bytes(4))
+    stored = [whole, zlib.compress(bytes(1 << 26)), zlib.compress(bytes(3)), whole[:-1]]
+    features = features_dict(x=tensor("int16", 2, encoding="zlib"))
+    folder = write_tfds(tmp_path / "toy", features, {"train": [[{"x": array} for array in stored]]})
+    with TfdsDataSource(folder, "train") as source:
+        assert source[0]["x"].tolist() == [0, 0]
+        for key, reason in enumerate(("inflate to 4 bytes", "inflate to 4 bytes", "cut short"), start=1):
+            with measured_peak() as peak, pytest.raises(DataSourceError, match=rf"record key {key}\).*{reason}"):
+                source[key]
+            assert peak() < 1 << 20

@@ -1,9 +1,10 @@
-"""Memory limits, set as containers and batch systems set them."""
+"""Memory: limits, set as containers and batch systems set them, and the peak of what Python allocates."""
 
 import contextlib
 import time
+import tracemalloc
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from support.faults.user_faults import WAIT_SECONDS
@@ -48,3 +49,13 @@ def memory_limit(num_bytes: int) -> Iterator[MemoryLimit]:
         while (limit.group / "cgroup.procs").read_text():
             assert time.monotonic() < deadline
         limit.group.rmdir()
+
+
+@contextlib.contextmanager
+def measured_peak() -> Iterator[Callable[[], int]]:
+    """Yields a function that returns how many bytes Python has allocated at most since the block began."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
