@@ -42,7 +42,7 @@ from millstream.tools.record_encoding import (
     encode_records,
     token_encoding,
 )
-from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS, companion_of
+from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS
 from millstream.tools.underlying_sources import check_end
 from millstream.transforms import Map
 
@@ -170,8 +170,7 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
         begun = None
     if begun == plan:
         return
-    outputs = [path for target in conversion.targets for path in (target, companion_of(target)) if path is not None]
-    existing = list(filter(os.path.lexists, outputs))
+    existing = list(filter(os.path.lexists, conversion.outputs))
     if begun is not None and existing and not overwrite:
         other = next((name for name in plan if begun.get(name) != plan[name]), "version")
         raise ValueError(

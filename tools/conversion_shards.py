@@ -20,7 +20,7 @@ from millstream.sources.source_checks import batched_read_of
 from millstream.sources.storage.paths import FileIdentity
 from millstream.tools.record_encoding import Encoding, encode_records
 from millstream.tools.record_writers import companion_of, compression_level, new_writer
-from millstream.tools.underlying_sources import files_of, origin_of, underlying_sources
+from millstream.tools.underlying_sources import files_of, inputs_of, origin_of, underlying_sources
 
 _VERSION = 4
 
@@ -57,7 +57,9 @@ class Conversion:
             raise ValueError(
                 f"Cannot write {len(self.source):,} records to {self.num_shards:,} files: each file needs at least one."
             )
-        if both := set(map(os.path.realpath, self.targets)) & set(map(os.path.realpath, self._files())):
+        existing = set(map(os.path.realpath, filter(os.path.lexists, self.outputs)))
+        inputs = (path for source in underlying_sources(self.source) for path in inputs_of(source))
+        if existing and (both := existing & set(map(os.path.realpath, inputs))):
             raise ValueError(f"{both.pop()!r} is both an input and an output. Choose another destination.")
 
     @property
@@ -71,6 +73,11 @@ class Conversion:
             return [self.destination]
         stem = self.destination.removesuffix(self.extension)
         return [f"{stem}-{n:05}-of-{self.num_shards:05}{self.extension}" for n in range(self.num_shards)]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The targets, each with its second file, if any."""
+        return [path for target in self.targets for path in (target, companion_of(target)) if path is not None]
 
     @property
     def folder(self) -> str:

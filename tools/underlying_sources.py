@@ -4,7 +4,7 @@ A fingerprint is not enough: those of lists and datasets depend on a few records
 and shapes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset, node_of
@@ -12,6 +12,7 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.sources import (
     ConcatenatedDataSource,
+    FileDataSource,
     HuggingFaceDataSource,
     LanceDataSource,
     RangeDataSource,
@@ -50,6 +51,13 @@ def _sources_of(node: Node) -> Iterator[Any]:
 def files_of(source: Any) -> Mapping[str, FileIdentity] | None:
     """Returns the identities of the files that have all records of a source, by path; None for other sources."""
     return source.files if isinstance(source, Files | TfdsDataSource) else None
+
+
+def inputs_of(source: Any) -> Iterable[str]:
+    """Returns the paths and URLs of the files that a source reads; none if it does not know them."""
+    if isinstance(source, FileDataSource):
+        return (source.locate(key)[0] for key in range(len(source)))
+    return files_of(source) or ()
 
 
 def is_told_apart(source: Any) -> bool:

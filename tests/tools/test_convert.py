@@ -321,7 +321,8 @@ def test_files_that_are_there_are_not_replaced_by_accident(tmp_path: Path) -> No
     _, reported = run_here("convert", "b.bag", "./b.bag", "--overwrite", folder=tmp_path, status=1)
     assert "is both an input and an output" in reported
     with BagzDataSource(tmp_path / "b.bag") as source:
-        for below in (ConcatenatedDataSource([source]), millstream.MapDataset.source(source).map(bytes.upper)):
+        upper = millstream.MapDataset.source(source).map(bytes.upper)
+        for below in (ConcatenatedDataSource([source]), upper, millstream.FileDataSource(tmp_path / "*.bag")):
             with pytest.raises(ValueError, match="is both an input and an output"):
                 millstream.convert(below, tmp_path / "b.bag", overwrite=True)
     assert records_in(tmp_path / "b.bag") == RECORDS
