@@ -172,8 +172,7 @@ class SpanRecords(FileRecords[RecordT]):
         return self._indexed(key)
 
     def _indexed(self, key: IndexKey) -> Offsets:
-        path = key.path
-        progress = self._progress or Progress(f"Indexing {path!r}", key.identity.size)
+        path, progress = key.path, self._progress or Progress(f"Indexing {key.path!r}", key.identity.size)
         with self._location_of(path) as location:
             _wait_for_clock(key.identity)
             file = open_stored(location, key.identity)
@@ -184,6 +183,8 @@ class SpanRecords(FileRecords[RecordT]):
                 raise DataSourceError(f"Indexing of {path!r} was cancelled.") from None
             finally:
                 scan.close()
+                if progress is not self._progress:
+                    progress.close()
         self._held.record_built(path, saved_at, failures)
         if isinstance(offsets, HeldOffsets) and saved_at is None:
             self._unsaved[path] = offsets
