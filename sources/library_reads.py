@@ -61,8 +61,8 @@ class OpenedHere(Generic[_T]):
         """Returns the object, opened at the first call; raises DataSourceError after a fork."""
         if is_forked(self._library):
             raise DataSourceError(
-                f"{self._library} cannot read after a fork of the process that used it first. Use workers of the "
-                "loader, or start processes by 'spawn' or 'forkserver'."
+                f"{self._library} cannot read after a fork of the process that used it first. Use worker_count, or "
+                "start processes by 'spawn' or 'forkserver'."
             )
         if not self._opened:
             self._opened = [open_object()]

@@ -18,7 +18,6 @@ from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import ZarrDataSource
 from support.files.record_files import write_zarr
-from support.processes.forked import source_error_after_fork
 from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
@@ -97,16 +96,6 @@ def test_arrays_of_a_server_are_read(tmp_path: Path, store: ObjectServer) -> Non
             store.objects[f"bucket/x/{path.relative_to(tmp_path / 'x')}"] = path.read_bytes()
     source = ZarrDataSource({"x": f"{store.url}/bucket/x"})
     assert [record["x"].tolist() for record in source.__getitems__(range(20))] == rows.tolist()
-
-
-def test_a_fork_is_an_error_and_not_a_deadlock(tmp_path: Path) -> None:
-    """TensorStore's threads are not in a forked process, so a source, a copy of it and a new one are errors there."""
-    write_zarr(tmp_path / "x", np.arange(20), 4)
-    source = ZarrDataSource({"x": tmp_path / "x"})
-    copy = pickle.loads(pickle.dumps(source))
-    for read in (lambda: source[3], lambda: copy[3], lambda: ZarrDataSource({"x": tmp_path / "x"})):
-        assert "after a fork" in source_error_after_fork(read)
-    assert source[3] == {"x": 3}
 
 
 def test_damage_is_an_error_with_array_and_record_or_what_stands_in_the_file(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import huggingface_hub.constants
 import pytest
 
 from millstream import DataSourceError, TextLineDataSource
-from support.processes.forked import source_error_after_fork
+from support.processes.forked import text_after_fork
 from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
@@ -100,33 +100,32 @@ def test_files_are_listed_and_read_and_the_token_stays_with_the_hub(
     assert set(seen) == {None}
 
 
-def test_a_dataset_that_does_not_exist_is_an_error(hub: Hub) -> None:
-    """The error of a missing dataset has its name, and not the token."""
-    with pytest.raises(DataSourceError, match=r"Cannot list hf://datasets/org/other: it does not exist") as caught:
-        TextLineDataSource("hf://datasets/org/other/data/*.txt")
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("url", "error", "message"),
+    [
+        (
+            "hf://datasets/org/other/data/*.txt",
+            DataSourceError,
+            "Cannot list hf://datasets/org/other: it does not exist",
+        ),
+        ("hf://datasets/org/na..me/*.txt", DataSourceError, r"list hf://datasets/org/na\.\.me: Cannot have -- or \.\."),
+        ("hf://datasets/org/name@v1/data/*.txt", FileNotFoundError, "No text file matches the pattern"),
+        ("hf://datasets/org/name", ValueError, "must name a file of a dataset, hf://datasets/ORG/NAME/PATH"),
+        ("hf://org/name/a.txt", ValueError, "must name a file of a dataset"),
+        ("hf://datasets//name/a.txt", ValueError, "must name a file of a dataset"),
+    ],
+)
+def test_what_is_not_there_is_an_error_without_the_token(url: str, error: type[Exception], message: str) -> None:
+    """A missing dataset, one that the library refuses, a pattern without matches, and URLs of other forms."""
+    with pytest.raises(error, match=message) as caught:
+        TextLineDataSource(url)
     assert "hf_secret" not in str(caught.value)
-    assert hub.tokens
-    with pytest.raises(FileNotFoundError, match="No text file matches the pattern"):
-        TextLineDataSource("hf://datasets/org/name@v1/data/*.txt")
-
-
-def test_other_errors_of_the_library_name_the_dataset(hub: Hub) -> None:
-    """A name that the library refuses is an error like one of the Hub."""
-    with pytest.raises(DataSourceError, match=r"Cannot list hf://datasets/org/na\.\.me: Cannot have -- or \.\."):
-        TextLineDataSource("hf://datasets/org/na..me/data/*.txt")
-    assert hub.tokens == {}
 
 
 def test_a_forked_process_gets_an_error_instead_of_waiting(hub: Hub) -> None:
     """The threads that list files are not in a forked process."""
     url = "hf://datasets/org/name/data/*.txt"
     TextLineDataSource(url).close()
-    assert "forked after its parent had read from a store" in source_error_after_fork(lambda: TextLineDataSource(url))
+    assert "forked after its parent had read from a store" in text_after_fork(lambda: TextLineDataSource(url))
     assert hub.tokens
-
-
-@pytest.mark.parametrize("url", ["hf://datasets/org/name", "hf://org/name/a.txt", "hf://datasets//name/a.txt"])
-def test_urls_of_other_forms_are_refused(url: str) -> None:
-    """A URL that names no file of a dataset is an error with the expected form."""
-    with pytest.raises(ValueError, match=r"must name a file of a dataset, hf://datasets/ORG/NAME/PATH"):
-        TextLineDataSource(url)

@@ -2,11 +2,10 @@
 
 import errno
 import functools
-import os
 import resource
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 
 from millstream.sources.storage import open_files
 from millstream.sources.storage.open_files import OpenFiles, descriptor_share
+from support.processes.forked import text_after_fork
 
 
 class Disk:
@@ -202,14 +202,12 @@ def test_a_forked_process_opens_files_of_its_own() -> None:
     thread = threading.Thread(target=files.acquire, args=("b", open_slowly))
     thread.start()
     opening.wait(60)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of just this.
-        warnings.simplefilter("ignore", RuntimeWarning)  # JAX, where another test has imported it.
-        child = os.fork()
-    if child == 0:
+
+    def read() -> Any:
         own = [files.acquire(path, disk.open_file) for path in "ab"]
-        os._exit(0 if own[0] is not held and held.is_open and disk.open == ["a", "a", "b"] else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        return own[0] is not held, held.is_open, disk.open
+
+    assert text_after_fork(read) == "(True, True, ['a', 'a', 'b'])"
     go_on.set()
     thread.join()
     for path in "ab":

@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-import millstream
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import LanceDataSource
-from support.processes.forked import source_error_after_fork
+from support.files.record_files import every_record
 from support.stores.fake_stores import fake_s3
 
 pytestmark = pytest.mark.third_party
@@ -72,34 +71,17 @@ def test_a_version_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_filter_selects_rows_once(tmp_path: Path) -> None:
-    """In the order of the dataset, without deleted rows; worker processes read the same."""
+    """In the order of the dataset, without deleted rows."""
     write_rows(tmp_path / "a.lance").delete("id in (8, 33)")
     source = LanceDataSource(tmp_path / "a.lance", columns=["id"], filter="id % 4 = 0 and text like 'row%'")
     expected = [number for number in range(0, 60, 4) if number != 8]
 
     assert [record["id"] for record in source.__getitems__(range(len(source)))] == expected
     assert source.fingerprint() != LanceDataSource(tmp_path / "a.lance", columns=["id"]).fingerprint()
-    alone, others = (
-        [
-            batch["id"].tolist()
-            for batch in millstream.load(source, shuffle=True, seed=1, batch_size=4, num_epochs=1, worker_count=count)
-        ]
-        for count in (0, 2)
-    )
-    assert alone == others
-    assert {number for numbers in alone for number in numbers} <= set(expected)
-
-
-def test_a_fork_is_an_error_and_not_a_deadlock(tmp_path: Path) -> None:
-    """Lance's threads are not in a forked process, which says so."""
-    write_rows(tmp_path / "a.lance")
-    source = LanceDataSource(tmp_path / "a.lance")
-    assert "after a fork" in source_error_after_fork(lambda: source[3])
-    assert source[3]["id"] == 3
 
 
 def test_a_dataset_may_be_in_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows of a dataset in a fake of S3 are those of the local one, in worker processes too."""
+    """The rows of a dataset in a fake of S3 are those of the local one."""
     write_rows(tmp_path / "a.lance")
     files = [path for path in (tmp_path / "a.lance").rglob("*") if path.is_file()]
     with fake_s3({str(path.relative_to(tmp_path)): path.read_bytes() for path in files}) as address:
@@ -107,33 +89,8 @@ def test_a_dataset_may_be_in_a_bucket(tmp_path: Path, monkeypatch: pytest.Monkey
         for name, value in {**keys, "AWS_ENDPOINT": address, "AWS_ALLOW_HTTP": "true"}.items():
             monkeypatch.setenv(name, value)
         remote, local = LanceDataSource("s3://bucket/a.lance"), LanceDataSource(tmp_path / "a.lance")
-        assert len(remote) == len(local) == 60
+        assert repr(every_record(remote)) == repr(every_record(local))
         assert repr(remote[59]) == repr(local[59])
-        here, far = (
-            millstream.load(source, shuffle=True, seed=1, num_epochs=1, batch_size=4, worker_count=count)
-            for source, count in ((local, 0), (remote, 1))
-        )
-        assert [batch["id"].tolist() for batch in far] == [batch["id"].tolist() for batch in here]
-
-
-def test_damage_is_an_error_with_dataset_and_record(tmp_path: Path) -> None:
-    """A file of a fragment that is cut or gone: its rows are errors, and the others are as they were."""
-    write_rows(tmp_path / "a.lance")
-    files = {len(path.read_bytes()): path for path in (tmp_path / "a.lance" / "data").iterdir()}
-    path = next(iter(files.values()))
-    whole = path.read_bytes()
-    for damage in (lambda: path.write_bytes(whole[:100]), path.unlink):
-        damage()
-        source = LanceDataSource(tmp_path / "a.lance")
-        failed = []
-        for key in range(60):
-            try:
-                assert source[key]["id"] == key
-            except DataSourceError as error:
-                failed.append(f"Cannot read record {key} of '{tmp_path}/a.lance' (record key {key}): " in str(error))
-        assert failed == [True] * 20
-        with pytest.raises(DataSourceError, match=r"Cannot read record \d+ of"):
-            source.__getitems__(range(60))
 
 
 def test_what_cannot_be_read_is_an_error_at_construction(tmp_path: Path) -> None:
@@ -155,38 +112,34 @@ def test_what_cannot_be_read_is_an_error_at_construction(tmp_path: Path) -> None
             LanceDataSource(**arguments)
 
 
-def error_of(source: LanceDataSource, key: int) -> str:
-    """Returns the text of the error of a record; empty if it is read."""
-    try:
-        source[key]
-    except DataSourceError as error:
-        return str(error)
-    return ""
+def test_damage_is_an_error_or_what_stands_in_the_file(tmp_path: Path) -> None:
+    """A file of a fragment or a manifest that is gone, cut, or has a flipped byte: refused with the path, or an error.
 
-
-def test_a_flipped_byte_is_an_error_or_what_stands_in_the_file(tmp_path: Path) -> None:
-    """Of a fragment or a manifest: refused with the path, or each row is read or an error that names it.
-
-    Lance panics for some of these, and a panic is not an Exception.
+    The error names the row; other fragments stay as they are. Lance panics for some, and a panic is not an Exception.
     """
-    path = tmp_path / "a.lance"
-    lance.write_dataset(pa.table({"id": np.arange(6), "text": [f"row {number}" for number in range(6)]}), str(path))
+    path, rows = tmp_path / "a.lance", {"id": np.arange(12), "text": [f"row {number}" for number in range(12)]}
+    lance.write_dataset(pa.table(rows), str(path), max_rows_per_file=6)
+    fragments = [path / "data" / fragment.data_files()[0].path for fragment in lance.dataset(path).get_fragments()]
     refusals: list[str] = []
-    failed = 0
-    for file in [next((path / "data").iterdir()), next((path / "_versions").glob("*.manifest"))]:
+    errors: list[tuple[bool, str]] = []
+    for file in (fragments[0], next((path / "_versions").glob("*.manifest"))):
         whole = file.read_bytes()
-        for offset in range(0, len(whole), 6):
-            file.write_bytes(whole[:offset] + bytes([whole[offset] ^ 0x41]) + whole[offset + 1 :])
+        flips = [whole[:at] + bytes([whole[at] ^ 0x41]) + whole[at + 1 :] for at in range(0, len(whole), 6)]
+        for content in (None, whole[:100], *flips):
+            file.unlink() if content is None else file.write_bytes(content)
             try:
                 source = LanceDataSource(path)
-            except (DataSourceError, ValueError) as error:
+            except (OSError, ValueError) as error:
                 refusals.append(str(error))
                 continue
-            errors = [error_of(source, key) for key in range(min(6, len(source)))]
-            for key, text in enumerate(errors):
-                assert not text or f"Cannot read record {key} of '{path}' (record key {key}): " in text
-            failed += sum(map(bool, errors))
+            for key in range(min(12, len(source))):
+                try:
+                    assert source[key]["id"] == key or key < 6
+                except DataSourceError as error:
+                    is_named = f"Cannot read record {key} of '{path}' (record key {key}): " in str(error)
+                    errors.append((is_named and (key < 6 or file != fragments[0]), str(error)))
         file.write_bytes(whole)
     assert len(refusals) > 10
     assert all(str(path) in refusal for refusal in refusals)
-    assert failed > 100
+    assert len(errors) > 100
+    assert [text for is_right, text in errors if not is_right] == []

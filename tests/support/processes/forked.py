@@ -3,20 +3,19 @@
 import os
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 from millstream.errors import DataSourceError
 
 
-def source_error_after_fork(read: Callable[[], Any]) -> str:
-    """Returns the text of the DataSourceError of a read in a forked process; empty if there was none."""
+def text_after_fork(read: Callable[[], object]) -> str:
+    """Returns the text of what a function returns in a forked process, or of its DataSourceError."""
     answer, asked = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Of Python 3.12, JAX and other libraries with threads, about forks.
         child = os.fork()
     if child == 0:
         try:
-            read()
+            os.write(asked, str(read()).encode())
         except DataSourceError as error:
             os.write(asked, str(error).encode())
         finally:
