@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, stack_objects, stack_texts
-from millstream.sources.tables.arrow_memory import Column, Memory, Rows
-from millstream.sources.tables.arrow_regions import Integers
+from millstream.sources.tables.arrow_memory import Column, Integers, Memory, Rows
 
 
 @final

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 
 from millstream.columnar import Allocate, ColumnarRecords
 from millstream.sources.tables.arrow_columns import Lists
-from millstream.sources.tables.arrow_memory import Column, Memory, Rows
-from millstream.sources.tables.arrow_regions import Integers
+from millstream.sources.tables.arrow_memory import Column, Integers, Memory, Rows
 
 _T = TypeVar("_T")
 

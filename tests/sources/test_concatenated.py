@@ -55,10 +55,17 @@ def test_it_is_a_list_of_all_records(sizes: list[int], data: st.DataObject) -> N
 
 
 def test_each_source_is_asked_once() -> None:
-    """A batch reads all of its records of a source in one call, in their order, and no other source."""
+    """A batch reads all of its records of a source in one call, in their order, and no other source.
+
+    That of columns that are alike is built without a record in between.
+    """
     sources = [Counted(3), Counted(3), Counted(3)]
     assert ConcatenatedDataSource(sources).__getitems__([7, 0, 8, 1, 0]) == [10, 0, 20, 10, 0]
     assert [source.asked for source in sources] == [[[0, 1, 0]], [], [[1, 2]]]
+    both = ConcatenatedDataSource([InMemoryDataSource({"x": np.arange(count)}) for count in (4, 9)])
+    records = both.__getitems__([12, 0, 3, 4])
+    assert isinstance(records, ColumnarRecords)
+    assert (records.stack(np.empty)["x"].tolist(), "_records" in vars(records)) == ([8, 0, 3, 0], False)
 
 
 def test_few_records_that_can_be_changed_are_copied_among_many_that_cannot() -> None:
@@ -122,17 +129,11 @@ def test_fingerprints_follow_the_parts() -> None:
 
 def test_closing_closes_the_parts() -> None:
     """`close` closes those parts that can be closed."""
-
-    class Open(Counted):
-        closed = 0
-
-        def close(self) -> None:
-            self.closed += 1
-
-    part = Open(3)
+    part, closed = Counted(3), []
+    part.close = lambda: closed.append(part)  # type: ignore[attr-defined]
     with ConcatenatedDataSource([part, [1]]):
         pass
-    assert part.closed == 1
+    assert closed == [part]
 
 
 COLUMNS: list[Callable[[int], Any]] = [
@@ -170,15 +171,3 @@ def test_columns_are_stacked_as_their_records_are(
 
     assert outcome(records) == outcome([source[key] for key in keys])
     assert outcome(records[2:]) == outcome([source[key] for key in keys[2:]])
-
-
-def test_alike_columns_are_not_taken_apart() -> None:
-    """The batch of a mixture of columns comes from one read of each source, without a record in between."""
-    source = ConcatenatedDataSource([InMemoryDataSource({"x": np.arange(4)}), InMemoryDataSource({"x": np.arange(9)})])
-
-    records = source.__getitems__([12, 0, 3, 4])
-    assert isinstance(records, ColumnarRecords)
-    batch = records.stack(np.empty)
-
-    assert batch["x"].tolist() == [8, 0, 3, 0]
-    assert "_records" not in vars(records)

@@ -6,6 +6,7 @@ What stands in a damaged file is read here by other code: the standard library, 
 import bz2
 import csv
 import dataclasses
+import functools
 import gzip
 import itertools
 import json
@@ -49,7 +50,7 @@ class Format:
     """A kind of file.
 
     Attributes:
-        source: reads it.
+        source: reads it; a class, or one with arguments.
         write: writes a file of twelve records at a path, and those beside it.
         read: returns what stands in the files at a path, WRONG for a record that nothing can be made of; None where
             damage is always found, so that each record is as it was written.
@@ -59,7 +60,7 @@ class Format:
         argument: returns what the source takes for a path.
     """
 
-    source: type[Any]
+    source: Callable[[Any], Any]
     write: Callable[[Path], Any]
     read: Callable[[Path], list[Any]] | None
     whole_at: Collection[int] | None = None
@@ -222,6 +223,17 @@ def files_of_samples() -> Iterator[tuple[str, bytes]]:
         yield from ((f"folder/{number}.txt", record), (f"folder/{number}.seg.cls", b"%d" % number))
 
 
+def write_tokens(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.arange(48, dtype=np.uint16))
+
+
+def read_tokens(path: Path) -> list[Any]:
+    """Returns the windows of four tokens."""
+    tokens = np.load(path)
+    return [{"tokens": tokens[start : start + 4]} for start in range(0, len(tokens) - 3, 4)]
+
+
 FORMATS = {
     "ArrayRecord": Format(millstream.ArrayRecordDataSource, lambda path: write_array_record(path, RECORDS), None, ()),
     "Bagz": Format(millstream.BagzDataSource, lambda path: write_bagz(path, RECORDS), read_bag, (0,)),
@@ -251,6 +263,7 @@ FORMATS = {
         millstream.WebDatasetDataSource, lambda path: write_tar(path, files_of_samples()), read_tar, ()
     ),
     "text": Format(millstream.TextLineDataSource, lambda path: path.write_text("\r\n".join(TEXTS)), read_text),
+    "tokens": Format(functools.partial(millstream.TokenDataSource, window=4), write_tokens, read_tokens, ()),
 }
 IN_MEMORY = (millstream.ArrayRecordDataSource, millstream.Hdf5DataSource, millstream.ParquetDataSource)
 """Sources that keep all of a small file in memory once it was read."""
@@ -450,9 +463,9 @@ def test_what_happens_to_a_file_is_an_error_with_file_and_record(
 FORBIDDEN = """
 import concurrent.futures.thread, json, os, sys
 import millstream
-cases = [(getattr(millstream, kind), argument) for kind, argument in json.loads(sys.argv[1])]
+cases = [(getattr(millstream, kind), argument) for kind, argument in json.loads(sys.argv[2])]
 sources = [kind(argument) for kind, argument in cases]
-for file in sys.argv[2:]:
+for file in sys.argv[1], *sys.argv[3:]:
     os.chmod(file, 0)
 os.environ["MILLSTREAM_CACHE"] = "/dev/null/none"
 if os.geteuid() == 0:
@@ -463,23 +476,40 @@ for source, (kind, argument) in zip(sources, cases):
             read()
         except OSError as error:
             print(type(error).__name__, error)
+for path in ("file", "file[0:1]", "fil*"):
+    try:
+        millstream.ArrayRecordDataSource(f"{sys.argv[1]}/{path}")
+    except OSError as error:
+        print(type(error).__name__, error)
 if os.getuid() == 0:
     os.seteuid(0)
 """
 
 
 def test_a_file_that_may_not_be_read_is_an_error() -> None:
-    """A file without read permission is a PermissionError at construction; later, the error names the record."""
+    """A file without read permission is a PermissionError at construction; later, the error names the record.
+
+    Names and patterns in a folder without it are a PermissionError, too, and not a missing file.
+    """
     # The folders that pytest makes are closed to others.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
-        places = [Path(folder) / f"{number}{ENDINGS.get(name, '')}" for number, name in enumerate(FORMATS)]
+        secret = Path(folder) / "secret"
+        secret.mkdir()
+        write_array_record(secret / "file", RECORDS)
+        places: list[Path] = []
         cases, files = [], []
-        for form, place in zip(FORMATS.values(), places, strict=True):
-            form.write(place)
-            cases.append((form.source.__name__, form.argument(place)))
-            files += files_of(form, place)
-        lines = python("-c", FORBIDDEN, json.dumps(cases), *files, check=True).stdout.splitlines()
+        for name, form in FORMATS.items():
+            if isinstance(form.source, type):
+                places.append(Path(folder) / f"{len(places)}{ENDINGS.get(name, '')}")
+                form.write(places[-1])
+                cases.append((form.source.__name__, form.argument(places[-1])))
+                files += files_of(form, places[-1])
+        ran = python("-c", FORBIDDEN, secret, json.dumps(cases), *files, check=True)
+        secret.chmod(0o700)
+    *lines, one, part, several = ran.stdout.splitlines()
+    for line in (one, part, several):
+        assert re.fullmatch(rf"PermissionError.*{secret}.*", line)
     for place, read, constructed in zip(places, lines[::2], lines[1::2], strict=True):
         assert re.fullmatch(rf"DataSourceError Cannot read record 7 .*{place}.*Permission denied.*", read)
         assert re.fullmatch(rf"PermissionError.*{place}.*", constructed)

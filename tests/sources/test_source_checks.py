@@ -1,7 +1,6 @@
 """Sources are accepted, everything else is refused with the call to write instead; each format has one class."""
 
 import types
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.sources.formats import FORMATS, FileFormat
+from millstream.sources.formats import FORMATS
 from millstream.sources.source_checks import advice_for
 
 
@@ -63,18 +62,9 @@ def test_sources_are_taken_as_they_are(value: Any) -> None:
     assert len(list(millstream.load(value, num_epochs=1))) == len(value)
 
 
-class Decoded(millstream.RangeDataSource):  # type: ignore[misc]  # final: users' programs may be unchecked
-    """A source that decodes in `__getitem__` alone."""
-
-    def __getitem__(self, record_key: Any) -> int:
-        return 100 + int(super().__getitem__(record_key))
-
-
-class DecodedColumns(millstream.InMemoryDataSource):  # type: ignore[misc]  # as above
-    """Columns that are decoded in `__getitem__` alone."""
-
-    def __getitem__(self, record_key: Any) -> int:
-        return 100 + int(super().__getitem__(record_key))
+def decoded(kind: Any, **members: Any) -> Any:
+    """Returns a class that decodes in `__getitem__`; it has no `__getitems__` of its own unless `members` has it."""
+    return type("Decoded", (kind,), {"__getitem__": lambda self, key: 100 + kind.__getitem__(self, key), **members})
 
 
 class Forwarding:
@@ -95,26 +85,17 @@ class Forwarding:
         return getattr(self._source, name)
 
 
-class DecodedList(list[int]):
-    """A list that decodes in `__getitem__` alone."""
-
-    def __getitem__(self, record_key: Any) -> Any:
-        return 100 + super().__getitem__(record_key)
-
-
-class DecodedTogether(Decoded):  # type: ignore[misc]  # as above
-    """A source whose batched read is the most derived one."""
-
-    def __getitems__(self, record_keys: Any) -> list[int]:
-        return [200 + int(key) for key in record_keys]
-
-
 OVERRIDDEN: dict[str, tuple[Callable[[], Any], int]] = {
-    "a source of millstream": (lambda: Decoded(0, 8), 100),
-    "columns": (lambda: DecodedColumns(np.arange(8)), 100),
+    "a source of millstream": (lambda: decoded(millstream.RangeDataSource)(0, 8), 100),
+    "columns": (lambda: decoded(millstream.InMemoryDataSource)(np.arange(8)), 100),
     "a wrapper": (lambda: Forwarding(millstream.RangeDataSource(0, 8)), 100),
-    "a list": (lambda: DecodedList(range(8)), 100),
-    "a batched read of its own": (lambda: DecodedTogether(0, 8), 200),
+    "a list": (lambda: decoded(list)(range(8)), 100),
+    "a batched read of its own": (
+        lambda: decoded(millstream.RangeDataSource, __getitems__=lambda _, keys: [200 + int(key) for key in keys])(
+            0, 8
+        ),
+        200,
+    ),
 }
 
 
@@ -134,16 +115,9 @@ def test_the_more_derived_read_wins(name: str) -> None:
 
 
 def test_each_format_is_listed_once() -> None:
-    """No two formats have a name, an extension or a class in common."""
-    for words in (
-        [kind.name for kind in FORMATS],
-        [kind.source for kind in FORMATS],
-        [ending for kind in FORMATS for ending in kind.extensions],
-    ):
-        assert [word for word, count in Counter(words).items() if count > 1] == []
-
-
-@pytest.mark.parametrize("kind", FORMATS, ids=lambda kind: kind.name)
-def test_a_format_names_the_class_that_users_know(kind: FileFormat) -> None:
-    """The class that opens files of a format is the public one of that name."""
-    assert getattr(millstream.sources, kind.source) is getattr(millstream, kind.source)
+    """No two formats have a name, an extension or a class in common, and the class is the public one of that name."""
+    names, sources = ([getattr(kind, member) for kind in FORMATS] for member in ("name", "source"))
+    for words in (names, sources, [ending for kind in FORMATS for ending in kind.extensions]):
+        assert len(set(words)) == len(words)
+    for source in sources:
+        assert getattr(millstream.sources, source) is getattr(millstream, source)

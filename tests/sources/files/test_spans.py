@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.sources import JsonLinesDataSource, TFRecordDataSource
+from millstream.sources import TFRecordDataSource
 from millstream.sources.files import multi_file as files
 from millstream.sources.files import spans
 from millstream.sources.storage import byte_files, offsets, progress
 from millstream.sources.storage.progress import CancelledScanError, Progress
-from support.files.record_files import every_record, records_of, write_tfrecord
+from support.files.record_files import every_record, write_tfrecord
 
 RECORDS = [b"record %d" % number for number in range(100)]
 
@@ -65,43 +65,12 @@ def test_where_nothing_can_be_written_at_all_the_index_is_in_memory(
 def test_processes_that_make_the_index_at_once_do_not_disturb_each_other(path: Path, tmp_path: Path) -> None:
     """Each reads every record, and one index is left, and nothing else."""
     code = f"import millstream; print(len(list(millstream.TFRecordDataSource({str(path)!r}))))"
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"MILLSTREAM_CACHE": str(tmp_path / "cache")},
-        )
-        for _ in range(2)
-    ]
+    options: Any = {"stdout": subprocess.PIPE, "env": os.environ | {"MILLSTREAM_CACHE": str(tmp_path / "cache")}}
+    running = [subprocess.Popen([sys.executable, "-c", code], text=True, **options) for _ in range(2)]
 
     assert [process.communicate()[0] for process in running] == ["100\n"] * 2
     assert names_in(tmp_path) == [path.name, "cache"]
     assert len(names_in(tmp_path / "cache")) == 1
-
-
-def test_a_file_cut_short_while_open_is_an_error(path: Path) -> None:
-    """Records beyond the cut are errors; those that are left can still be read."""
-    with TFRecordDataSource(path) as source:
-        assert source[99] == RECORDS[99]
-        os.truncate(path, path.stat().st_size - 30)
-        with pytest.raises(DataSourceError, match=r"record 98 of .*a\.tfrecord.*record key 98.*cut short while"):
-            source.__getitems__([0, 98, 99])
-        assert source[97] == RECORDS[97]
-
-
-def test_open_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many files there are, few descriptors are taken: two for each open file."""
-    monkeypatch.setattr(files, "MAX_OPEN_FILES", 3)
-    paths = [write_tfrecord(tmp_path / f"{n}", [b"%d" % n]) for n in range(20)]
-    before = len(names_in(Path("/proc/self/fd")))
-    with TFRecordDataSource(paths) as source:
-        for key in range(20):
-            assert source[key] == b"%d" % key
-            assert len(names_in(Path("/proc/self/fd"))) <= before + 6
-        assert source.__getitems__(range(20)) == [b"%d" % key for key in range(20)]
-        assert len(names_in(Path("/proc/self/fd"))) <= before + 6
 
 
 @pytest.mark.parametrize("carried_files", [0, 2, 4])
@@ -127,13 +96,6 @@ def test_a_pickled_source_carries_small_indices(
         assert every_record(copy) == RECORDS
 
 
-def test_a_pattern_with_several_recursive_parts_gives_each_file_once(tmp_path: Path) -> None:
-    """`**/**` matches a file in a folder in several ways."""
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "x.jsonl").write_text("1\n")
-    assert records_of(JsonLinesDataSource(tmp_path / "**" / "**" / "*.jsonl")) == [1]
-
-
 def steps_of(source: Any, keys: list[int]) -> int:
     """Returns how many functions are called to read some records, generators' steps included."""
     steps = 0
@@ -154,15 +116,22 @@ def steps_of(source: Any, keys: list[int]) -> int:
 def test_opening_a_file_takes_no_more_steps_where_there_are_more_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A record of a file that is not open takes the same number of calls, of 20 files and of 500."""
+    """A record of a file that is not open takes the same number of calls, of 20 files and of 500.
+
+    However many files there are, few descriptors are taken: two for each open file.
+    """
     monkeypatch.setattr(files, "MAX_OPEN_FILES", 3)
     paths = [write_tfrecord(tmp_path / f"{n:03}", [b"%d" % n]) for n in range(500)]
     steps = []
+    before = len(names_in(Path("/proc/self/fd")))
     for some in (paths[:20], paths):
         with TFRecordDataSource(some) as source:
             keys = list(range(0, len(some), len(some) // 10))
             steps_of(source, keys)
             steps.append(steps_of(source, keys))
+            assert len(names_in(Path("/proc/self/fd"))) <= before + 6
+            assert source.__getitems__(range(len(some))) == [b"%d" % key for key in range(len(some))]
+            assert len(names_in(Path("/proc/self/fd"))) <= before + 6
     assert steps[1] <= steps[0] * 1.2
 
 
@@ -215,18 +184,15 @@ def test_a_long_search_has_a_bar_on_a_terminal(path: Path, tmp_path: Path) -> No
     assert done.stdout == b"1\n"
 
 
-def test_a_search_that_nobody_waits_for_stops() -> None:
-    """A search that nobody waits for ends at its next report of progress."""
+def test_a_file_that_is_refused_cancels_the_search_in_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cancelled scan ends at its next report of progress."""
     watched = Progress("Indexing", 10)
     watched.advance(5)
     watched.cancel()
-
     with pytest.raises(CancelledScanError):
         watched.advance(5)
-
-
-def test_what_one_file_lacks_ends_the_search_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If one file makes the source fail, the scans of the others are cancelled."""
     (tmp_path / "1").write_bytes(b"not a TFRecord file, and no header of one")
     write_tfrecord(tmp_path / "2", RECORDS)
     monkeypatch.setattr(files, "INSPECTION_THREADS", 1)

@@ -82,7 +82,7 @@ def test_parts_of_files_laid_end_to_end(
 
 
 def test_paths_of_all_kinds_mean_the_same(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pattern is its sorted matches; `~`, path-like objects and sequences are welcome.
+    """A pattern is its sorted matches, each once; `~`, path-like objects and sequences are welcome.
 
     Relative paths, patterns and ranges refer to the folder at construction, whatever it is when they are read.
     """
@@ -92,7 +92,7 @@ def test_paths_of_all_kinds_mean_the_same(folder: Path, tmp_path: Path, monkeypa
         str(folder / "train-*"),
         folder / "train-[0-3]",
         "~/train-?",
-        f"{folder}/**/train-*",
+        f"{folder}/**/**/train-*",
         [folder / f"train-{file}" for file in range(4)],
         (str(folder / "train-0"), "~/train-[12]", folder / "train-3"),
         iter(["~/train-0", "~/train-1", FileInstruction("~/train-3", 0, 25)]),
@@ -107,7 +107,7 @@ def test_paths_of_all_kinds_mean_the_same(folder: Path, tmp_path: Path, monkeypa
 
 
 def test_names_of_any_bytes_are_names(tmp_path: Path) -> None:
-    """A name that is not UTF-8 is read, found by a pattern, and described."""
+    """A name that is not UTF-8 is read, found by a pattern, and described. That of a pipe or device is refused."""
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
     write_array_record(tmp_path / "a", [b"x"]).rename(path)
     for paths in (path, tmp_path / "*"):
@@ -118,43 +118,10 @@ def test_names_of_any_bytes_are_names(tmp_path: Path) -> None:
     Path(path).write_bytes(b"text")
     with pytest.raises(DataSourceError, match=r"\\udcff.*is not an ArrayRecord file"):
         ArrayRecordDataSource(path)
-
-
-def test_what_would_never_end_is_refused(tmp_path: Path) -> None:
-    """A named pipe is an error at once, not a wait for a writer; so is a device."""
     os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", f"{tmp_path}/pipe[0:3]", "/dev/zero"):
+    for name in (tmp_path / "pipe", f"{tmp_path}/pipe[0:3]", "/dev/zero"):
         with pytest.raises(DataSourceError, match=r"(pipe|zero)' at random: it is a pipe, a socket or a device"):
-            ArrayRecordDataSource(path)
-
-
-FORBIDDEN = """
-# All that the constructor imports: the other user may not be able to read the environment.
-import array_record.python.array_record_module, concurrent.futures.thread, os, sys
-from millstream.sources import ArrayRecordDataSource
-if os.geteuid() == 0:
-    os.seteuid(65534)
-for path in ("file", "file[0:1]", "fil*"):
-    try:
-        ArrayRecordDataSource(f"{sys.argv[1]}/{path}")
-    except OSError as error:
-        print(type(error).__name__, error)
-"""
-
-
-def test_a_folder_that_may_not_be_read_is_said_to_be_one(tmp_path: Path) -> None:
-    """A folder without read permission is a PermissionError, not a missing file."""
-    secret = tmp_path / "secret"
-    secret.mkdir()
-    write_array_record(secret / "file", [b"x"])
-    secret.chmod(0)
-    try:
-        ran = python("-c", FORBIDDEN, secret, check=True)
-    finally:
-        secret.chmod(0o755)
-    lines = ran.stdout.splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("PermissionError") and "secret" in line for line in lines)
+            ArrayRecordDataSource(name)
 
 
 def test_an_existing_file_wins_over_its_name_as_a_pattern(tmp_path: Path) -> None:
@@ -184,7 +151,6 @@ def test_an_existing_file_wins_over_its_name_as_a_pattern(tmp_path: Path) -> Non
         ("{}/train-0[0:1000000000000000000000000000000]", ValueError, r"stop < 2\*\*63"),
         ([f"{{}}/train-0[0:{2**62}]"] * 2, ValueError, r"fewer than 2\*\*63 records"),
         ({"{}/train-0"}, TypeError, r"the order of a set differs between processes\. Pass sorted\(paths\)"),
-        (frozenset(["{}/train-0"]), TypeError, "Pass sorted"),
         (FileInstruction("{}/train-0", 11, -1), ValueError, r"0 <= start <= stop < 2\*\*63, got \[11:10\]"),
         ([], ValueError, "at least one file, got an empty sequence"),
         (3, TypeError, "paths must be a path or a sequence of paths, got int"),
@@ -226,7 +192,10 @@ def test_large_batches_from_large_files(big: Path, batch: int, group: int, seed:
 
 
 def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
-    """The warning names the file, the cost and the cure; at construction, or at the first read of a range."""
+    """The warning names the file, the cost and the cure; at construction, or at the first read of a range.
+
+    A group of one record costs nothing, whatever group size the writer was given.
+    """
     for name in "ab":
         write_array_record(tmp_path / name, [b"%d" % n for n in range(10)], "group_size:5")
     with pytest.warns(UserWarning, match=r"a' was written with group_size:5\. .*'group_size:1'") as caught:
@@ -238,11 +207,7 @@ def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
             assert part[0] == b"0"
         assert part[1] == b"1"
     assert {caught[0].filename, caught_reading[0].filename} == {__file__}
-
-
-def test_one_record_in_a_group_is_no_matter(tmp_path: Path) -> None:
-    """A group of one costs nothing, whatever group size the writer was given."""
-    assert records_of(ArrayRecordDataSource(write_array_record(tmp_path / "a", [b"x"], "group_size:100"))) == [b"x"]
+    assert records_of(ArrayRecordDataSource(write_array_record(tmp_path / "c", [b"x"], "group_size:100"))) == [b"x"]
 
 
 def test_reader_options_reach_the_library(folder: Path) -> None:
@@ -253,40 +218,31 @@ def test_reader_options_reach_the_library(folder: Path) -> None:
         ArrayRecordDataSource(folder / "train-0", {"speed": "high"})[0]
 
 
-def test_fingerprint_follows_the_content_not_the_place(folder: Path, tmp_path: Path) -> None:
-    """Moved files have the same fingerprint; other names, sizes, counts, ranges and orders have others."""
-    shutil.copytree(folder, tmp_path / "moved")
+def test_names_sizes_counts_ranges_and_orders_are_part_of_the_fingerprint(folder: Path, tmp_path: Path) -> None:
+    """Any other is another source. A name is that within the folder that holds all files."""
     moved = tmp_path / "moved"
-    fingerprint = ArrayRecordDataSource(folder / "train-*").fingerprint()
-    assert fingerprint.startswith("ArrayRecord files=4 records=36 digest=")
-    assert ArrayRecordDataSource(moved / "train-*").fingerprint() == fingerprint
-    names = [folder / f"train-{file}" for file in range(4)]
-    others = [
-        ArrayRecordDataSource(names[::-1]),
-        ArrayRecordDataSource(names[1:]),
-        ArrayRecordDataSource([*names[:3], f"{names[3]}[0:24]"]),
-        ArrayRecordDataSource([*names[:3], f"{names[3]}[1:25]"]),
+    shutil.copytree(folder, moved)
+    first, *others = names = [folder / f"train-{file}" for file in range(4)]
+    fingerprints = [
+        ArrayRecordDataSource(paths).fingerprint()
+        for paths in (
+            folder / "train-*",
+            names[::-1],
+            others,
+            [*names[:3], f"{names[3]}[0:24]"],
+            [*names[:3], f"{names[3]}[1:25]"],
+            [first, moved / "train-0"],
+            [moved / "train-0", first],
+        )
     ]
-    shutil.copy(moved / "train-3", moved / "train-4")
-    others.append(ArrayRecordDataSource(moved / "train-[0124]"))
-    os.remove(moved / "train-4")  # noqa: PTH107  (as the shell would)
+    same = [f"{folder}/../{folder.name}/train-{file}" for file in range(3)]
+    assert fingerprints[0] == ArrayRecordDataSource([*same, f"{folder}//train-3"]).fingerprint()
+    assert fingerprints[0].startswith("ArrayRecord files=4 records=36 digest=")
+    (moved / "train-3").rename(moved / "train-4")
+    fingerprints.append(ArrayRecordDataSource(moved / "train-*").fingerprint())
     write_array_record(moved / "train-3", [bytes(60_000)] * 25, "group_size:1,uncompressed")
-    others.append(ArrayRecordDataSource(moved / "train-*"))
-    assert len({fingerprint, *(other.fingerprint() for other in others)}) == len(others) + 1
-
-
-def test_fingerprint_knows_the_order_of_files_of_one_name(tmp_path: Path) -> None:
-    """Files that differ in their folder alone are told apart, within the folder that holds all of them."""
-    for place in ("here", "there"):
-        for part in "ab":
-            (tmp_path / place / part).mkdir(parents=True)
-            write_array_record(tmp_path / place / part / "data", [part.encode()])
-    a, b = tmp_path / "here/a/data", tmp_path / "here/b/data"
-    fingerprint = ArrayRecordDataSource([a, b]).fingerprint()
-    assert ArrayRecordDataSource(tmp_path / "there/*/data").fingerprint() == fingerprint
-    assert ArrayRecordDataSource([f"{tmp_path}/here/b/../a//data", b]).fingerprint() == fingerprint
-    assert ArrayRecordDataSource([b, a]).fingerprint() != fingerprint
-    assert ArrayRecordDataSource(a).fingerprint() == ArrayRecordDataSource(tmp_path / "there/a/data").fingerprint()
+    fingerprints.append(ArrayRecordDataSource(moved / "train-[0-3]").fingerprint())
+    assert len(set(fingerprints)) == len(fingerprints)
 
 
 def test_a_dropped_source_closes_its_files_at_once(folder: Path) -> None:
@@ -341,17 +297,14 @@ def test_a_damaged_record_is_named(healthy: Path, tmp_path: Path) -> None:
             assert all(threads.map(is_right, np.random.default_rng(0).integers(0, 400, (200, 50)).tolist()))
 
 
+@pytest.mark.filterwarnings("ignore:.*was written with group_size")
 @pytest.mark.parametrize("group", [1, 7])
 @pytest.mark.parametrize("size", [0, 30_000, 2 * 65_536, 4 * 65_536])
 def test_a_file_truncated_while_open_is_an_error(tmp_path: Path, size: int, group: int) -> None:
     """Records before the cut are read, those after it raise, although the library gives empty records for them."""
     path = write_array_record(tmp_path / "file", WRITTEN, f"group_size:{group}")
     with ArrayRecordDataSource(f"{path}[0:300]") as source:
-        if group == 1:
-            assert source[0] == WRITTEN[0]
-        else:
-            with pytest.warns(UserWarning, match="group_size:7"):
-                assert source[0] == WRITTEN[0]
+        assert source[0] == WRITTEN[0]
         os.truncate(path, size)
         lost = {}
         for key in range(300):

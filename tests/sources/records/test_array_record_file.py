@@ -59,21 +59,6 @@ class Stumbles(Reader):
         return super().read(*indices)
 
 
-class Empty(Reader):
-    def read(self, *indices: Any) -> list[bytes]:
-        return super().read(*indices)[:0]
-
-
-class Silent(Reader):
-    def ok(self) -> bool:
-        return False
-
-
-class Vast(Reader):
-    def num_records(self) -> int:
-        return 1 << 31
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     """A file that is there."""
@@ -120,38 +105,30 @@ def test_a_batched_read_that_fails_is_done_one_by_one(
     assert file.read([5, 6, 7, 6], [0, 1, 2, 3]) == [b"5", b"6", b"7", b"6"]
 
 
-def test_a_record_that_does_not_come_is_an_error(path: str) -> None:
-    """Nothing where one record was asked for is an error with its number and key."""
-    with pytest.raises(DataSourceError, match=r"Cannot read record 5 of '.*file' \(record key 50\): not enough values"):
-        open_array_record(Empty, path, {}, path).read([5, 6], [50, 60])
+@pytest.mark.parametrize(
+    ("member", "result", "message"),
+    [
+        ("read", [], r"Cannot read record 5 of '.*file' \(record key 50\): not enough values"),
+        ("ok", False, r"file' is not an ArrayRecord file, .*: the library gives no reason\."),
+        ("num_records", 1 << 31, "at most 2,147,483,647 records, got 2,147,483,648"),
+    ],
+)
+def test_results_that_make_no_sense_are_errors(
+    path: str, monkeypatch: pytest.MonkeyPatch, member: str, result: Any, message: str
+) -> None:
+    """No record, a failure without a reason, and more records than the 32-bit numbers of the library can address."""
+    monkeypatch.setattr(Reader, member, lambda *_: result)
+    with pytest.raises(DataSourceError, match=message):
+        open_array_record(Reader, path, {}, path).read([5, 6], [50, 60])
 
 
 def test_options_of_the_caller_come_last(path: str) -> None:
     """The defaults are those for random access; an option given replaces its default."""
-    options = []
-
-    def spy(path: bytes, text: str) -> Reader:
-        options.append(text)
-        return Reader(path, text)
-
-    open_array_record(spy, path, {}, path)
-    open_array_record(spy, path, {"max_parallelism": "4", "footer_prefetch_bytes": "1M"}, path)
-    assert options == [
+    given: list[dict[str, str]] = [{}, {"max_parallelism": "4", "footer_prefetch_bytes": "1M"}]
+    assert [open_array_record(Reader, path, options, path).reader.options for options in given] == [
         "readahead_buffer_size:0,max_parallelism:0",
         "readahead_buffer_size:0,max_parallelism:4,footer_prefetch_bytes:1M",
     ]
-
-
-def test_a_reader_that_fails_without_a_reason_is_an_error(path: str) -> None:
-    """The error says so, instead of giving none."""
-    with pytest.raises(DataSourceError, match=r"file' is not an ArrayRecord file, .*: the library gives no reason\."):
-        open_array_record(Silent, path, {}, path)
-
-
-def test_more_records_than_can_be_addressed_are_refused(path: str) -> None:
-    """The library's numbers have 32 bits: larger ones would find other records."""
-    with pytest.raises(DataSourceError, match="at most 2,147,483,647 records, got 2,147,483,648"):
-        open_array_record(Vast, path, {}, path)
 
 
 BLOCK = 1 << 16
@@ -182,16 +159,11 @@ def test_counts_wherever_the_footer_begins(tmp_path: Path) -> None:
     assert bytes_before_boundary >= set(range(41))
 
 
-def test_leaves_groups_to_the_reader(tmp_path: Path) -> None:
-    """Groups of several records are not guessed at, unless there is only one record."""
-    for count, group in [(2, 2), (100, 7), (100, 1000)]:
-        path = write(tmp_path / "file", [b"x"] * count, f"group_size:{group}")
-        assert count_records(path) is None
-    assert count_records(write(tmp_path / "file", [b"x"], "group_size:10")) == 1
-
-
 def test_leaves_other_files_to_the_reader(tmp_path: Path) -> None:
-    """Text, zeros, noise, and parts of an ArrayRecord file have no count."""
+    """Groups of several records, text, zeros, noise, and parts of an ArrayRecord file have no count."""
+    for count, group in [(2, 2), (100, 7), (100, 1000)]:
+        assert count_records(write(tmp_path / "file", [b"x"] * count, f"group_size:{group}")) is None
+    assert count_records(write(tmp_path / "file", [b"x"], "group_size:10")) == 1
     whole = Path(write(tmp_path / "whole", [b"x" * 1000] * 300, "group_size:1,uncompressed")).read_bytes()
     others = [b"", b"text" * 50_000, bytes(1 << 18), os.urandom(1 << 18), whole[:-1], whole[:-BLOCK], whole[BLOCK:]]
     for number, content in enumerate(others):

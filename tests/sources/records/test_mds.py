@@ -110,16 +110,13 @@ def test_a_flipped_byte_of_a_sample_is_an_error_or_another_value(tmp_path: Path)
     start = struct.unpack_from("<7I", content)[1]
     for offset in range(start, len(content)):
         shard.write_bytes(content[:offset] + bytes([content[offset] ^ 0xC1]) + content[offset + 1 :])
-        source = MdsDataSource(tmp_path)
-        good = []
+        source, changed = MdsDataSource(tmp_path), 0
         for key in range(10):
             try:
-                good.append(source[key] == expected[key])
+                changed += source[key] != expected[key]
             except DataSourceError as error:
-                good.append(
-                    f"Cannot read record {key - 5} of '{shard}' (record key {key}): its column" not in str(error)
-                )
-        assert good.count(False) == 1, offset
+                changed += f"Cannot read record {key - 5} of '{shard}' (record key {key}): its column" in str(error)
+        assert changed == 1, offset
 
 
 def edit_index(folder: Path, shard: int = 0, **changes: Any) -> None:
@@ -127,11 +124,6 @@ def edit_index(folder: Path, shard: int = 0, **changes: Any) -> None:
     index = json.loads((folder / "index.json").read_text())
     index["shards"][shard].update(changes)
     (folder / "index.json").write_text(json.dumps(index))
-
-
-def cut(folder: Path) -> None:
-    shard = folder / "shard.00001.mds"
-    shard.write_bytes(shard.read_bytes()[:-1])
 
 
 @pytest.mark.parametrize(
@@ -142,7 +134,7 @@ def cut(folder: Path) -> None:
         (lambda folder: (folder / "index.json").write_text("[]"), DataSourceError, "it does not list shards"),
         (lambda folder: (folder / "shard.00001.mds").unlink(), FileNotFoundError, "No such MDS file"),
         (lambda folder: (folder / "shard.00001.mds").write_bytes(b"\xff" * 9), DataSourceError, "ends before the off"),
-        (cut, DataSourceError, "offsets of its samples are not in order"),
+        (lambda folder: os.truncate(folder / "shard.00001.mds", 150), DataSourceError, "samples are not in order"),
         (partial(edit_index, samples=7), DataSourceError, "index.json lists 7"),
         (partial(edit_index, version=3), DataSourceError, "MDS version 2"),
         (partial(edit_index, samples=None), DataSourceError, "does not list shards"),
@@ -219,7 +211,10 @@ def test_shards_may_be_in_a_bucket(tmp_path: Path, store: ObjectServer, is_compr
 
 
 def test_damage_of_a_compressed_shard_is_an_error_with_file_and_record(tmp_path: Path) -> None:
-    """Cut short, of another format, with another size or number of samples than listed: other shards stay readable."""
+    """Cut short, of another format, with another size or number of samples than listed: other shards stay readable.
+
+    So is a shard that was written to or removed after construction.
+    """
     samples, cache = compressed(tmp_path / "mds")
     shard = tmp_path / "mds" / "shard.00001.mds.zstd"
     whole = shard.read_bytes()
@@ -235,30 +230,21 @@ def test_damage_of_a_compressed_shard_is_an_error_with_file_and_record(tmp_path:
             with pytest.raises(DataSourceError, match=r"shard\.00001\.mds\.zstd"):
                 source.span_sizes()
     shard.write_bytes(whole)
+    with MdsDataSource(tmp_path / "mds", cache=cache) as source:
+        for change in (lambda path: os.utime(path, (1, 1)), Path.unlink):
+            change(shard)
+            with pytest.raises(DataSourceError, match=r"record key 5\)"):
+                source[5]
+    shard.write_bytes(whole)
     edit_index(tmp_path / "mds", 1, samples=3)
     with MdsDataSource(tmp_path / "mds", cache=cache) as source, pytest.raises(DataSourceError, match="has 4 records"):
         source[4]
 
 
-def test_a_compressed_shard_that_changed_is_an_error(tmp_path: Path) -> None:
-    """Rewritten or removed after construction."""
-    _, cache = compressed(tmp_path / "mds")
-    shard = tmp_path / "mds" / "shard.00001.mds.zstd"
-    with MdsDataSource(tmp_path / "mds", cache=cache) as source:
-        os.utime(shard, (1, 1))
-        with pytest.raises(DataSourceError, match=r"record key 5\)"):
-            source[5]
-        shard.unlink()
-        with pytest.raises(DataSourceError, match=r"record key 5\)"):
-            source[5]
-
-
 def test_compressed_shards_need_a_cache_with_room_for_one(tmp_path: Path) -> None:
     """The error says how large it must be."""
     _, cache = compressed(tmp_path / "mds")
-    with pytest.raises(
-        ValueError, match=r"cache must be a FileCache, because .*00000.mds.zstd' is compressed.*least \d+"
-    ):
+    with pytest.raises(ValueError, match=r"cache must be .*, because .*00000.mds.zstd' is compressed.*least \d+"):
         MdsDataSource(tmp_path / "mds")
     with pytest.raises(ValueError, match="at least the size of the largest shard"):
         MdsDataSource(tmp_path / "mds", cache=FileCache(cache.max_bytes // 2))

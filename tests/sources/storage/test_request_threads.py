@@ -40,10 +40,8 @@ def test_a_process_ends_while_the_store_does_not_answer(store: ObjectServer, thr
     store.objects["bucket/a"] = tfrecord_bytes([b"record"] * 100)
     command = [sys.executable, "-c", TRAINER, f"{store.url}/bucket/a", str(threads), how]
     pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    trainer: Any
     with subprocess.Popen(command, env=environment(), text=True, **pipes) as trainer:
-        assert trainer.stdin is not None
-        assert trainer.stdout is not None
-        assert trainer.stderr is not None
         assert trainer.stdout.readline() == "opened\n"
         store.failure = lambda _: "hang"
         store.forget()

@@ -1,7 +1,8 @@
-"""Parquet files: types, batches made of columns, row groups that are kept, and damage."""
+"""Parquet files: types, batches made of columns, row groups that are kept, damage, and files in stores."""
 
 import datetime as dt
 import decimal
+import pickle
 import re
 import shutil
 import warnings
@@ -20,11 +21,13 @@ import millstream
 from millstream import tree
 from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
-from millstream.sources import ParquetDataSource
+from millstream.sources import FileCache, ParquetDataSource
+from millstream.sources.remote import object_stores
 from millstream.sources.tables import parquet_file
 from millstream.sources.tables.arrow_tables import normalised, plain_types
 from millstream.transforms.batching.stack import stack
 from support.files.record_files import every_record
+from support.stores.object_server import ObjectServer
 from support.streams import comparable
 
 ROWS = 100
@@ -182,14 +185,19 @@ def test_a_changed_record_changes_no_other(path: Path) -> None:
 
 
 def test_the_rows_of_several_files_and_ranges_lie_end_to_end(tmp_path: Path, path: Path) -> None:
-    """The units are their row groups, cut where a range cuts them; one that a range leaves out is not there."""
+    """The units are their row groups, cut where a range cuts them; one that a range leaves out is not there.
+
+    Files without rows, or without row groups, have no records.
+    """
     shutil.copy(path, tmp_path / "b.parquet")
     with ParquetDataSource([f"{path}[20:70]", tmp_path / "b.parquet", f"{path}[95:95]", f"{path}[31:33]"]) as source:
         ids = [int(record["id"]) for record in every_record(source)]
         sizes = source.unit_sizes
     pq.write_table(table_of(0), tmp_path / "none.parquet")
-    with ParquetDataSource(tmp_path / "none.parquet") as source:
-        assert len(source) == 0
+    pq.ParquetWriter(tmp_path / "no-groups.parquet", table_of().schema).close()
+    for name, count in (("none", 0), ("no-groups", 0), ("n*", 0), ("*", 200)):
+        with ParquetDataSource(tmp_path / f"{name}.parquet") as source:
+            assert len(every_record(source)) == count
 
     assert ids == [*range(20, 70), *range(100), 31, 32]
     assert sizes.tolist() == [10, 30, 10, 30, 30, 30, 10, 2]
@@ -241,17 +249,11 @@ def test_batches_that_need_some_row_groups_of_a_window_get_their_rows(
             assert [record["tokens"][1] for record in records] == (keys + 1).tolist()
 
 
-def test_a_row_group_without_room_is_logged_once_with_numbers(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A row group larger than the cache is logged once, with both sizes and the remedy."""
-    with ParquetDataSource(path, columns=["id"], cache_bytes=100) as source:
-        assert source[0]["id"] == 0
-        assert source[50]["id"] == 50
-    (message,) = caplog.messages
-    assert re.search(r"30 rows, which take 244 bytes .* cache_bytes=100.*row_group_size", message)
-
-
 def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A global shuffle that drops row groups mostly unread logs once which sampler to use."""
+    """A global shuffle that drops row groups mostly unread logs once which sampler to use.
+
+    So does a row group without room in the cache, with both sizes.
+    """
     pq.write_table(pa.table({"id": range(2000)}), tmp_path / "a.parquet", row_group_size=20)
     with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=700) as source:
         keys = np.random.default_rng(0).permutation(2000)
@@ -262,7 +264,10 @@ def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog:
     # In order, each row group is used up before it is dropped: there is nothing to say.
     with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=700) as source:
         assert [int(source[key]["id"]) for key in range(2000)] == list(range(2000))
-    assert caplog.messages == [message]
+    with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=100) as source:
+        assert [source[key]["id"] for key in (0, 50)] == [0, 50]
+    assert re.search(r"20 rows, which take \d+ bytes .* cache_bytes=100.*row_group_size", caplog.messages[1])
+    assert len(caplog.messages) == 2
 
 
 class Counting(ParquetDataSource):
@@ -312,36 +317,14 @@ def test_windows_count_the_wanted_columns_and_decoded_numbers(tmp_path: Path) ->
             assert source.window_units == expected
 
 
-def test_a_file_may_have_no_row_groups(tmp_path: Path) -> None:
-    """A file without row groups has no records, alone or before others."""
-    pq.ParquetWriter(tmp_path / "a.parquet", pa.schema({"id": pa.int64()})).close()
-    pq.write_table(pa.table({"id": [5]}), tmp_path / "b.parquet")
-    assert len(ParquetDataSource(tmp_path / "a.parquet")) == 0
-    assert ParquetDataSource(tmp_path / "[ab].parquet")[0] == {"id": 5}
-
-
 def test_columns_are_those_asked_for_in_that_order(path: Path) -> None:
-    """`columns` selects and orders the columns, and changes the fingerprint."""
+    """`columns` selects and orders the columns, and changes the fingerprint; an unknown one is an error."""
     with ParquetDataSource(path, columns=["text", "id"]) as source:
         assert list(source[0]) == ["text", "id"]
         assert "columns=2:" in source.fingerprint()
         assert source.fingerprint() != ParquetDataSource(path).fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("columns", "error", "message"),
-    [
-        ("id", TypeError, "sequence of names"),
-        ([1], TypeError, "sequence of names"),
-        ([], ValueError, "at least one"),
-        (["id", "id"], ValueError, "different names"),
-        (["id", "it"], ValueError, r"has the columns 'id', 'label'.*'it' are wanted"),
-    ],
-)
-def test_wrong_columns_are_errors(path: Path, columns: Any, error: type[Exception], message: str) -> None:
-    """Wrong `columns` are errors at construction; an unknown one lists the columns of the file."""
-    with pytest.raises(error, match=message):
-        ParquetDataSource(path, columns=columns)
+    with pytest.raises(ValueError, match=r"has the columns 'id', 'label'.*'it' are wanted"):
+        ParquetDataSource(path, columns=["id", "it"])
 
 
 def test_files_must_agree_in_the_columns_that_are_read(tmp_path: Path, path: Path) -> None:
@@ -357,55 +340,6 @@ def test_files_must_agree_in_the_columns_that_are_read(tmp_path: Path, path: Pat
     pq.write_table(large, tmp_path / "d.parquet")
     with ParquetDataSource([path, tmp_path / "d.parquet"]) as source:
         assert [record["text"] for record in source.__getitems__([199, 99, 0])] == ["row 99 é", "row 99 é", "row 0 é"]
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"PAR1", b"PAR1PAR1", b"PAR1" + bytes(100) + b"PAR1", b"id,label\n1,2\n", bytes(5000)]
-)
-def test_what_is_no_parquet_file_is_an_error_with_its_name(tmp_path: Path, content: bytes) -> None:
-    """A file that is not Parquet is an error with its name, whatever it begins and ends with."""
-    (tmp_path / "a.parquet").write_bytes(content)
-    with pytest.raises(DataSourceError, match=r"a\.parquet': it is not a Parquet file, is damaged"):
-        ParquetDataSource(tmp_path / "a.parquet")
-
-
-def read_or_refuse(path: Path) -> list[Any] | None:
-    """Returns all records, or None if there is an error with the file's name, as there should be."""
-    try:
-        with ParquetDataSource(path) as source:
-            return every_record(source)
-    except DataSourceError as error:
-        text = str(error)
-    except ValueError as error:
-        # What is left is a whole file of another kind: of no rows, or of no such columns.
-        text = str(error) if re.search("column", str(error)) else ""
-    assert path.name in text
-    return None
-
-
-def test_a_flipped_byte_is_found_by_the_checksums_of_pages(tmp_path: Path) -> None:
-    """With them, no record is another one, and a row group has all of its records or none."""
-    path = tmp_path / "a.parquet"
-    table = table_of(40)
-    pq.write_table(table, path, row_group_size=20, write_page_checksum=True, compression="snappy")
-    whole = path.read_bytes()
-    data_end = len(whole) - int.from_bytes(whole[-8:-4], "little") - 8
-    with ParquetDataSource(path) as source:
-        expected = every_record(source)
-    rng = np.random.default_rng(0)
-    refused = 0
-    for place in rng.choice(len(whole), 100, replace=False).tolist():
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << int(rng.integers(8))
-        path.write_bytes(damaged)
-        records = read_or_refuse(path)
-        refused += records is None
-        if records is not None:
-            assert len(records) == 40
-        # A page's own header has no checksum, and may say that it has none: what it describes is checked all the same.
-        if records is not None and place < data_end:
-            assert sum(not same(*pair) for pair in zip(records, expected, strict=True)) in (0, 20, 40)
-    assert refused > 20
 
 
 def test_damaged_text_is_an_error_of_its_own_record_only(tmp_path: Path) -> None:
@@ -428,3 +362,65 @@ def test_the_values_of_a_dictionary_may_exceed_two_gibibytes(values: list[Any]) 
     assert types == [pa.large_string() if values == ["a", "b"] else pa.large_binary()]
     decoded = normalised(chunk, ["x"], types).column("x")
     assert (decoded.type, decoded.to_pylist()) == (types[0], [values[0], values[1], values[1]])
+
+
+def content_of(folder: Path, rows: int = 400) -> bytes:
+    """Returns a file with small columns, and beside them one that takes 4 KB a row, in row groups of 100."""
+    wide = np.random.default_rng(0).integers(0, 256, (rows, 4096), np.uint8)
+    table = pa.table({"id": range(rows), "wide": [row.tobytes() for row in wide], "label": ["a"] * rows})
+    pq.write_table(table, folder / "made.parquet", row_group_size=100, write_page_checksum=True)
+    return (folder / "made.parquet").read_bytes()
+
+
+def test_a_flipped_byte_is_found_by_the_checksums_of_pages(tmp_path: Path) -> None:
+    """The rows of its row group are errors, and those of the others are read."""
+    content = bytearray(content_of(tmp_path))
+    content[300_000] ^= 1
+    (tmp_path / "made.parquet").write_bytes(content)
+    with ParquetDataSource(tmp_path / "made.parquet") as source:
+        with pytest.raises(DataSourceError, match=r"of '.*made.parquet' .*its row group, number 0, cannot be decoded"):
+            source[7]
+        assert source[150]["id"] == 150
+
+
+@pytest.mark.third_party
+def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns near each other take one request; a large one takes several, in flight together; others none.
+
+    Nothing but the footer is read before it is needed, and a pickled copy knows it.
+    """
+    monkeypatch.setattr(parquet_file, "_CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(object_stores, "_REQUEST_BYTES", 100_000)
+    content = store.objects["bucket/a"] = content_of(tmp_path)
+    with ParquetDataSource(f"{store.url}/bucket/a", columns=["id"]) as source:
+        assert sum((request.stop or 0) - (request.start or 0) for request in store.requests) < len(content) / 4
+        source[0]
+        store.forget()
+        assert [int(record["id"]) for record in source.__getitems__([105, 199])] == [105, 199]
+        assert len(store.requests) == 1
+        with pickle.loads(pickle.dumps(source)) as copy:
+            assert copy[5]["id"] == 5
+        assert len(store.requests) <= 4
+    with ParquetDataSource(f"{store.url}/bucket/a", columns=["wide"]) as source:
+        source[0]
+        store.forget()
+        source[100]
+        pieces = len(store.requests)
+        assert 5 <= pieces <= 8
+        store.forget()
+        store.gathering = pieces
+        source[200]
+        assert len(store.requests) == store.most_at_once == pieces
+
+
+@pytest.mark.third_party
+def test_row_groups_are_read_from_copies(store: ObjectServer, tmp_path: Path) -> None:
+    """With a cache, the whole file is copied once, and its row groups are read from the copy."""
+    store.objects["bucket/a"] = content_of(tmp_path)
+    with ParquetDataSource(f"{store.url}/bucket/a", cache=FileCache(1 << 26, tmp_path / "copies")) as source:
+        assert source[0]["id"] == 0
+        store.forget()
+        assert [record["id"] for record in every_record(source)] == [*range(400)]
+    assert store.requests == []
