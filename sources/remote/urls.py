@@ -123,7 +123,7 @@ def without_secrets(text: str) -> str:
 
 
 def matching(keys: list[str], pattern: str) -> list[str]:
-    """Returns the sorted names that match a glob, as for files: `*` and `?` match no slash, `**` between slashes does."""
+    """Returns the sorted names that match a glob. As for files, only a whole component `**` matches slashes."""
     *folders, name = pattern.split("/")
     expression = "".join("(?:.*/)?" if folder == "**" else f"{_expression(folder)}/" for folder in folders)
     expression += ".*" if name == "**" else _expression(name)
