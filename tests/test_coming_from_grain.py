@@ -1,4 +1,4 @@
-"""The claims of docs/coming-from-grain.md are true: names, differences in behaviour, and what resumes.
+"""The claims of docs/coming-from-grain.md are true: names, and differences in behaviour.
 
 The rows of names and spellings have their tests in test_names_of_grain.py.
 """
@@ -16,8 +16,8 @@ from support.documents.document_tables import RowTests, first_cells
 pytestmark = pytest.mark.third_party
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from-grain.md"
-CLAIMS = ("What differs, and why", "Checkpoints")
-"""The sections whose rows have a test each."""
+CLAIMS = ("What differs, and why",)
+"""The section whose rows have a test each."""
 
 # The names of `grain.python` 0.2.18 that the façade has not; the document says what to write, or why there is nothing.
 LEFT_OUT = {
@@ -79,14 +79,6 @@ LAWS = {
     "`iter(elastic)` of an `ElasticIterator`": "a_closed_iterator_says_so",
     "`batch` after a `map` that returned `None`": "batches_of_absent_elements_are_refused",
     "`dataset[-1]`": "mistakes_are_errors_that_say_what_to_do",
-    # Checkpoints.
-    "workers, threads, buffers, `num_epochs`": "a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused",
-    "the code of an operation, its parameters being the same": "each_change_is_refused_or_reported_or_nothing",
-    "number of hosts, at the same global batch size": "a_filtered_pipeline_resumes_only_from_its_logical_shards",
-    "seed, shuffle, source, an operation or its parameters (private ones too), global batch": (
-        "each_change_is_refused_or_reported_or_nothing"
-    ),
-    "anything in the bytes of the state": "every_damaged_byte_is_refused",
 }
 ROWS = RowTests(LAWS)
 
