@@ -2,7 +2,7 @@
 
     pip install 'millstream[examples]'
     python train_flax_nnx.py                # 40 epochs, a checkpoint every 100 steps
-    python train_flax_nnx.py --epochs=80    # resumes where the first run ended
+    python train_flax_nnx.py --epochs=80    # resumes from the last checkpoint
 
 Kill it at any time and start it again. Model, optimizer, dropout keys and the position
 in the stream are one checkpoint, so it resumes with exactly the batches and losses that
