@@ -284,79 +284,47 @@ def test_an_interrupt_ends_the_wait_for_a_worker_that_hangs(tmp_path: Path) -> N
         signal.signal(signal.SIGINT, handler)
 
 
-class Stuck:
-    """A source whose reads wait until they are let go."""
-
-    def __init__(self) -> None:
-        self.is_read = threading.Event()
-        self.goes_on = threading.Event()
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, key: int) -> int:
-        self.is_read.set()
-        self.goes_on.wait(WAIT_SECONDS)
-        return key
+def close_meanwhile(iterator: millstream.DeviceIterator) -> None:
+    with in_background(iterator.close), pytest.raises(ValueError, match="closed"):
+        next(iterator)
 
 
-@pytest.fixture
-def short_close(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes closing an iterator wait less long for user code."""
+LEAVING: dict[str, Callable[[millstream.DeviceIterator], None]] = {
+    "close": millstream.DeviceIterator.close,
+    "close in another thread": close_meanwhile,
+    "drop": bool,  # type: ignore[dict-item]  # nothing
+}
+
+
+@pytest.mark.parametrize("leave", LEAVING)
+@pytest.mark.parametrize("reading", [INLINE, millstream.ReadOptions(2)], ids=["inline", "threads"])
+def test_leaving_is_bounded_while_a_read_is_stuck(
+    leave: str, reading: millstream.ReadOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing takes two seconds at most, whatever user code does, and ends a `next` that waits; dropping ends all, too.
+
+    The thread and the underlying iterator end with the iterator, without the garbage collector.
+    """
     for module in (device_iterator, shared_threads):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 0.2)
+    is_read, goes_on = threading.Event(), threading.Event()
 
+    def read(batch: Any) -> Any:
+        is_read.set()
+        goes_on.wait(WAIT_SECONDS)
+        return batch
 
-def stuck_while(
-    reading: millstream.ReadOptions, action: Callable[[millstream.DeviceIterator], None]
-) -> tuple[millstream.DataLoaderIterator, Stuck]:
-    """Returns the underlying iterator and its source, having done something while a read was stuck."""
-    source = Stuck()
-    beneath = iter(loader_of(data_source=source, read_options=reading))
-    iterator = millstream.device_put(beneath)
-    iterator.start_prefetch()
-    assert source.is_read.wait(WAIT_SECONDS)
-    with at_most(2.0):
-        action(iterator)
-        del iterator
-    return beneath, source
-
-
-each_reading = pytest.mark.parametrize("reading", [INLINE, millstream.ReadOptions(2)], ids=["inline", "threads"])
-
-
-@pytest.mark.usefixtures("short_close")
-@each_reading
-def test_close_is_bounded_while_a_read_is_stuck(reading: millstream.ReadOptions) -> None:
-    """Closing takes two seconds at most, whatever user code does, and closes the underlying iterator."""
-    beneath, source = stuck_while(reading, lambda iterator: iterator.close())
-    source.goes_on.set()
-    with pytest.raises(ValueError, match="closed"):
-        next(beneath)
-
-
-@pytest.mark.usefixtures("short_close")
-@each_reading
-def test_next_ends_when_another_thread_closes(reading: millstream.ReadOptions) -> None:
-    """A `next` that waits in one thread raises as soon as another thread has closed the iterator."""
-
-    def close_meanwhile(iterator: millstream.DeviceIterator) -> None:
-        with in_background(iterator.close), pytest.raises(ValueError, match="closed"):
-            next(iterator)
-
-    _, source = stuck_while(reading, close_meanwhile)
-    source.goes_on.set()
-
-
-@pytest.mark.usefixtures("short_close")
-@each_reading
-def test_dropping_it_ends_all(reading: millstream.ReadOptions) -> None:
-    """An iterator that is dropped, even while its thread reads, takes its thread and the underlying iterator along."""
+    beneath = iter(loader_of(read, read_options=reading))
     gc.disable()
     try:
-        beneath, source = stuck_while(reading, lambda _: None)
+        iterator = millstream.device_put(beneath)
+        iterator.start_prefetch()
+        assert is_read.wait(WAIT_SECONDS)
+        with at_most(2.0):
+            LEAVING[leave](iterator)
+            del iterator
         threads = staging_threads()
-        source.goes_on.set()
+        goes_on.set()
         for thread in threads:
             thread.join(WAIT_SECONDS)
         assert staging_threads() == []
@@ -377,8 +345,7 @@ def test_leaving_a_loop_lets_go_of_everything() -> None:
         for batch in millstream.device_put(beneath, buffer_size=3):
             assert batch.dtype == np.float16
             break
-        threads = staging_threads()
-        for thread in threads:
+        for thread in staging_threads():
             thread.join(WAIT_SECONDS)
         del batch, beneath
         assert watched() is None
@@ -388,14 +355,16 @@ def test_leaving_a_loop_lets_go_of_everything() -> None:
 
 
 def test_it_goes_on_where_the_iterator_is() -> None:
-    """An iterator that is handed over in mid-stream continues from there, on the device."""
-    beneath = iter(loader_of())
+    """An iterator that is handed over in mid-stream continues from there; `len` and `epoch` count what it delivered."""
+    sampler = millstream.IndexSampler(8, num_epochs=2)
+    beneath = iter(loader_of(data_source=range(8), sampler=sampler))
     next(beneath)
     state = beneath.get_state()
-    with millstream.device_put(beneath) as iterator:
+    with millstream.device_put(beneath, buffer_size=3) as iterator:
         assert (iterator.step, iterator.get_state()) == (1, state)
-        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
-    assert repr(iterator) == "<DeviceIterator at step 10, prefetches up to 2 batches to the default device>"
+        seen = [(len(iterator), iterator.epoch), *((len(iterator), iterator.epoch) for _ in iterator)]
+    assert seen == [(3, 0), (2, 1), (1, 1), (0, 2)]
+    assert repr(iterator) == "<DeviceIterator at step 4, prefetches up to 3 batches to the default device>"
 
 
 @pytest.mark.parametrize(

@@ -69,15 +69,6 @@ def test_worker_processes(kind: str, data: st.DataObject) -> None:
     assert_is_the_oracle_and_resumes(data.draw(PIPELINES[kind]), data, **options)
 
 
-@given(pipeline=PIPELINES["1:1"])
-@settings(deadline=None, max_examples=100)
-def test_length_is_the_number_of_batches(pipeline: Pipeline) -> None:
-    """`len(loader)` of a 1:1 pipeline is the number of its batches, unless one of them is an error."""
-    elements, error = expected_of(pipeline)
-
-    assert error is not None or len(loader_of(pipeline)) == len(elements)
-
-
 @EVERY_PIPELINE
 @given(data=st.data())
 @settings(deadline=None, max_examples=4)

@@ -1,5 +1,6 @@
 """An iterator's life: its position, errors, states and its end, with and without threads."""
 
+import concurrent.futures
 import contextlib
 import copy
 import gc
@@ -7,7 +8,7 @@ import json
 import pickle
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.threads import shared_threads
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from support.faults.user_faults import WAIT_SECONDS
+from support.processes.worker_pools import in_background
 from support.streams import comparable
 
 
@@ -39,11 +41,10 @@ def fields(iterator: millstream.DataLoaderIterator) -> tuple[int, int]:
     return state["step"], state["places"][0]["position"]
 
 
-def fail_at(key: int, error: BaseException) -> Callable[..., Any]:
-    """Returns a function for any operation that gives back its element, and raises at one of them."""
+def fail_at(key: int, error: BaseException) -> Callable[[Any], Any]:
+    """Returns a function that gives back its element or list of elements, and raises at one of them."""
 
-    def function(*arguments: Any) -> Any:
-        element = arguments[-1] if isinstance(arguments[0], int) and len(arguments) == 2 else arguments[0]
+    def function(element: Any) -> Any:
         if (key in element) if isinstance(element, list) else element == key:
             raise error
         return element
@@ -54,7 +55,7 @@ def fail_at(key: int, error: BaseException) -> Callable[..., Any]:
 FAILING_OPERATIONS: dict[str, Callable[[int, BaseException], Transformation]] = {
     "Map": lambda key, error: Map(fail_at(key, error)),
     "RandomMap": lambda key, error: RandomMap(lambda element, _: fail_at(key, error)(element)),
-    "MapWithIndex": lambda key, error: MapWithIndex(fail_at(key, error)),
+    "MapWithIndex": lambda key, error: MapWithIndex(lambda _, element: fail_at(key, error)(element)),
     "Filter": lambda key, error: Filter(lambda element: fail_at(key, error)(element) is not None),
     "FlatMap": lambda key, error: FlatMap(lambda element: [fail_at(key, error)(element)], max_fan_out=1),
 }
@@ -66,15 +67,13 @@ def test_an_error_comes_at_its_turn_and_says_where(kind: str, reading: millstrea
     order = list(loader_of(reading))
     bad = order[13]
     operation = FAILING_OPERATIONS[kind](bad, LookupError("no such word"))
-    iterator = iter(loader_of(reading, abs, operation))
-
-    assert [next(iterator) for _ in range(13)] == order[:13]
-    with pytest.raises(LookupError, match="no such word") as caught:
-        next(iterator)
+    with iter(loader_of(reading, abs, operation)) as iterator:
+        assert [next(iterator) for _ in range(13)] == order[:13]
+        with pytest.raises(LookupError, match="no such word") as caught:
+            next(iterator)
     (note,) = caught.value.__notes__
     assert note.startswith(f"millstream: in operation 1, {kind}")
     assert note.endswith(f"at record key {bad} (position 13).")
-    iterator.close()
 
 
 def test_an_error_within_a_batch_comes_instead_of_it(reading: millstream.ReadOptions) -> None:
@@ -88,14 +87,13 @@ def test_an_error_within_a_batch_comes_instead_of_it(reading: millstream.ReadOpt
         ((Batch(4, batch_fn=fail_at(order[9], error)),), 0, 8),
         ((Batch(4, batch_fn=list), Map(fail_at(order[9], error))), 1, 8),
     ):
-        iterator = iter(loader_of(reading, *operations))
-        assert [next(iterator) for _ in range(2)] == [order[:4], order[4:8]]
-        with pytest.raises(OSError, match="disk") as caught:
-            next(iterator)
+        with iter(loader_of(reading, *operations)) as iterator:
+            assert [next(iterator) for _ in range(2)] == [order[:4], order[4:8]]
+            with pytest.raises(OSError, match="disk") as caught:
+                next(iterator)
         note = caught.value.__notes__.pop()
         assert note.startswith(f"millstream: in operation {number}, ")
         assert note.endswith(f"record key {order[record]} (position {record}).")
-        iterator.close()
 
 
 class Flaky:
@@ -114,9 +112,6 @@ class Flaky:
             self.left -= 1
             raise self.kind("gone")
         return key
-
-    def fingerprint(self) -> str:
-        return "twenty numbers"
 
 
 @pytest.mark.parametrize("kind", [ConnectionError, KeyboardInterrupt, SystemExit, GeneratorExit])
@@ -148,48 +143,36 @@ def test_a_lasting_error_is_raised_again_or_passed_over(reading: millstream.Read
     assert delivered + [batch.tolist() for batch in iterator] == expected[:2] + expected[3:]
 
 
-class StoppingTogether:
+class StoppingTogether(Flaky):
     """A source whose reads of several records raise StopIteration, as a forgotten `next()` does."""
 
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, key: int) -> int:
-        return 0
-
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        return [next(iter([])) for _ in keys] if 7 not in keys else next(iter([]))
+        return [next(iter([])) for _ in keys]
 
 
 class StoppingSampler:
     """A sampler of runs that raises StopIteration at its fourteenth position."""
 
-    def __len__(self) -> int:
-        return 20
+    __len__ = Flaky.__len__
 
     def record_keys(self, start: int, stop: int) -> Any:
-        """Returns the record keys of the positions from start up to stop."""
         return np.arange(start, stop) if stop < 14 else next(iter([]))
-
-
-def stopping_loaders(reading: millstream.ReadOptions) -> Iterator[millstream.DataLoader]:
-    """Yields loaders in each of which one part of the user's code raises StopIteration at some record."""
-    for make in FAILING_OPERATIONS.values():
-        yield loader_of(reading, make(7, StopIteration()))
-    yield loader_of(reading, Batch(3, batch_fn=fail_at(7, StopIteration())))
-    yield loader_of(reading, source=StoppingTogether())
-    yield loader_of(reading, Filter(lambda _: True), Batch(2, batch_fn=fail_at(7, StopIteration())))
-    yield millstream.DataLoader(data_source=range(20), sampler=StoppingSampler(), read_options=reading)  # type: ignore[arg-type]  # the loader takes samplers of runs, too
 
 
 def test_stop_iteration_of_user_code_is_an_error_not_an_end(reading: millstream.ReadOptions) -> None:
     """A stray StopIteration in an operation, a sampler or a batched read is a RuntimeError: no stream ends early."""
-    for loader in stopping_loaders(reading):
-        iterator = iter(loader)
-        with pytest.raises(RuntimeError, match="StopIteration"):
+    sampler: Any = StoppingSampler()
+    batch = Batch(3, batch_fn=fail_at(7, StopIteration()))
+    for loader in (
+        *(loader_of(reading, make(7, StopIteration())) for make in FAILING_OPERATIONS.values()),
+        loader_of(reading, batch),
+        loader_of(reading, Filter(lambda _: True), batch),
+        loader_of(reading, source=StoppingTogether(-1)),
+        millstream.DataLoader(data_source=range(20), sampler=sampler, read_options=reading),
+    ):
+        with iter(loader) as iterator, pytest.raises(RuntimeError, match="StopIteration"):
             list(iterator)
         assert iterator.step < 20
-        iterator.close()
 
 
 def test_the_state_can_be_taken_at_any_time(reading: millstream.ReadOptions) -> None:
@@ -229,13 +212,6 @@ def our_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
 
 
-def ended(threads: list[threading.Thread]) -> bool:
-    """Says whether threads end by themselves."""
-    for thread in threads:
-        thread.join(WAIT_SECONDS)
-    return not any(thread.is_alive() for thread in threads)
-
-
 @pytest.mark.parametrize("is_in_a_cycle", [False, True])
 def test_dropping_the_iterator_ends_its_threads(is_in_a_cycle: bool, reading: millstream.ReadOptions) -> None:
     """Without `close`, the threads end with the last reference to the iterator; in a cycle, with a collection."""
@@ -249,7 +225,9 @@ def test_dropping_the_iterator_ends_its_threads(is_in_a_cycle: bool, reading: mi
         del holder
         if is_in_a_cycle:
             gc.collect()
-        assert ended(threads)
+        for thread in threads:
+            thread.join(WAIT_SECONDS)
+        assert our_threads() == []
     finally:
         gc.enable()
 
@@ -313,17 +291,16 @@ def test_seek_reaches_as_far_as_positions_do(reading: millstream.ReadOptions) ->
     iterator.close()
 
 
-def test_counting_to_a_step_reports_errors_in_between() -> None:
+def test_counting_to_a_step_reports_errors_in_between(reading: millstream.ReadOptions) -> None:
     """A seek that must compute batches raises their error, and the position stays."""
-    reading, failing = millstream.ReadOptions(0), FAILING_OPERATIONS["Filter"](5, LookupError())
-    iterator = iter(loader_of(reading, failing, source=range(8)))
-    step_of_error = list(loader_of(reading, source=range(8))).index(5)
-    for step in (step_of_error + 1, step_of_error + 2):
-        with pytest.raises(LookupError):
-            iterator.seek(step)
-        assert iterator.step == 0
-    iterator.seek(step_of_error)
-    assert iterator.step == step_of_error
+    bad = list(loader_of(reading))[5]
+    with iter(loader_of(reading, FAILING_OPERATIONS["Filter"](bad, LookupError()))) as iterator:
+        for step in (6, 7):
+            with pytest.raises(LookupError):
+                iterator.seek(step)
+            assert iterator.step == 0
+        iterator.seek(5)
+        assert iterator.step == 5
 
 
 def test_batches_are_the_consumers_own(reading: millstream.ReadOptions) -> None:
@@ -358,33 +335,28 @@ def test_delivered_batches_are_not_kept(operations: tuple[Any, ...], reading: mi
         gc.enable()
 
 
-class Watched:
-    """A source that says when it is read."""
+def watched_of(reading: millstream.ReadOptions) -> tuple[millstream.DataLoaderIterator, threading.Event]:
+    """Returns an iterator, and what is set when its source is read."""
+    is_read = threading.Event()
 
-    def __init__(self) -> None:
-        self.read = threading.Event()
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, key: int) -> int:
-        self.read.set()
+    def read(key: int) -> int:
+        is_read.set()
         return key
+
+    return iter(loader_of(reading, read, Batch(3))), is_read
 
 
 def test_start_prefetch_reads_before_the_first_batch_is_asked_for() -> None:
     """`start_prefetch` starts reading in the background, and the stream is the same."""
-    source = Watched()
-    iterator = iter(loader_of(millstream.ReadOptions(num_threads=2), Batch(3), source=source))
-    assert not source.read.is_set()
+    iterator, is_read = watched_of(millstream.ReadOptions(num_threads=2))
+    assert not is_read.is_set()
     iterator.start_prefetch()
     iterator.start_prefetch()
 
-    assert source.read.wait(WAIT_SECONDS)
+    assert is_read.wait(WAIT_SECONDS)
     assert iterator.step == 0
-    assert [batch.tolist() for batch in iterator] == [
-        batch.tolist() for batch in loader_of(millstream.ReadOptions(0), Batch(3))
-    ]
+    inline = loader_of(millstream.ReadOptions(0), Batch(3))
+    assert [batch.tolist() for batch in iterator] == [batch.tolist() for batch in inline]
 
 
 @pytest.mark.parametrize("stop", [millstream.DataLoaderIterator.close, millstream.DataLoaderIterator.interrupt])
@@ -400,16 +372,13 @@ def test_stopping_ends_the_wait_of_another_thread(
         goes_on.wait(WAIT_SECONDS)
         return key
 
-    def stop_when_read(iterator: millstream.DataLoaderIterator) -> None:
+    def stop_when_read() -> None:
         assert is_read.wait(WAIT_SECONDS)
         stop(iterator)
 
     iterator = iter(loader_of(millstream.ReadOptions(2), read, Batch(3)))
-    other = threading.Thread(target=stop_when_read, args=(iterator,))
-    other.start()
-    with pytest.raises(ValueError, match="closed"):
+    with in_background(stop_when_read), pytest.raises(ValueError, match="closed"):
         next(iterator)
-    other.join()
     goes_on.set()
     assert iterator.step == 0
 
@@ -417,29 +386,24 @@ def test_stopping_ends_the_wait_of_another_thread(
 @pytest.mark.parametrize("options", [millstream.ReadOptions(0), millstream.ReadOptions(4, 0)])
 def test_without_read_ahead_nothing_is_read_early(options: millstream.ReadOptions) -> None:
     """No threads, or room for no records: `start_prefetch` does nothing, and a batch is read when it is asked for."""
-    source = Watched()
-    iterator = iter(loader_of(options, Batch(3), source=source))
+    iterator, is_read = watched_of(options)
     iterator.start_prefetch()
 
-    assert not source.read.is_set()
+    assert not is_read.is_set()
     assert our_threads() == []
     next(iterator)
-    assert source.read.is_set()
+    assert is_read.is_set()
     assert our_threads() == []
 
 
 def test_start_prefetch_in_mid_stream_changes_nothing(reading: millstream.ReadOptions) -> None:
     """Between two batches, at the end and on runs of several elements, reading ahead never loses or repeats one."""
-    expected = list(loader_of(reading))
-    iterator, delivered = iter(loader_of(reading)), []
-    for element in iterator:
-        delivered.append(element)
+    with iter(loader_of(reading)) as iterator:
+        for expected in loader_of(reading):
+            iterator.start_prefetch()
+            assert next(iterator) == expected
         iterator.start_prefetch()
-    iterator.start_prefetch()
-
-    assert delivered == expected
-    assert list(iterator) == []
-    iterator.close()
+        assert list(iterator) == []
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -510,23 +474,20 @@ def test_threads_that_share_an_iterator_get_each_batch_once_or_an_error(reading:
     """Four threads draw from one iterator: each batch comes to one of them, or one is told; none waits forever."""
     expected = [batch.tolist() for batch in loader_of(reading, Batch(3))]
     got: list[Any] = []
-    errors: list[str] = []
 
     def draw() -> None:
         while True:
             try:
                 got.append(next(iterator).tolist())
             except ValueError as error:
-                errors.append(str(error))
+                assert "is in use" in str(error)  # noqa: PT017
             except StopIteration:
                 return
 
-    with iter(loader_of(reading, Batch(3))) as iterator:
-        threads = [threading.Thread(target=draw) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in threads)
+    with (
+        iter(loader_of(reading, Batch(3))) as iterator,
+        concurrent.futures.ThreadPoolExecutor(4) as threads,
+    ):
+        for drawing in [threads.submit(draw) for _ in range(4)]:
+            drawing.result(WAIT_SECONDS)
     assert sorted(got) == sorted(expected)
-    assert all("is in use" in error for error in errors)

@@ -1,14 +1,20 @@
-"""User code that changes the keys and positions that it gets changes no other batch."""
+"""Keys are found ahead, and user code that changes the keys and positions that it gets changes no other batch."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import millstream
+from millstream.loader.operations.elements import Origins
+from millstream.loader.pipeline.chunk_cache import MAX_CHUNKS, ChunkCache
+from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.samplers import IndexSampler
+from millstream.sharding import ShardOptions
 from support.laws import inline_loader
 
 Ints = NDArray[np.int64]
@@ -42,12 +48,11 @@ def test_a_source_may_write_to_its_keys(way: str) -> None:
     """The array is the source's own: a second pass, another iterator and `record_keys` are not affected."""
     loader = millstream.load(Sorting(), shuffle=True, seed=0, num_epochs=1, batch_size=5, **WAYS[way])
     expected = (10 * IndexSampler(100, shuffle=True, seed=0).record_keys(0, 100)).reshape(-1, 5).tolist()
-    with iter(loader) as batches:
-        assert [batch.tolist() for batch in batches] == expected
-        batches.seek(0)
-        assert [next(batches).tolist() for _ in range(20)] == expected
-    with iter(loader) as batches:
-        assert [batch.tolist() for batch in batches] == expected
+    for _ in range(2):
+        with iter(loader) as batches:
+            assert [batch.tolist() for batch in batches] == expected
+            batches.seek(0)
+            assert [next(batches).tolist() for _ in range(20)] == expected
     assert [(10 * loader.record_keys(step)).tolist() for step in range(20)] == expected
 
 
@@ -139,7 +144,7 @@ class WithGenerators(IndexSampler):
 
 
 class Runs:
-    """A custom sampler with `record_keys`, with generators or without, with a seed or without."""
+    """A custom sampler with generators of its own, and with `record_keys`."""
 
     def __init__(self, seed: int | None) -> None:
         self.seed = seed
@@ -147,8 +152,7 @@ class Runs:
     def __len__(self) -> int:
         return 10
 
-    def __getitem__(self, position: int) -> millstream.RecordMetadata:
-        return millstream.RecordMetadata(position, position, np.random.default_rng(position))
+    __getitem__ = WithGenerators.__getitem__
 
     def record_keys(self, start: int, stop: int) -> Ints:
         return np.arange(start, stop)
@@ -175,10 +179,8 @@ def test_generators_of_a_sampler_with_runs_are_kept() -> None:
 
         seed = None
 
-    def draws(sampler: Any) -> list[int]:
-        return list(inline_loader(range(10), sampler, Jitter()))
-
-    assert draws(Runs(seed=None)) == draws(Singles())
+    one, other = (list(inline_loader(range(10), sampler, Jitter())) for sampler in (Runs(seed=None), Singles()))
+    assert one == other
 
 
 def test_a_custom_sampler_is_held_to_its_largest_key() -> None:
@@ -216,21 +218,83 @@ def test_an_operation_may_write_to_the_dicts_of_a_list(way: str, kind: Any) -> N
 
 def test_keys_are_looked_up_for_few_epochs_in_advance() -> None:
     """The first batch of a small order asks for at most 16 epochs: some orders take a millisecond for each."""
+    asked = [0]
 
-    class Recording:
-        seed, num_records, length = 0, 3, None
-
-        def __init__(self) -> None:
-            self.asked = 0
-
-        def record_keys(self, start: int, stop: int) -> Any:
-            return self.record_keys_at(np.arange(start, stop))
-
-        def record_keys_at(self, positions: Any) -> Any:
-            self.asked = max(self.asked, int(positions.max()) + 1)
+    class Recording(Turned):
+        def turn(self, positions: Ints) -> Ints:
+            asked.append(int(positions.max()) + 1)
             return positions % 3
 
-    sampler: Any = Recording()
-    with iter(inline_loader(range(3), sampler, millstream.Batch(2))) as batches:
+    with iter(inline_loader(range(3), Recording(3), millstream.Batch(2))) as batches:
         assert next(batches).tolist() == [0, 1]
-    assert 0 < sampler.asked <= 16 * 3
+    assert 0 < max(asked) <= 16 * 3
+
+
+def test_a_block_larger_than_memory_is_its_tail() -> None:
+    """A batch size larger than all records means one batch of everything, at the cost of everything."""
+    partition = Partition(1 << 62, ShardOptions(1, 2), 7, Tail.SPREAD)
+
+    assert partition.num_blocks == 1
+    assert partition.positions(0, 1).tolist() == [4, 5, 6]
+
+
+def origins_of(start: int, stop: int) -> Origins:
+    return Origins(np.tile(np.arange(start, stop), (5, 1)))
+
+
+@given(size=st.integers(1, 9), limit=st.integers(1, 40), data=st.data())
+def test_chunks_are_whole_but_for_the_last(size: int, limit: int, data: st.DataObject) -> None:
+    """Whichever blocks are asked for, in any order, each is in the chunk given, and no chunk is out of bounds."""
+    asked: list[tuple[int, int]] = []
+
+    def locate(start: int, stop: int) -> Origins:
+        asked.append((start, stop))
+        return origins_of(start, stop)
+
+    ahead = ChunkCache(locate, size, limit)
+    for block in data.draw(st.lists(st.integers(0, limit - 1), max_size=12)):
+        first, chunk = ahead.chunk_of(block)
+        assert chunk is not None
+        assert first == block - block % size
+        assert chunk.block.tolist() == list(range(first, min(first + size, limit)))
+    assert all(start % size == 0 and stop == min(start + size, limit) for start, stop in asked)
+    assert len(ahead._chunks) <= MAX_CHUNKS
+
+
+def test_nobody_waits_for_a_chunk_that_is_being_found() -> None:
+    """A caller that comes meanwhile, here from within, gets no chunk; the finder and all later callers get it."""
+    seen: list[Origins | None] = []
+
+    def locate(start: int, stop: int) -> Origins:
+        seen.append(ahead.chunk_of(start)[1])
+        return origins_of(start, stop)
+
+    ahead = ChunkCache(locate, 4, 100)
+    _, chunk = ahead.chunk_of(5)
+
+    assert seen == [None]
+    assert chunk is not None
+    assert ahead.chunk_of(7)[1] is chunk
+
+
+@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
+def test_an_error_leaves_no_chunk_and_blocks_no_later_one(kind: type[BaseException]) -> None:
+    """An error in finding a whole chunk is not raised for one block, an interrupt is; the next call finds the chunk."""
+    broken = True
+
+    def locate(start: int, stop: int) -> Origins:
+        if broken:
+            raise kind
+        return origins_of(start, stop)
+
+    ahead = ChunkCache(locate, 4, 100)
+    if kind is ValueError:
+        assert ahead.chunk_of(5) == (4, None)
+    else:
+        with pytest.raises(kind):
+            ahead.chunk_of(5)
+    broken = False
+    _, chunk = ahead.chunk_of(5)
+
+    assert chunk is not None
+    assert chunk.block.tolist() == [4, 5, 6, 7]

@@ -1,10 +1,7 @@
 """A stream that is not 1:1 is dealt to logical shards: the global batches depend on their number alone."""
 
-import contextlib
 import dataclasses
 import itertools
-import os
-import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +18,6 @@ from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, ConcatThenSplit, FirstFitPack, Map, Transformation, WindowShuffle
 from support.draw.random_pipelines import UNEVEN_ENDS, DropMultiples, Jitter, Pipeline, Scale, Split
 from support.laws import INLINE, loader_of
-from support.processes.worker_pools import workers_of
 from support.streams import comparable, end_to_end
 
 pytestmark = UNEVEN_ENDS
@@ -135,23 +131,6 @@ WHOLE = Pipeline(
     ShardOptions(0, 1, logical_shards=4),
 )  # fmt: skip
 """An endless stream."""
-
-
-def test_worker_processes_yield_the_same_stream_though_they_die() -> None:
-    """One pool of workers makes the elements of all logical shards; the calls of one that is killed are made again."""
-    expected = [comparable(batch) for batch in itertools.islice(loader_of(WHOLE), 60)]
-    with loader_of(WHOLE, worker_count=2) as loader:
-        iterator = iter(loader)
-        got = []
-        for step in range(60):
-            if step in {5, 50}:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(workers_of(iterator)[step % 2].pid or 0, signal.SIGKILL)
-            got.append(comparable(next(iterator)))
-        assert got == expected
-        assert len(workers_of(iterator)) == 2
-        iterator.seek(7)
-        assert comparable(next(iterator)) == expected[7]
 
 
 def test_the_logical_shards_stay_together_however_different_they_are() -> None:

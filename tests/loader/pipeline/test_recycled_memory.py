@@ -2,13 +2,11 @@
 
 import weakref
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import millstream
 from millstream.loader.pipeline import recycled_memory
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT, MIN_BYTES, RecycledMemory, round_up
 from support.processes.arena_pairs import address
@@ -66,25 +64,6 @@ def test_an_array_that_is_kept_keeps_no_idle_memory() -> None:
 
     assert idle() is None
     assert len(kept) == MIN_BYTES
-
-
-@pytest.mark.third_party
-@pytest.mark.parametrize("num_threads", [0, 4])
-def test_batches_on_the_device_are_never_overwritten(num_threads: int) -> None:
-    """`jax.device_put` on the CPU aliases an aligned batch, which still holds its own records at the end."""
-    records = np.arange(64 * 4096, dtype=np.float64).reshape(64, 4096)
-    loader = millstream.load(
-        records,
-        num_epochs=2,
-        transformations=[lambda row: row],
-        batch_size=16,
-        read_options=millstream.ReadOptions(num_threads),
-    )
-    on_device = [jax.device_put(batch) for batch in loader]
-
-    for number, batch in enumerate(on_device):
-        start = number % 4 * 16
-        assert np.array_equal(np.asarray(batch), records[start : start + 16].astype(np.float32))
 
 
 @given(st.integers(1, 1 << 40))

@@ -135,29 +135,6 @@ def test_surplus_readers_end_without_another_job(are_busy: bool) -> None:
     assert {thread.is_alive() for thread in threads} == {False}
 
 
-def test_readers_are_told_apart_by_a_number_in_their_names() -> None:
-    """As in Grain, after the one underscore: sources that are streams have an iterator for each."""
-    names = set()
-
-    class Stream:
-        def __len__(self) -> int:
-            return 10**10
-
-        def __getitem__(self, key: int) -> int:
-            names.add(threading.current_thread().name)
-            return key
-
-    loader = millstream.DataLoader(
-        data_source=Stream(),
-        sampler=millstream.SequentialSampler(10**10),
-        operations=[millstream.Batch(2)],
-        read_options=millstream.ReadOptions(num_threads=1, prefetch_buffer_size=8),
-    )
-    with iter(loader) as iterator:
-        assert [next(iterator).tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
-    assert [name.split("_")[1:] for name in names - {threading.current_thread().name}] == [["0"]]
-
-
 def call_size(*operations: millstream.transforms.Transformation) -> CallSize:
     """Returns the sizes of calls over 1,000,000 records."""
     sampler = millstream.SequentialSampler(1_000_000)

@@ -3,10 +3,7 @@
 import contextlib
 import itertools
 import math
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, Map
 from support.faults.user_faults import WAIT_SECONDS
-from support.processes.worker_pools import python
+from support.processes.worker_pools import at_most, python
 
 
 def loader_of(
@@ -60,11 +57,10 @@ class Source:
 
 
 class BatchedSource(Source):
-    """Numbers, read many at a time: the function gets the first of them."""
+    """Numbers, read many at a time."""
 
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        self.read(keys[0])
-        return list(keys)
+        return list(map(self.__getitem__, keys))
 
 
 @pytest.fixture
@@ -122,16 +118,12 @@ def test_records_of_one_block_are_read_at_once(source: str) -> None:
 
 
 class OneByOne(Source):
-    """Numbers whose batched reads read one by one, and the sizes of these reads."""
+    """Numbers whose batched reads read one by one: the function gets the numbers of keys."""
 
     reads_one_by_one = True
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.sizes: list[int] = []
-
     def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        self.sizes.append(len(keys))
+        self.read(len(keys))
         return list(keys)
 
 
@@ -142,10 +134,10 @@ def test_only_slow_records_are_read_in_slices(
     """Once the time of a record is known, quick ones are read in one call per block; slow ones are shared as before."""
     monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
     monkeypatch.setattr(shared_work, "SLICE_SECONDS", slice_seconds)
-    source = OneByOne(64)
-    assert len(list(rushed(loader_of(1, Batch(8), source=source)))) == 8
-    assert source.sizes[0] == 1
-    assert (1 in source.sizes[2:]) is is_shared
+    sizes: list[int] = []
+    assert len(list(rushed(loader_of(1, Batch(8), source=OneByOne(64, sizes.append))))) == 8
+    assert sizes[0] == 1
+    assert (1 in sizes[2:]) is is_shared
 
 
 @pytest.mark.usefixtures("all_by_threads")
@@ -157,10 +149,9 @@ def test_the_first_source_that_fails_is_named(slice_seconds: float, monkeypatch:
     def fails(key: int) -> None:
         raise OSError(f"no record {key}")
 
-    parts = {"a": BatchedSource(4, bool), "b": BatchedSource(5, fails), "c": BatchedSource(6, fails)}
-    source = millstream.ConcatenatedDataSource(parts)
+    parts = {"a": BatchedSource(4), "b": BatchedSource(5, fails), "c": BatchedSource(6, fails)}
     with pytest.raises(OSError, match="no record 0") as caught:
-        list(loader_of(4, Batch(15), source=source))
+        list(loader_of(4, Batch(15), source=millstream.ConcatenatedDataSource(parts)))
     assert "in source 'b', its record 0" in "".join(caught.value.__notes__)
 
 
@@ -190,6 +181,10 @@ def test_order_is_kept_when_later_blocks_finish_first() -> None:
     assert list(rushed(loader)) == list(range(8))
 
 
+def our_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+
+
 class Meter:
     """Counts the records read, and lets a test wait for a number of them."""
 
@@ -207,16 +202,9 @@ class Meter:
             return self.changed.wait_for(lambda: self.count >= count, WAIT_SECONDS)
 
 
-class CountedBatches(Source):
-    """Numbers read many at a time, each of which is counted."""
-
-    def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        return list(map(self.__getitem__, keys))
-
-
 @pytest.mark.usefixtures("all_by_threads")
 @pytest.mark.parametrize("prefetch_buffer_size", [1, 4, 10, 23])
-@pytest.mark.parametrize("kind", [Source, CountedBatches])
+@pytest.mark.parametrize("kind", [Source, BatchedSource])
 def test_no_more_is_read_ahead_than_allowed(kind: type[Source], prefetch_buffer_size: int) -> None:
     """While the consumer takes its time, exactly `prefetch_buffer_size` records are ready or in work.
 
@@ -254,26 +242,16 @@ def test_reading_ahead_grows_as_the_consumer_waits_up_to_its_bound() -> None:
     assert seen[-1] == 7
 
 
-def readers_of(num_blocks: int) -> list[bool]:
-    """Returns for each of a stream's blocks whether the consumer's own thread read it."""
-    names: dict[int, str] = {}
-
-    def note_reader(key: int) -> None:
-        names[key] = threading.current_thread().name
-
-    list(loader_of(4, Batch(5), source=BatchedSource(5 * num_blocks, note_reader)))
-    return [names[5 * block] == threading.current_thread().name for block in range(num_blocks)]
-
-
-def test_short_calls_are_left_to_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("seconds", "by_consumer"), [(1000.0, {True}), (0.0, {False})])
+def test_short_calls_are_left_to_the_consumer(
+    seconds: float, by_consumer: set[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks too short to be worth handing over are made by the consumer's thread, once that is known; others never."""
-    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 1000.0)
-    cheap = readers_of(50)
-    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
-    dear = readers_of(50)
-
-    assert all(cheap[10:])
-    assert not any(dear)
+    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", seconds)
+    here, readers = threading.get_ident(), dict[int, bool]()
+    source = BatchedSource(250, lambda key: readers.update({key: threading.get_ident() == here}))
+    assert len(list(loader_of(4, Batch(5), source=source))) == 50
+    assert {is_here for key, is_here in readers.items() if key >= 50} == by_consumer
 
 
 @pytest.mark.usefixtures("all_by_threads")
@@ -293,52 +271,37 @@ def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.
 
     iterator = rushed(loader_of(3, Batch(5), source=BatchedSource(40, hang)))
     assert stuck.wait(WAIT_SECONDS)
-    threads = [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
-    start = time.monotonic()
+    threads = our_threads()
     try:
-        if leave == "close":
-            iterator.close()
-        else:
-            with pytest.raises(LookupError):
-                next(iterator)
-        seconds = time.monotonic() - start
+        with at_most(WAIT_SECONDS / 4), contextlib.nullcontext() if leave == "close" else pytest.raises(LookupError):
+            iterator.close() if leave == "close" else next(iterator)
     finally:
         release.set()
     for thread in threads:
         thread.join(WAIT_SECONDS)
-
-    assert seconds < WAIT_SECONDS / 4
-    assert not any(thread.is_alive() for thread in threads)
+    assert our_threads() == []
 
 
 @pytest.mark.usefixtures("all_by_threads")
-def test_nothing_is_read_behind_a_failure() -> None:
-    """A block whose first record fails is not read any further: a broken disk is not asked a thousand times."""
-    meter = Meter()
+@pytest.mark.parametrize(("first", "most"), [(0, 1), (5, 21)])
+def test_the_first_of_several_failing_records_is_the_error(first: int, most: int) -> None:
+    """If several records of a block fail, and threads read them together, the error is that of the first.
+
+    A block whose first record fails is not read any further: a broken disk is not asked a thousand times.
+    """
+    reads = Meter()
 
     def fail(key: int) -> None:
-        meter.read(key)
-        raise OSError(key)
-
-    iterator = iter(loader_of(2, Batch(100), source=Source(100, fail)))
-    with pytest.raises(OSError, match="0"):
-        next(iterator)
-    assert meter.count == 1
-
-
-@pytest.mark.usefixtures("all_by_threads")
-def test_the_first_of_several_failing_records_is_the_error() -> None:
-    """If several records of a block fail, and threads read them together, the error is that of the first."""
-
-    def fail(key: int) -> None:
-        if key >= 5:
+        reads.read(key)
+        if key >= first:
             raise OSError(key)
 
     with (
         iter(loader_of(4, Batch(21), source=Source(21, fail))) as iterator,
-        pytest.raises(OSError, match="at record key 5 "),
+        pytest.raises(OSError, match=f"at record key {first} "),
     ):
         next(iterator)
+    assert reads.count <= most
 
 
 @contextlib.contextmanager
@@ -385,9 +348,8 @@ def test_without_any_thread_the_consumer_does_the_work(source: Any) -> None:
 def test_reading_goes_on_while_groups_wait_to_be_stacked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups that wait for the consumer to stack them do not keep threads from reading for the groups after them."""
     meter = Meter()
-    source = CountedBatches(4_000, meter.read)
-    iterator = rushed(loader_of(4, Filter(bool), Batch(8), source=source, prefetch_buffer_size=200))
-    with iterator:
+    source = BatchedSource(4_000, meter.read)
+    with rushed(loader_of(4, Filter(bool), Batch(8), source=source, prefetch_buffer_size=200)) as iterator:
         executor = iterator._running_executor()
         assert isinstance(executor, ThreadExecutor)
         monkeypatch.setattr(executor, "_is_cheap", lambda stage: stage > 0)
@@ -415,7 +377,7 @@ def test_stopped_readers_drop_what_they_have_not_begun() -> None:
     readers.join(WAIT_SECONDS)
 
     assert not late.is_set()
-    assert not any(thread.name.startswith("millstream") for thread in threading.enumerate())
+    assert our_threads() == []
 
 
 LEAVING_SCRIPT = """
@@ -450,9 +412,7 @@ def test_the_interpreter_waits_for_a_read_before_it_ends(last_line: str, tmp_pat
 
     A thread that comes back from C++ code into an interpreter that has ended would abort the process.
     """
-    code = LEAVING_SCRIPT.format(last_line=last_line)
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-
+    done = python("-c", LEAVING_SCRIPT.format(last_line=last_line), cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("read to its end\n", "")
 
 
@@ -480,7 +440,7 @@ for options in ({}, {"read_options": millstream.ReadOptions(num_threads=0)}, {"w
 def test_functions_that_run_at_exit_may_read_on() -> None:
     """A last evaluation at the interpreter's exit, registered before the library ended its threads, gets the stream."""
     done = python("-c", LATE_SCRIPT)
-    assert (done.stderr, done.stdout) == ("", "done\n")
+    assert (done.stdout, done.stderr) == ("done\n", "")
 
 
 FORKING_SCRIPT = """
@@ -528,21 +488,16 @@ print("done")
     [
         # From Python 3.12 on, forking a process that has threads is a warning: here it is what the test is about.
         (
-            "import warnings; warnings.filterwarnings('ignore', '.*multi-threaded, use of fork', DeprecationWarning)",
+            "import warnings; warnings.filterwarnings('ignore', '.*use of fork', DeprecationWarning)",
             "iter(loader)",
             "sys.exit(0)",
         ),
         # JAX warns of forks, and crashes in a forked process that exits normally.
-        (
-            "import warnings; warnings.simplefilter('ignore')",
-            "millstream.device_put(iter(loader))",
-            "os._exit(0)",
-        ),
+        ("import warnings; warnings.simplefilter('ignore')", "millstream.device_put(iter(loader))", "os._exit(0)"),
     ],
     ids=["threads", "device"],
 )
 def test_a_forked_process_has_threads_of_its_own(preparation: str, iterator: str, leave: str) -> None:
     """A forked process does not wait for threads that it does not have; its own iterators work, from any state."""
-    code = FORKING_SCRIPT.format(preparation=preparation, iterator=iterator, leave=leave)
-    done = python("-c", code)
-    assert (done.stderr, done.stdout) == ("", "done\n")
+    done = python("-c", FORKING_SCRIPT.format(preparation=preparation, iterator=iterator, leave=leave))
+    assert (done.stdout, done.stderr) == ("done\n", "")
