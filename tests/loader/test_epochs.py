@@ -48,22 +48,27 @@ def test_each_epoch_has_an_order_and_draws_of_its_own(workers: int, num_epochs: 
     assert epochs[0] == rows_of(loader_of(num_epochs=1))
 
 
+def assert_resumes(one: millstream.DataLoader, other: millstream.DataLoader, epoch: int, rest: list[float]) -> None:
+    """Asserts that a state after a batch of an epoch leads to the rest of it in another loader, and nowhere else."""
+    for number, batches in one.epochs(3, start=epoch):
+        assert number == batches.epoch == epoch
+        next(batches)
+        state = batches.get_state()
+        break
+    for number, batches in other.epochs(3, start=epoch):
+        if number == epoch:
+            batches.set_state(state)
+            assert rows_of(batches) == rest
+        else:
+            with pytest.raises(millstream.CheckpointError, match=r"epoch: saved 1, here 2"):
+                batches.set_state(state)
+
+
 def test_a_run_resumes_in_its_epoch() -> None:
     """The number of the epoch and a state: from there on, the batches are those of the run that was not stopped."""
-    whole = [(number, rows_of([batch])) for number, batches in loader_of().epochs(3) for batch in batches]
-    for number, batches in loader_of().epochs(3, start=1):
-        assert rows_of([next(batches)]) == whole[3][1]
-        saved, state = number, batches.get_state()
-        break
-    rest = []
-    for number, batches in loader_of().epochs(3, start=saved):
-        if number == saved:
-            batches.set_state(state)
-        rest += [(number, rows_of([batch])) for batch in batches]
-    assert rest == whole[4:]
-    for _, batches in loader_of().epochs(3, start=2):
-        with pytest.raises(millstream.CheckpointError, match="first_epoch: saved 1, here 2"):
-            batches.set_state(state)
+    whole = [rows_of(batches) for _, batches in loader_of().epochs(3)]
+    assert_resumes(loader_of(), loader_of(), 1, whole[1][4:])
+    assert [rows_of(batches) for _, batches in loader_of().epochs(3, start=1)] == whole[1:]
 
 
 def test_epochs_of_other_orders() -> None:
@@ -111,10 +116,11 @@ def test_an_order_without_epochs_has_no_epochs() -> None:
     for sampler, error, text in (
         (Plain(), TypeError, r"got Plain. Give it that method, .* itertools\.islice\(batches, steps\)"),
         (Endless(4), ValueError, r"of_epoch\(1\) of Endless must return a sampler that ends"),
-        (mixture_of({"a": plain, "b": Plain()}), TypeError, "the sampler of component 'b', a Plain, has no of_epoch"),
+        (MixtureSampler([plain, Plain()], [1, 1]), TypeError, "the sampler of component 1, a Plain, has no of_epoch"),
+        (balanced(Plain()), TypeError, "in the BalancedSampler, got Plain"),
     ):
         records = range(4) if sampler.num_records is not None else ConcatenatedDataSource([range(4), range(4)])
-        loader = millstream.DataLoader(data_source=records, sampler=sampler)
+        loader = millstream.DataLoader(data_source=records, sampler=sampler, operations=[Batch(4)])
         with pytest.raises(error, match=text):
             loader.epochs(2, start=1)
     with loader_of() as closed:
@@ -156,61 +162,30 @@ class Endless(Backwards):
     length = None
 
 
-def mixture_of(parts: dict[str, Any]) -> MixtureSampler:
-    return MixtureSampler(parts, dict.fromkeys(parts, 1))
-
-
 def balanced(order: Any) -> BalancedSampler:
     """Returns an order of records in global batches of four, dealt to two parts."""
     return BalancedSampler(order, costs=range(1, 9), global_batch_size=4, parts=2)
 
 
-def balanced_loader(order: Any) -> millstream.DataLoader:
-    return millstream.DataLoader(data_source=range(8), sampler=balanced(order), operations=[Batch(4)])
-
-
 def test_epochs_of_a_balanced_order_are_those_of_its_order() -> None:
     """Each epoch has the global batches of the order's own epoch, dealt to parts of equal cost."""
-    shuffled = millstream.IndexSampler(8, shuffle=True, seed=0)
-    for order in (shuffled, Backwards(8)):
-        epochs = [rows_of(batches) for _, batches in balanced_loader(order).epochs(4)]
+    for order in (millstream.IndexSampler(8, shuffle=True, seed=0), Backwards(8)):
+        loader = millstream.DataLoader(data_source=range(8), sampler=balanced(order), operations=[Batch(4)])
+        epochs = [rows_of(batches) for _, batches in loader.epochs(4)]
         assert epochs == [[*balanced(order.of_epoch(number)).record_keys(0, 8)] for number in range(4)]
         assert len(set(map(tuple, epochs))) > 1
-    with pytest.raises(TypeError, match="in the BalancedSampler, got Plain"):
-        balanced_loader(Plain()).epochs(2)
-
-
-def assert_resumes_in_its_epoch(one: millstream.DataLoader, other: millstream.DataLoader, rest: list[float]) -> None:
-    """Asserts that a state after a batch of epoch 1 leads to the rest of it in another loader, and nowhere else."""
-    for number, batches in one.epochs(3, start=1):
-        assert (number, batches.epoch) == (1, 1)
-        next(batches)
-        state = batches.get_state()
-        break
-    for number, batches in other.epochs(3, start=1):
-        if number == 1:
-            batches.set_state(state)
-            assert rows_of(batches) == rest
-        else:
-            with pytest.raises(millstream.CheckpointError):
-                batches.set_state(state)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_sampler_with_of_epoch_has_epochs(workers: int) -> None:
     """A user's sampler decides the order of each epoch, resumes in it, and refuses the state of another."""
-
-    def loader() -> millstream.DataLoader:
-        operations = [Noise(), Batch(2)]
-        return millstream.DataLoader(
-            data_source=range(4), sampler=Backwards(4), operations=operations, worker_count=workers
-        )
-
-    with loader() as one, loader() as other:
+    options: dict[str, Any] = {"operations": [Noise(), Batch(2)], "worker_count": workers}
+    one, other = (millstream.DataLoader(data_source=range(4), sampler=Backwards(4), **options) for _ in range(2))
+    with one, other:
         whole = {number: rows_of(batches) for number, batches in one.epochs(3)}
         assert [list(map(int, rows)) for rows in whole.values()] == [[0, 1, 2, 3], [3, 2, 1, 0], [0, 1, 2, 3]]
         assert len({row % 1 for rows in whole.values() for row in rows}) == 12
-        assert_resumes_in_its_epoch(one, other, whole[1][2:])
+        assert_resumes(one, other, 1, whole[1][2:])
 
 
 @pytest.mark.parametrize("stop", ["first_exhausted", "drop_exhausted"])
@@ -235,19 +210,12 @@ def test_epochs_of_a_mixture_whose_weights_change(stop: str) -> None:
         sampler = sampler.reweighted(position, weights)
     source = ConcatenatedDataSource({"a": range(6), "b": range(6, 15)})
 
-    def loader() -> millstream.DataLoader:
-        return millstream.DataLoader(data_source=source, sampler=sampler)
-
-    with loader() as one, loader() as other:
-        assert [list(batches) for _, batches in one.epochs(4)] == expected
-        for _, batches in one.epochs(4, start=2):
-            assert [next(batches) for _ in range(2)] == expected[2][:2]
-            state = batches.get_state()
-            break
-        for number, batches in other.epochs(4, start=2):
-            if number == 2:
-                batches.set_state(state)
-            assert list(batches) == expected[number][2 if number == 2 else 0 :]
+    with millstream.DataLoader(data_source=source, sampler=sampler) as loader:
+        assert [list(batches) for _, batches in loader.epochs(4)] == expected
+        states = [[batches.get_state(), *(batches.get_state() for _ in batches)] for _, batches in loader.epochs(4)]
+        for number, batches in loader.epochs(4, start=2):
+            batches.set_state(states[number][2])
+            assert list(batches) == expected[number][2:]
 
 
 class Forever(Backwards):

@@ -1,5 +1,6 @@
 """The laws of every loader, checked for any pipeline and any executor."""
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -69,6 +70,21 @@ def assert_is_the_oracle_and_resumes(pipeline: Pipeline, data: st.DataObject, **
         with iter(loader) as new:
             new.set_state(state)
             assert drain(new) == (expected[step:], error)
+
+
+def assert_resumes_everywhere(loader: Any) -> tuple[list[Any], type[BaseException] | None]:
+    """Returns the elements and the error of a loader or chain, having resumed from all states in between."""
+    elements, error = drain(iter(loader))
+    with contextlib.closing(iter(loader)) as saved:
+        states = [saved.get_state()]
+        for _ in elements:
+            next(saved)
+            states.append(saved.get_state())
+    for step, state in enumerate(states):
+        with contextlib.closing(iter(loader)) as resumed:
+            resumed.set_state(state)
+            assert drain(resumed) == (elements[step:], error)
+    return elements, error
 
 
 def assert_shards_agree(

@@ -1,7 +1,6 @@
 """Mixtures through the loader: each component is as if alone, weights may change at a checkpoint, errors name it."""
 
 import itertools
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,6 @@ from millstream import (
     MapTransform,
     MapWithIndexTransform,
     MixtureSampler,
-    NoSharding,
     OnlyFor,
     RandomMapTransform,
     RecordMetadata,
@@ -49,6 +47,10 @@ def number(index: int, element: Any) -> Any:
 
 def split(element: Any) -> Iterator[Any]:
     return iter([(*element, child) for child in range(2 - 2 * (element[1] % 2))])
+
+
+def seen(element: Any) -> Any:
+    return (*element, "seen")
 
 
 def is_small(element: Any) -> bool:
@@ -100,46 +102,27 @@ def test_a_component_yields_what_it_yields_alone(workers: int) -> None:
         assert own == take(alone, len(own))
 
 
-def seen(element: Any) -> Any:
-    return (*element, "seen")
-
-
-FUNCTIONS: dict[str, Any] = {"draw": draw, "number": number, "is_small": is_small, "split": split, "seen": seen}
-
-
-def operation_of(name: str, component: str | None = None) -> Transformation:
-    """One of the functions as an operation; for one component, as the oracle, it asks each element where it is from."""
-
-    def is_own(element: Any) -> bool:
-        return component is None or element[0] == component
-
-    function = FUNCTIONS[name]
-    match name:
-        case "draw":
-            return RandomMapTransform(lambda element, rng: function(element, rng) if is_own(element) else element)
-        case "number":
-            return MapWithIndexTransform(
-                lambda index, element: function(index, element) if is_own(element) else element
-            )
-        case "is_small":
-            return FilterTransform(lambda element: function(element) if is_own(element) else True)
-        case "split":
-            return FlatMapTransform(lambda element: function(element) if is_own(element) else [element], 2)
-        case _:
-            return MapTransform(lambda element: function(element) if is_own(element) else element)
+ASKING: dict[str, Callable[[Callable[[Any], bool]], Transformation]] = {
+    "draw": lambda is_own: RandomMapTransform(lambda one, rng: draw(one, rng) if is_own(one) else one),
+    "number": lambda is_own: MapWithIndexTransform(lambda index, one: number(index, one) if is_own(one) else one),
+    "is_small": lambda is_own: FilterTransform(lambda one: is_small(one) if is_own(one) else True),
+    "split": lambda is_own: FlatMapTransform(lambda one: split(one) if is_own(one) else [one], 2),
+    "seen": lambda is_own: MapTransform(lambda one: seen(one) if is_own(one) else one),
+}
+"""Operations that ask each element whether it is one of theirs."""
 
 
 @settings(max_examples=60)
 @given(
-    inside=st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=3),
-    after=st.lists(st.sampled_from(sorted(FUNCTIONS)), max_size=2),
+    inside=st.lists(st.sampled_from(sorted(ASKING)), min_size=1, max_size=3),
+    after=st.lists(st.sampled_from(sorted(ASKING)), max_size=2),
     component=st.sampled_from(sorted(SIZES)),
 )
 def test_only_for_is_operations_that_ask_each_element(inside: list[str], after: list[str], component: str) -> None:
     """The elements are those of an operation that asks each one, but other components keep their indices."""
-    following = [operation_of(name) for name in after]
-    scoped = take(mixed([OnlyFor(component, [operation_of(name) for name in inside]), *following]), 60)
-    asking = take(mixed([*(operation_of(name, component) for name in inside), *following]), 60)
+    following = [ASKING[name](lambda _: True) for name in after]
+    scoped = take(mixed([OnlyFor(component, [ASKING[name](lambda _: True) for name in inside]), *following]), 60)
+    asking = take(mixed([*(ASKING[name](lambda one: one[0] == component) for name in inside), *following]), 60)
     if "split" in inside:
         # Their draws and numbers follow the index.
         scoped, asking = ([e if e[0] == component else e[:2] for e in some] for some in (scoped, asking))
@@ -191,13 +174,10 @@ def test_errors_of_later_stages_name_the_component(workers: int) -> None:
 
 
 def test_record_keys_say_what_a_batch_is_made_of() -> None:
-    """`locate` of the source turns the keys of a step into sources and their own keys."""
+    """`locate` turns the keys of a step into components and their own keys."""
     loader = mixed([Batch(6, batch_fn=list)])
-    source = ConcatenatedDataSource(sources())
     for step, batch in enumerate(take(loader, 5)):
-        parts, keys = source.locate(loader.record_keys(step))
-        named = [source.names[part] for part in parts]
-        assert list(zip(named, keys.tolist(), strict=True)) == [tuple(element) for element in batch]
+        assert loader.locate(loader.record_keys(step)) == [(name, None, key) for name, key in batch]
 
 
 def test_shards_of_a_mixture_are_the_mixture() -> None:
@@ -262,7 +242,7 @@ def test_any_number_of_changes_after_a_state_is_the_same_stream() -> None:
             here, sought = (iterator_of(count, (8 * needed + 8, [1, 1, 1])) for _ in range(2))
             saved.seek(step), sought.seek(step)
             here.set_state(saved.get_state())
-            assert_same_batch(next(here), next(sought))
+            assert next(here).tolist() == next(sought).tolist()
         if needed:
             saved, here = iterator_of(40), iterator_of(40, (8 * needed - 4, [5, 1, 1]))
             saved.seek(step)
@@ -287,7 +267,7 @@ def test_a_component_added_with_weight_0_is_the_same_stream(own: bool, caplog: p
     state = saved.get_state()
     for here in (iterator_of({"a": 2, "b": 1, "c": 0}), iterator_of({"a": 2, "b": 1, "c": 0}, later)):
         here.set_state(state, strict=True)
-        assert_same_batch(next(here), next(saved))
+        assert next(here).tolist() == next(saved).tolist()
         saved.set_state(here.get_state(), strict=True)
         saved.set_state(state)
     here = iterator_of({"a": 2, "b": 1, "c": 0}, later)
@@ -314,11 +294,7 @@ def test_states_of_shards_at_different_positions_of_a_mixture_combine() -> None:
         whole, expected = iterator_of(0, 1, mixture), iterator_of(0, 1, mixture)
         whole.set_states([part.get_state() for part in parts])
         expected.seek(4)
-        assert_same_batch(next(whole), next(expected))
-
-
-def assert_same_batch(one: Any, other: Any) -> None:
-    assert np.array_equal(one, other), (one, other)
+        assert next(whole).tolist() == next(expected).tolist()
 
 
 def test_a_state_is_small_however_many_components_and_changes() -> None:
@@ -369,14 +345,10 @@ def test_a_component_of_ones_own_draws_from_its_own_generators() -> None:
         both = [[("own", key) for key in range(5)], sources()["a"]]
         return over(both, MixtureSampler([own, samplers()["a"]], [1, 1]), RandomMapTransform(draw))
 
-    together = take(loader_of(Own()), 30)
-    for name, source, sampler in (
-        ("own", [("own", key) for key in range(5)], Own()),
-        ("a", sources()["a"], samplers()["a"]),
-    ):
-        alone = DataLoader(data_source=source, sampler=sampler, operations=[RandomMapTransform(draw)])
-        own = [element for element in together if element[0] == name]
-        assert own == take(alone, len(own))
+    own = [element for element in take(loader_of(Own()), 30) if element[0] == "own"]
+    source = [("own", key) for key in range(5)]
+    alone = DataLoader(data_source=source, sampler=Own(), operations=[RandomMapTransform(draw)])
+    assert own == take(alone, len(own))
     with pytest.raises(CheckpointError, match=r"shift: saved 0, here 1"):
         iter(loader_of(Own(1))).set_state(iter(loader_of(Own())).get_state())
 
@@ -415,25 +387,20 @@ def test_no_component_of_one_seed_is_a_component_of_another() -> None:
 
 def test_load_mixes_named_sources() -> None:
     """`load` of named sources is a mixture of one IndexSampler each, with seeds that differ."""
+    options: dict[str, Any] = {"shuffle": True, "num_epochs": 1}
     short = millstream.load(
         sources(),
         weights={"c": 1, "b": 3, "a": 2},
-        shuffle=True,
         seed=9,
-        num_epochs=1,
         stop="drop_exhausted",
         transformations=[RandomMapTransform(draw)],
         batch_size=5,
         batch_fn=list,
+        **options,
     )
-    sampler = MixtureSampler(
-        {
-            name: IndexSampler(size, NoSharding(), True, 1, derive_seed(9, number))
-            for number, (name, size) in enumerate(SIZES.items())
-        },
-        [2, 3, 1],
-        stop="drop_exhausted",
-    )
+    sizes = enumerate(SIZES.items())
+    orders = {name: IndexSampler(size, seed=derive_seed(9, number), **options) for number, (name, size) in sizes}
+    sampler = MixtureSampler(orders, [2, 3, 1], stop="drop_exhausted")
     long = over(sources(), sampler, RandomMapTransform(draw), Batch(5, batch_fn=list))
     assert list(short) == list(long)
     assert len(short) == 5
@@ -449,26 +416,14 @@ def of_components(operations: Sequence[Any] = (), source: Any = None) -> DataLoa
 
 
 REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (
-        lambda: millstream.load({"a": [1]}),
-        TypeError,
-        r"keys are names.* millstream.load\(dict\(sources\), weights=",
-    ),
-    (
-        lambda: millstream.load([1, 2], weights=[1, 1]),
-        TypeError,
-        r"got list\. Write load\({'web': web, 'books': ",
-    ),
+    (lambda: millstream.load({"a": [1]}), TypeError, r"keys are names.* millstream.load\(dict\(sources\), weights="),
+    (lambda: millstream.load([1, 2], weights=[1, 1]), TypeError, r"got list\. Write load\({'web': web, 'books': "),
     (lambda: millstream.load({"a": [1]}, weights={"b": 1}), ValueError, "no weight for 'a'"),
     (lambda: of_components(source=[1] * 21), ValueError, "22 records in total, but data_source has 21"),
     (lambda: of_components(source=joined(a=22)), ValueError, "mixes 3 components, but data_source consists of 1"),
     (lambda: of_components(source=joined(a=7, b=10, c=5)), ValueError, "component 'b' has 11 records, but it has 10"),
     (lambda: of_components(source=joined(a=7, c=11, b=4)), ValueError, "the same names in the same order"),
-    (
-        lambda: of_components([OnlyFor("d", seen)]),
-        ValueError,
-        "component 'd' only, but .* components are 'a', 'b', 'c'",
-    ),
+    (lambda: of_components([OnlyFor("d", seen)]), ValueError, "'d' only, but .* components are 'a', 'b', 'c'"),
     (lambda: of_components([Batch(2), OnlyFor("a", seen)]), ValueError, r"operations\[0\] builds batches"),
     (lambda: of_components([OnlyFor("b", RandomMapTransform(draw))]), ValueError, "component 'b' has no seed"),
     (lambda: millstream.load([1], transformations=[OnlyFor("a", seen)]), ValueError, "is not a MixtureSampler"),
@@ -499,21 +454,17 @@ def cost_of(components: int) -> list[tuple[int, int, int]]:
         iterator = iter(loader)
         for _ in range(100):
             next(iterator)
-        children = psutil.Process().children(recursive=True)
+        here = psutil.Process()
+        # Other threads here are those of the tests.
+        own_threads = sum(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate())
         return sorted(
-            (_num_threads(one), one.num_fds(), _num_shared_maps(one)) for one in [psutil.Process(), *children]
+            (
+                own_threads if one == here else int(one.num_threads()),
+                one.num_fds(),
+                sum("memfd:" in mapped.path for mapped in one.memory_maps(grouped=False)),
+            )
+            for one in [here, *here.children(recursive=True)]
         )
-
-
-def _num_threads(process: psutil.Process) -> int:
-    if process.pid != os.getpid():
-        return int(process.num_threads())
-    # Others here are those of the tests.
-    return sum(thread.name.startswith(THREAD_NAME) for thread in threading.enumerate())
-
-
-def _num_shared_maps(process: psutil.Process) -> int:
-    return sum("memfd:" in mapped.path for mapped in process.memory_maps(grouped=False))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system is asked in Linux's way")

@@ -195,12 +195,17 @@ class Executor:
     """Stands for an executor: shared threads need no more of it than its identity."""
 
 
+def shared_by(count: int, options: ReadOptions) -> tuple[SharedThreads, list[Executor]]:
+    threads, executors = SharedThreads(), [Executor() for _ in range(count)]
+    for executor in executors:
+        threads.enter(executor, options)
+    return threads, executors
+
+
 @given(st.lists(st.integers(0, 5000), min_size=2, max_size=8), st.integers(1, 2000))
 def test_all_executors_together_have_one_buffer(reads: list[int], buffer: int) -> None:
     """Shares add up to no more than the buffer, and who has read more may read further ahead."""
-    threads, executors = SharedThreads(), [Executor() for _ in reads]
-    for executor in executors:
-        threads.enter(executor, ReadOptions(4, buffer))
+    threads, executors = shared_by(len(reads), ReadOptions(4, buffer))
     for executor, count in zip(executors, reads, strict=True):
         threads.record_read(executor, count)
     shares = [threads.records_ahead(executor) for executor in executors]
@@ -212,9 +217,7 @@ def test_all_executors_together_have_one_buffer(reads: list[int], buffer: int) -
 
 def test_shares_follow_what_was_read_last() -> None:
     """After a few buffers, an executor that is no longer drawn from has next to nothing."""
-    threads, former, present = SharedThreads(), Executor(), Executor()
-    for executor in (former, present):
-        threads.enter(executor, ReadOptions(2, 100))
+    threads, (former, present) = shared_by(2, ReadOptions(2, 100))
     threads.record_read(former, 400)
     assert threads.records_ahead(former) > 90
     for _ in range(40):
@@ -225,9 +228,7 @@ def test_shares_follow_what_was_read_last() -> None:
 
 def test_what_has_left_takes_no_share() -> None:
     """Executors that remain have the buffer of one that has read and left, and a single one has all of it."""
-    threads, first, second, third = SharedThreads(), Executor(), Executor(), Executor()
-    for executor in (first, second, third):
-        threads.enter(executor, ReadOptions(2, 100))
+    threads, (first, second, third) = shared_by(3, ReadOptions(2, 100))
     threads.record_read(first, 300)
     assert threads.records_ahead(second) < 10
     threads.leave(first)
