@@ -1,15 +1,10 @@
-"""Chains in the soak: the operations of a course said with MapDataset and IterDataset, alone or in a mixture.
-
-A `ChainLoader` makes iterators that a trainer of the soak takes for those of a DataLoader.
-"""
+"""Chains in the soak: the operations of a course said with MapDataset and IterDataset, alone or in a mixture."""
 
 import dataclasses
-import json
 import random
 from typing import Any, Self
 
 import millstream
-from millstream.loader.processes.pool_executor import PoolExecutor
 from millstream.transforms import Transformation
 
 KINDS = ["one", "one", "mixed at random", "mixed streams"]
@@ -80,54 +75,3 @@ def applied(
     for operation in operations:
         dataset = dataset.apply(operation)
     return dataset
-
-
-@dataclasses.dataclass(frozen=True)
-class ChainLoader:
-    """Makes iterators of a chain; `shard_options` say that there is one host."""
-
-    dataset: millstream.IterDataset[Any]
-    data_source: Any
-    shard_options: millstream.ShardOptions = dataclasses.field(
-        default_factory=lambda: millstream.ShardOptions(0, 1), init=False
-    )
-
-    def __iter__(self) -> "ChainIterator":
-        return ChainIterator(iter(self.dataset))
-
-    def close(self) -> None:
-        """Does nothing: what iterators leave, they end when they are closed."""
-
-
-class ChainIterator:
-    """A chain's iterator, as a trainer of the soak uses a DataLoader's."""
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._iterator.close()
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._iterator)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
-
-    def get_state(self) -> bytes:
-        return json.dumps(self._iterator.get_state()).encode()
-
-    def set_state(self, state: bytes) -> None:
-        self._iterator.set_state(json.loads(state))
-
-    @property
-    def _executor(self) -> Any:
-        # Faults look for the workers. They do not know those of datasets below a join.
-        executor = getattr(getattr(self._iterator, "_inner", None), "_executor", None)
-        return executor if isinstance(executor, PoolExecutor) else None

@@ -3,7 +3,6 @@
 Lives of a trial import this, and so do their worker processes: it needs neither pytest nor hypothesis.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import marshal
@@ -20,7 +19,7 @@ import numpy as np
 import millstream
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation, WindowShuffle
 from soak import forms
-from soak.chains import ChainForm, ChainLoader
+from soak.chains import ChainForm
 from support.oracle.stream import oracle
 from support.streams import comparable
 
@@ -241,7 +240,7 @@ class Course:
         workers: millstream.MultiprocessingOptions | None = None,
         reading: millstream.ReadOptions | None = None,
     ) -> Any:
-        """Returns what makes the iterators of one host, where operations may be broken."""
+        """Returns the loader of one host, or its chain, where operations may be broken."""
         first, *following = self.operations(count)
         workers = workers or millstream.MultiprocessingOptions()
         reading = reading or millstream.ReadOptions()
@@ -260,7 +259,7 @@ class Course:
         dataset = self.chain.dataset(
             source, first, (*breaks, *following[:count_before]), tuple(following[count_before:]), reading
         )
-        return ChainLoader(dataset.mp_prefetch(workers), source)
+        return dataset.mp_prefetch(workers)
 
     def expected(self, index: int, count: int) -> list[bytes]:
         """Returns the stream of one host, as the oracle says it: the mark of each element.
@@ -269,7 +268,7 @@ class Course:
         """
         if self.form in {"mixture", "packing", "chain"}:
             loader = self.loader(range(self.size), index, count)
-            with contextlib.closing(loader), iter(loader) as iterator:
+            with iter(loader) as iterator:
                 return [mark(element) for element in iterator]
         stream = oracle(range(self.size), self.sampler, self.operations(count), self.shard(index, count))
         return [mark(element) for element in stream]

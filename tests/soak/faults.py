@@ -18,6 +18,7 @@ from typing import ClassVar, Self
 import psutil
 
 import millstream
+from millstream.loader.processes.pool_executor import PoolExecutor
 from support.faults.memory_limits import memory_limit
 from support.processes.worker_pools import blameless_workers, executor_of, fork_server_of, pool_of, send
 
@@ -245,7 +246,9 @@ FAULTS: list[type[Fault]] = [
 def is_working(iterator: millstream.DataLoaderIterator) -> bool:
     """Has the workers begun, and says whether there are any: not where nothing is left to be read."""
     iterator.start_prefetch()
-    return iterator._executor is not None and pool_of(iterator)._state.fork_server is not None
+    # Those of datasets below a join are not known.
+    executor = getattr(getattr(iterator, "_inner", iterator), "_executor", None)
+    return isinstance(executor, PoolExecutor) and pool_of(iterator)._state.fork_server is not None
 
 
 def proceed(handle: int) -> None:

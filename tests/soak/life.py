@@ -28,6 +28,7 @@ from typing import Any
 import psutil
 
 import millstream
+from millstream.loader.checkpoints.checkpointable import encoded_state
 from millstream.transforms import Map
 from soak.courses import Course, mark
 from soak.faults import FAULTS, Fault, FewDescriptors, FullDisk
@@ -115,7 +116,7 @@ class Life:
     def _leg(self) -> bool:
         """Reads some batches with one loader, and says whether the stream is over."""
         index, count = self._shard()
-        stream = self._stream(index, count)  # Before anything goes wrong: a loader may have to read it.
+        self._stream(index, count)  # Before anything goes wrong: a loader may have to read it.
         workers = self.chance.choice([1, 2, 3] if self.orders.fault else [0, 1, 2, 2, 3])
         fault = self.chance.choice(self._faults(workers))(self.chance, self.folder)
         self.seen["legs"] += 1
@@ -127,14 +128,9 @@ class Life:
             try:
                 source = self.course.source(self.folder, self.orders.url)
                 loader = self._loader(source, index, count, workers)
+                is_over = self._read(loader, (index, count), fault, limit)
             except fault.told as error:
                 told = error
-            else:
-                with contextlib.closing(loader):
-                    try:
-                        is_over = self._read(loader, fault, stream, limit)
-                    except fault.told as error:
-                        told = error
         if told is not None:
             assert str(told), f"an error without a message: {told!r}"
             self.seen["errors"] += 1
@@ -178,7 +174,8 @@ class Life:
             reading=millstream.ReadOptions(self.chance.choice([0, 1, 2, 16])),
         )
 
-    def _read(self, loader: millstream.DataLoader, fault: Fault, stream: list[bytes], limit: int) -> bool:
+    def _read(self, loader: Any, host: tuple[int, int], fault: Fault, limit: int) -> bool:
+        stream = self._stream(*host)
         with iter(loader) as iterator:
             self._restore(iterator)
             first = step = iterator.step
@@ -186,7 +183,7 @@ class Life:
             for _ in range(limit):
                 fault.act(iterator)
                 if self.chance.random() < 0.05:
-                    self._save(iterator, loader, fault)
+                    self._save(iterator, loader, host, fault)
                 try:
                     batch = self._next(iterator)
                 except KeyboardInterrupt:
@@ -204,7 +201,7 @@ class Life:
                 self.seen["batches"] += 1
                 if step % 16 == 0:
                     self._watch()
-            self._save(iterator, loader, fault)
+            self._save(iterator, loader, host, fault)
         return False
 
     def _next(self, iterator: millstream.DataLoaderIterator) -> Any:
@@ -217,36 +214,34 @@ class Life:
 
     def _restore(self, iterator: millstream.DataLoaderIterator) -> None:
         if saved := self._saved():
-            states = [state.encode() for state in saved["states"]]
+            states = [state.encode() if iterator.states_are_bytes else json.loads(state) for state in saved["states"]]
             iterator.set_state(*states) if len(states) == 1 else iterator.set_states(states)
             assert iterator.step == saved["step"], f"saved at step {saved['step']}, resumed at {iterator.step}"
 
-    def _states(self, iterator: millstream.DataLoaderIterator, loader: millstream.DataLoader) -> dict[str, Any]:
+    def _states(self, iterator: Any, loader: Any, host: tuple[int, int]) -> dict[str, Any]:
         """Returns the states that hosts have saved at this step, and which host it was if it was one alone.
 
         The state of one says it all where each record becomes one element. Where logical shards are dealt to several
         hosts, these resume from the states of all of them: the others are brought to this step here.
         """
-        states, shard = [iterator.get_state().decode()], loader.shard_options
-        host: tuple[int, int] | None = (shard.shard_index, shard.shard_count)
+        states = [encoded_state(iterator).decode()]
         if self.course.is_one_to_one:
-            host = None
-        elif self.course.logical_shards is not None and self.chance.random() < 0.3:
-            others = set(range(shard.shard_count)) - {shard.shard_index}
+            return {"host": None, "states": states}
+        if self.course.logical_shards is not None and self.chance.random() < 0.3:
             # At its end, a stream that drops elements may be over on some hosts, and not on others.
             with contextlib.suppress(IndexError):
-                more = [self._state_of(loader, index, iterator.step) for index in sorted(others)]
+                others = sorted(set(range(host[1])) - {host[0]})
+                more = [self._state_of(loader, index, host[1], iterator.step) for index in others]
                 return {"host": None, "states": states + more}
         return {"host": host, "states": states}
 
-    def _state_of(self, loader: millstream.DataLoader, index: int, step: int) -> str:
-        other = self._loader(loader.data_source, index, loader.shard_options.shard_count, 0)
-        with contextlib.closing(other), iter(other) as iterator:
+    def _state_of(self, loader: millstream.DataLoader, index: int, count: int, step: int) -> str:
+        with iter(self._loader(loader.data_source, index, count, 0)) as iterator:
             iterator.seek(step)
-            return str(iterator.get_state(), "utf-8")
+            return encoded_state(iterator).decode()
 
-    def _save(self, iterator: millstream.DataLoaderIterator, loader: millstream.DataLoader, fault: Fault) -> None:
-        content = json.dumps({"step": iterator.step, **self._states(iterator, loader)}).encode()
+    def _save(self, iterator: Any, loader: Any, host: tuple[int, int], fault: Fault) -> None:
+        content = json.dumps({"step": iterator.step, **self._states(iterator, loader, host)}).encode()
         unfinished = self.folder / "state.new"
         try:
             with fault.while_saving() if isinstance(fault, FullDisk) else contextlib.nullcontext():

@@ -5,7 +5,7 @@ import itertools
 import os
 import resource
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -141,16 +141,6 @@ def test_an_element_that_cannot_be_pickled_is_named() -> None:
     assert caught.value.__notes__ == [f"millstream: at record key {BAD} (position {place})."]
 
 
-def test_an_element_that_cannot_be_shown_is_named_as_a_whole() -> None:
-    """If the `__repr__` of a key fails, so that the path of a leaf cannot be shown, its owner is named."""
-    shy = type("Shy", (), {"__repr__": lambda _: str(1 / 0)})
-    loader = loader_of(operations=[lambda number: {shy(): number}, lambda shown: {**shown, "lock": threading.Lock()}])
-    with iter(loader) as iterator, pytest.raises(TypeError) as caught:
-        next(iterator)
-
-    assert "the element of type dict: cannot pickle" in str(caught.value)
-
-
 def test_elements_before_one_that_cannot_be_unpickled_here_are_delivered() -> None:
     """Without a Batch many elements share a message; only the one that cannot be unpickled is an error."""
     home, order = os.getpid(), [number for batch in EXPECTED for number in batch]
@@ -251,15 +241,15 @@ def test_an_epoch_that_cannot_be_begun_in_a_worker_is_an_error() -> None:
     assert caught.value.__notes__[0] == "millstream: a worker process raised this while it began epoch 0."
 
 
-@pytest.fixture
-def no_stderr(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Fails a test in which any process writes to standard error."""
-    yield
-    assert capfd.readouterr().err == ""
-
-
-def dies_at_birth(births: Path, fault: Callable[[], None], *, spares_first: bool = False) -> user_faults.Numbers:
-    """Returns a source that notes each process that unpickles it, and ends it, except perhaps the first."""
+@pytest.mark.parametrize(
+    ("fault", "spares_first"),
+    [(user_faults.crash, False), (user_faults.leave, False), (user_faults.exit_at_once, True)],
+)
+def test_workers_that_die_at_birth_are_an_error(
+    fault: Callable[[], None], *, spares_first: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A pipeline that kills processes that unpickle it is soon an error; the stream continues while one can start."""
+    births, sampler = tmp_path / "births", millstream.IndexSampler(SIZE, seed=0)
 
     def be_born() -> None:
         with births.open("a") as file:
@@ -267,18 +257,15 @@ def dies_at_birth(births: Path, fault: Callable[[], None], *, spares_first: bool
         if not spares_first or not user_faults.first_time(births.with_name("first")):
             fault()
 
-    return user_faults.Numbers(SIZE, on_arrival=be_born)
-
-
-@pytest.mark.parametrize("fault", [user_faults.crash, user_faults.leave])
-@pytest.mark.usefixtures("no_stderr")
-def test_workers_that_die_at_birth_are_an_error(fault: Callable[[], None], tmp_path: Path) -> None:
-    """A pipeline that kills every process that unpickles it is soon an error: forking ends."""
-    births = tmp_path / "births"
-    iterator = iter(loader_of(data_source=dies_at_birth(births, fault)))
-    with pytest.raises(WorkerDiedError, match="Worker processes die while they start"), at_most(2.0):
-        next(iterator)
+    came: list[Any] = []
+    with iter(loader_of(data_source=user_faults.Numbers(SIZE, on_arrival=be_born), sampler=sampler)) as iterator:
+        with pytest.raises(WorkerDiedError, match="Worker processes die while they start"), at_most(4.0):
+            came.extend(iterator)
+        assert iterator.step == len(came)
+    expected = itertools.islice(loader_of(sampler=sampler, worker_count=0), len(came))
+    assert [batch.tolist() for batch in came] == [batch.tolist() for batch in expected]
     assert MAX_DEATHS_AT_START <= births.read_text().count("born") <= MAX_DEATHS_AT_START + 5
+    assert capfd.readouterr().err == ""
 
 
 def have_no_descriptors() -> None:
@@ -292,17 +279,3 @@ def test_workers_that_fail_by_themselves_are_said_to(capfd: pytest.CaptureFixtur
     with pytest.raises(WorkerDiedError, match=r"while they start\. The last one failed between two calls"):
         next(iter(loader_of(data_source=source, worker_count=1)))
     assert "Too many open files" in capfd.readouterr().err
-
-
-def test_workers_that_die_at_birth_beside_one_that_works_are_an_error(tmp_path: Path) -> None:
-    """If only one of the workers can start, the stream continues until the limit of failed starts is reached."""
-    births, sampler = tmp_path / "births", millstream.IndexSampler(SIZE, seed=0)
-    source = dies_at_birth(births, user_faults.exit_at_once, spares_first=True)
-    with iter(loader_of(data_source=source, sampler=sampler)) as iterator:
-        came: list[Any] = []
-        with pytest.raises(WorkerDiedError, match="Worker processes die while they start"), at_most(4.0):
-            came.extend(iterator)
-        assert iterator.step == len(came)
-    expected = itertools.islice(loader_of(sampler=sampler, worker_count=0), len(came))
-    assert [batch.tolist() for batch in came] == [batch.tolist() for batch in expected]
-    assert MAX_DEATHS_AT_START <= births.read_text().count("born") <= MAX_DEATHS_AT_START + 5

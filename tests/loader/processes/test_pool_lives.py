@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import copy
-import dataclasses
 import gc
 import itertools
 import os
@@ -54,22 +53,6 @@ def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
     assert loader._execution.pools is not None
     idle: list[pool.Pool] = loader._execution.pools.idle
     return idle
-
-
-@dataclasses.dataclass(frozen=True)
-class ForkThen:
-    """Forks, and does something in the child."""
-
-    path: Path
-    then: Callable[[], None]
-
-    def __call__(self) -> None:
-        """Forks, and reports the child."""
-        child = os.fork()
-        if child:
-            user_faults.report(self.path, child)
-        else:
-            self.then()
 
 
 def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
@@ -472,14 +455,21 @@ def test_a_forked_process_does_not_answer_for_its_worker(
     then: Callable[[], None], threads: int, tmp_path: Path
 ) -> None:
     """A process that an operation has forked ends when the operation returns or raises there, unnoticed."""
-    with Pipe(tmp_path / "forked") as forked:
-        operation = At(BAD, ForkThen(forked.path, then))
-        with iter(loader_of(operation, read_options=millstream.ReadOptions(threads))) as iterator:
-            assert next(iterator).tolist() == EXPECTED[0]
-            processes = processes_of(iterator)
-            assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
-            assert still_there(forked.take_numbers()) == []
-            assert still_there(processes, 0.0) == processes
+    path = tmp_path / "forked"
+
+    def fork() -> None:
+        if (child := os.fork()) == 0:
+            then()
+        else:
+            user_faults.report(path, child)
+
+    reading = millstream.ReadOptions(threads)
+    with Pipe(path) as forked, iter(loader_of(At(BAD, fork), read_options=reading)) as iterator:
+        assert next(iterator).tolist() == EXPECTED[0]
+        processes = processes_of(iterator)
+        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+        assert still_there(forked.take_numbers()) == []
+        assert still_there(processes, 0.0) == processes
 
 
 def test_the_channel_is_not_inherited_by_children_of_user_code(tmp_path: Path) -> None:

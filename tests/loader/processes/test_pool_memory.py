@@ -1,12 +1,15 @@
-"""Shared memory and descriptors of the pool: scarce ones are not used up, and what is kept is never rewritten."""
+"""Shared memory and descriptors of the pool: scarce ones are not used up, and what is kept is never rewritten.
+
+A limit that forbids workers is an error with its name and a remedy; one that leaves room changes nothing.
+"""
 
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,9 @@ import pytest
 import millstream
 from millstream.loader.processes import pool
 from millstream.loader.processes.limits import DESCRIPTORS_PER_WORKER
-from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.process_tree import open_descriptors, settled_descriptors
-from support.processes.worker_pools import SIZE, executor_of, loader_of, made_all, pool_of, python
+from support.processes.worker_pools import SIZE, environment, executor_of, loader_of, made_all, pool_of, python
 
 BIG = 1 << 15
 """Numbers in an element: a batch of them has 1 MiB."""
@@ -45,16 +47,6 @@ def is_shared(batch: Any) -> bool:
     while isinstance(batch, np.ndarray):
         batch = batch.base
     return isinstance(batch, ctypes.Array)
-
-
-def test_dev_shm_is_not_used() -> None:
-    """Arenas are anonymous memory: containers limit /dev/shm, and other programs may fill it."""
-    with iter(big_loader()) as iterator:
-        batch = next(iterator)
-        mapped = Path("/proc/self/maps").read_text()
-        assert "/memfd:millstream-arena" in mapped
-        assert not [line for line in mapped.splitlines() if "millstream" in line and "/dev/shm" in line]
-        del batch
 
 
 @pytest.mark.parametrize("budget", [1 << 30, 12 << 20, 1 << 12], ids=["room for all", "room for some", "no room"])
@@ -101,26 +93,6 @@ def test_memory_of_batches_that_are_gone_serves_again() -> None:
 
     assert len(places) <= 12
     assert max(files) - min(files) <= 2
-
-
-def test_the_limit_of_a_control_group_is_the_memory_that_there_is() -> None:
-    """Arenas do not count on memory that the container, or the job, of this process does not have."""
-    code = """
-import sys
-from millstream.loader.threads.resources import memory_available
-before = memory_available()
-print(flush=True)
-sys.stdin.readline()
-print(before, memory_available())
-"""
-    with memory_limit(300 << 20) as limit:
-        command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            limit.apply(process.pid)
-            before, after = map(int, process.communicate("go\n", WAIT_SECONDS)[0].split())
-    assert 200 << 20 < after < 300 << 20 if limit.group else before > 1 << 20
 
 
 def test_descriptors_grow_with_workers_only() -> None:
@@ -232,3 +204,104 @@ assert len(os.listdir("/proc/self/fd")) == before
     assert done.returncode == 0, done.stderr
     assert "2 worker processes need 6 open files of the 5 that this process may have" in done.stdout
     assert "Raise the limit (`ulimit -n`) or use fewer workers." in done.stdout
+
+
+LIMITED = """
+import resource, sys
+import numpy as np
+import millstream.loader.processes.pool_executor
+from support.processes import worker_pools
+name, limit, worker_count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+loader = worker_pools.loader_of(lambda number: np.full((512, 512), number), worker_count=worker_count)
+if name == "RLIMIT_AS":
+    with open("/proc/self/statm") as file:
+        limit += int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(getattr(resource, name), (limit, limit))
+try:
+    assert [batch[:, 0, 0].tolist() for batch in loader] == worker_pools.EXPECTED
+    print("the stream")
+except OSError as error:
+    print(error, *error.__notes__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "option"),
+    [
+        ("RLIMIT_FSIZE", 1000, "-f"),
+        ("RLIMIT_FSIZE", 100_000, "-f"),
+        ("RLIMIT_NPROC", 1, "-u"),
+        ("RLIMIT_NPROC", 3, "-u"),
+    ],
+)
+def test_a_limit_that_forbids_workers_is_named(name: str, limit: int, option: str) -> None:
+    """The error says which limit it is, how high, what the workers need, and what to do.
+
+    That of processes is named whichever is one too many: the fork server, or a worker.
+    """
+    become: list[str] = []
+    if name == "RLIMIT_NPROC":
+        setpriv = shutil.which("setpriv")
+        if setpriv is None or os.getuid() != 0:
+            pytest.skip("only root can become a user who has no other processes")
+        # The kernel lets root, and processes with these capabilities, have any number.
+        capabilities = "-sys_resource,-sys_admin"
+        become = [setpriv, "--ruid=54321", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
+    done = subprocess.run(
+        [*become, sys.executable, "-c", LIMITED, name, str(limit), "2"],
+        check=False,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=3 * WAIT_SECONDS,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 worker processes need" in done.stdout
+    assert f" {limit}" in done.stdout
+    assert f"Raise the limit (`ulimit {option}`) or use " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "worker_count"),
+    [("RLIMIT_FSIZE", 10 << 20, 2), ("RLIMIT_AS", 100 << 20, 0), ("RLIMIT_AS", 100 << 20, 2)],
+)
+def test_limits_that_leave_room_change_nothing(name: str, limit: int, worker_count: int) -> None:
+    """Arenas are no larger than the limits of files and address space, and no more threads start than these allow.
+
+    Of 16 threads, whose stacks take more, as many start as leave room for arrays.
+    """
+    done = python("-c", LIMITED, name, str(limit), str(worker_count))
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the stream\n", "")
+
+
+def test_a_worker_that_may_not_map_its_arena_says_so() -> None:
+    """The trainer gets an error with the limit's name, instead of the death of one worker after another."""
+    code = """
+import resource
+from pathlib import Path
+import millstream.loader.processes.pool_executor
+from support.processes import worker_pools
+from millstream.loader.processes import pool
+
+pool.arena_size = lambda budget, num_workers: 1 << 38
+iterator = iter(worker_pools.loader_of())
+start = pool.PoolProcesses.start_fork_server
+
+def start_limited(processes):
+    start(processes)
+    resource.prlimit(processes.fork_server.pid, resource.RLIMIT_AS, (1 << 36, 1 << 36))
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
+
+pool.PoolProcesses.start_fork_server = start_limited
+try:
+    next(iterator)
+except OSError as error:
+    print(error, *error.__notes__)
+"""
+    done = python("-c", code)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Cannot allocate memory" in done.stdout
+    assert "(`ulimit -v`)" in done.stdout

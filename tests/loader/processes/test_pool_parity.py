@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.transforms import Batch, Map, Transformation
+from millstream.transforms import Batch
 from support.draw import elements_of_all_kinds, random_pipelines
 from support.draw.elements_of_all_kinds import (
     BFLOAT16,
@@ -45,7 +45,7 @@ def types_in(element: Any) -> Any:
     return type(element), [types_in(part) for part in parts]
 
 
-def stream_of(source: Any, operations: list[Transformation], worker_count: int, **options: Any) -> list[Any]:
+def stream_of(source: Any, operations: list[Any], worker_count: int, **options: Any) -> list[Any]:
     """Returns the elements that a source and operations give in order."""
     loader = millstream.DataLoader(
         data_source=source,
@@ -98,28 +98,26 @@ def swapped(batch: Any) -> Any:
     return batch[::-1]
 
 
+def large_element(number: int) -> Any:
+    return np.full((300, 1000), number), [str(number)] * 5_000, bytes([number]) * 1_000_000
+
+
 @pytest.mark.parametrize(
-    ("make", "then"),
-    [(arrays_of_all_kinds, [Batch(2)]), (nested_leaves, [swapped])],
-    ids=["arrays twice", "nested and mapped"],
+    ("size", "operations"),
+    [
+        (24, [arrays_of_all_kinds, Batch(3), Batch(2)]),
+        (24, [nested_leaves, Batch(3), swapped]),
+        (6, [large_element]),
+    ],
+    ids=["arrays twice", "nested and mapped", "large elements"],
 )
-def test_batches_of_all_kinds(make: Any, then: list[Any]) -> None:
-    """Batches of arrays of every dtype, shape and layout, and of nested leaves, are the same bytes."""
-    operations = [make, Batch(3), *then]
-    inline = stream_of(range(24), operations, 0, read_options=millstream.ReadOptions(0))
-    workers = stream_of(range(24), operations, 2)
+def test_batches_of_all_kinds(size: int, operations: list[Any]) -> None:
+    """Batches of arrays of every dtype, shape and layout, and of nested leaves, are the same bytes.
+
+    So are elements much larger than a socket's buffer, in arrays and in objects that travel in the pickle.
+    """
+    inline = stream_of(range(size), operations, 0, read_options=millstream.ReadOptions(0))
+    workers = stream_of(range(size), operations, 2)
 
     assert [comparable(batch) for batch in workers] == [comparable(batch) for batch in inline]
     assert [types_in(batch) for batch in workers] == [types_in(batch) for batch in inline]
-
-
-def test_large_elements_without_a_batch() -> None:
-    """A message may be much larger than a socket's buffer, in arrays and in objects that travel in the pickle."""
-
-    def large(number: int) -> Any:
-        return np.full((300, 1000), number), [str(number)] * 5_000, bytes([number]) * 1_000_000
-
-    inline = stream_of(range(6), [Map(large)], 0)
-    workers = stream_of(range(6), [Map(large)], 2)
-
-    assert [comparable(element) for element in workers] == [comparable(element) for element in inline]

@@ -16,31 +16,11 @@ from millstream.loader.reporting.metrics import exposition, metrics_of
 from support.clocks.owned_clock import CLOCK, Spend
 from support.draw.loader_snapshots import snapshot_of_run, with_stage
 
-NAMES = [
-    "loader/batches",
-    "loader/wait_seconds",
-    "loader/first_wait_seconds",
-    "loader/trainer_seconds",
-    "loader/worker_deaths",
-    "loader/worker_stalls",
-    "loader/errors",
-    "loader/workers",
-    "loader/batch_bytes",
-    "loader/step",
-    "loader/records",
-    "loader/epoch",
-    "loader/seconds/keys",
-    "loader/seconds/read",
-    "loader/seconds/operation_0",
-    "loader/seconds/operation_1",
-    "loader/seconds/hand_over",
-    "loader/records_per_second",
-    "loader/wait_share",
-    "loader/wait_share_total",
-    "loader/batches_per_second",
-    "loader/wait_seconds_p50",
-    "loader/wait_seconds_p99",
-]
+NAMES = """
+batches wait_seconds first_wait_seconds trainer_seconds worker_deaths worker_stalls errors workers batch_bytes step
+records epoch seconds/keys seconds/read seconds/operation_0 seconds/operation_1 seconds/hand_over records_per_second
+wait_share wait_share_total batches_per_second wait_seconds_p50 wait_seconds_p99
+"""
 
 
 def samples(page: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -59,7 +39,7 @@ def test_names_are_stable_and_values_are_floats() -> None:
         assert len(list(loader)) == 2
         after = loader.metrics()
         loader.close()
-        assert list(before) == list(after) == NAMES
+        assert list(before) == list(after) == [f"loader/{name}" for name in NAMES.split()]
         assert {type(value) for value in [*before.values(), *after.values()]} == {float}
         assert (before["loader/batches"], after["loader/batches"], after["loader/batch_bytes"]) == (0.0, 2.0, 32.0)
         assert after["loader/workers"] == workers

@@ -226,6 +226,8 @@ RING_WITH_LOCK.append(RING_WITH_LOCK)
         (np.array([LOCK], dtype=object), ["the element of type ndarray"]),
         (collections.deque([LOCK]), ["the element of type deque"]),
         ((number for number in [1]), ["the element of type generator"]),
+        # The key cannot be shown, so that there is no path.
+        ({type("Shy", (), {"__repr__": lambda _: str(1 / 0)})(): LOCK}, ["the element of type dict"]),
         (RING, []),
         (RING_WITH_LOCK, ["[0] of type lock"]),
         ({"fine": 1}, []),

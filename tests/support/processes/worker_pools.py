@@ -61,7 +61,7 @@ BAD = EXPECTED[STEP][2]
 
 
 def executor_of(iterator: millstream.DataLoaderIterator) -> PoolExecutor:
-    executor = iterator._executor
+    executor = getattr(iterator, "_inner", iterator)._executor  # A chain has the iterator of a loader.
     assert isinstance(executor, PoolExecutor)
     return executor
 
