@@ -60,12 +60,14 @@ class Fault:
     chance: random.Random
     folder: Path
     count: int = 0
+    ends: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
+    """What lifts the fault."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Lifts the fault."""
+        self.ends.close()
 
     def begin(self, iterator: millstream.DataLoaderIterator) -> None:
         """Is called once, when there is an iterator."""
@@ -95,10 +97,6 @@ class StoppedWorkers(Fault):
     name = "stopped worker"
     needs_workers = True
 
-    def __enter__(self) -> Self:
-        self._stopped: list[tuple[threading.Timer, int]] = []
-        return self
-
     def act(self, iterator: millstream.DataLoaderIterator) -> None:
         if self.chance.random() > 0.05 or not is_working(iterator):
             return
@@ -111,12 +109,8 @@ class StoppedWorkers(Fault):
             self.count += 1
         timer = threading.Timer(self.chance.uniform(0.001, 0.3), proceed, [handle])
         timer.start()
-        self._stopped.append((timer, handle))
-
-    def __exit__(self, *_: object) -> None:
-        for timer, handle in self._stopped:
-            timer.join()
-            os.close(handle)
+        self.ends.callback(os.close, handle)
+        self.ends.callback(timer.join)
 
 
 class KilledForkServer(Fault):
@@ -138,22 +132,15 @@ class LittleMemory(Fault):
     needs_workers = True
     told = TOLD
 
-    def __enter__(self) -> Self:
-        self._ends = contextlib.ExitStack()
-        return self
-
     def begin(self, iterator: millstream.DataLoaderIterator) -> None:
         if not is_working(iterator):
             return
         server = psutil.Process(fork_server_of(iterator))
-        limit = self._ends.enter_context(memory_limit(self.chance.randrange(1 << 20, 40 << 20)))
+        limit = self.ends.enter_context(memory_limit(self.chance.randrange(1 << 20, 40 << 20)))
         for process in [server, *server.children(recursive=True)]:
             with contextlib.suppress(OSError):  # It has ended.
                 limit.apply(process.pid)
         self.count += limit.group is not None
-
-    def __exit__(self, *_: object) -> None:
-        self._ends.close()
 
 
 class FewDescriptors(Fault):
@@ -163,14 +150,12 @@ class FewDescriptors(Fault):
     told = TOLD
 
     def __enter__(self) -> Self:
-        self._usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+        usual = resource.getrlimit(resource.RLIMIT_NOFILE)
         highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208  (no paths are wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + self.chance.randrange(24), self._usual[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + self.chance.randrange(24), usual[1]))
+        self.ends.callback(resource.setrlimit, resource.RLIMIT_NOFILE, usual)
         self.count += 1
         return self
-
-    def __exit__(self, *_: object) -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, self._usual)
 
 
 class FullDisk(Fault):
@@ -183,29 +168,27 @@ class FullDisk(Fault):
     told = TOLD
 
     def __enter__(self) -> Self:
-        self._usual = resource.getrlimit(resource.RLIMIT_FSIZE)
-        self._filler = self.folder / "filler"
+        filler = self.folder / "filler"
+        self.ends.callback(filler.unlink, missing_ok=True)
         if self.folder.is_mount():
             left = self.chance.choice([0, 0, 4096, 8192])
-            with contextlib.suppress(OSError), self._filler.open("wb", buffering=0) as file:
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
                 while True:
                     file.write(bytes(4096))
             with contextlib.suppress(OSError):
-                os.truncate(self._filler, max(0, self._filler.stat().st_size - left))
+                os.truncate(filler, max(0, filler.stat().st_size - left))
         self.count += 1
         return self
 
     @contextlib.contextmanager
     def while_saving(self) -> Iterator[None]:
+        usual = resource.getrlimit(resource.RLIMIT_FSIZE)
         if not self.folder.is_mount():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (self.chance.randrange(64), self._usual[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.chance.randrange(64), usual[1]))
         try:
             yield
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, self._usual)
-
-    def __exit__(self, *_: object) -> None:
-        self._filler.unlink(missing_ok=True)
+            resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
 
 class ControlC(Fault):
@@ -213,21 +196,13 @@ class ControlC(Fault):
 
     name = "Ctrl-C"
 
-    def __enter__(self) -> Self:
-        self._timers: list[threading.Timer] = []
-        return self
-
     def act(self, iterator: millstream.DataLoaderIterator) -> None:
         del iterator
         if self.chance.random() < 0.1:
             timer = threading.Timer(self.chance.uniform(0, 0.02), os.killpg, [os.getpgrp(), signal.SIGINT])
             timer.start()
-            self._timers.append(timer)
+            self.ends.callback(timer.join)
             self.count += 1
-
-    def __exit__(self, *_: object) -> None:
-        for timer in self._timers:
-            timer.join()
 
 
 FAULTS: list[type[Fault]] = [

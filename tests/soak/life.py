@@ -184,6 +184,9 @@ class Life:
                 fault.act(iterator)
                 if self.chance.random() < 0.05:
                     self._save(iterator, loader, host, fault)
+                if self.chance.random() < 0.02:
+                    iterator.set_state(iterator.get_state())  # Drops what is in work.
+                    self.seen["moves"] += 1
                 try:
                     batch = self._next(iterator)
                 except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import pytest
 from millstream.samplers import SequentialSampler
 from soak.__main__ import Soak, TrialError
 from soak.courses import Course
-from soak.faults import KilledWorkers
+from soak.faults import Fault, KilledForkServer, KilledWorkers, StoppedWorkers
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import environment
 from support.public_samplers import public_samplers
@@ -81,9 +81,11 @@ def test_a_trial_that_failed_is_repeated_by_its_command() -> None:
     assert (status, "another batch at step" in printed) == (1, True), printed
 
 
-def test_workers_and_trainers_are_killed_again_and_again() -> None:
-    """Each trainer resumes where the one before saved, workers are killed, and every batch is the oracle's."""
-    soak = Soak(60.0, "", KilledWorkers.name)
+@pytest.mark.parametrize(("fault", "times"), [(KilledWorkers, 5), (StoppedWorkers, 3), (KilledForkServer, 3)])
+def test_whatever_happens_to_workers_and_trainers_the_stream_is_the_oracles(fault: type[Fault], times: int) -> None:
+    """Each trainer resumes where the one before saved, and moves; workers are killed or stopped; no batch differs."""
+    soak = Soak(60.0, "", fault.name)
     soak.trial(56)
-    assert soak.seen["killed worker"] >= 5
+    assert soak.seen[fault.name] >= times
     assert soak.seen["killed trainer"] >= 1
+    assert soak.seen["moves"] >= 1

@@ -145,6 +145,20 @@ def test_workers_killed_at_every_step_blame_nobody() -> None:
                     os.kill(pid, signal.SIGKILL)
 
 
+def test_workers_killed_after_a_move_blame_nobody() -> None:
+    """The pool of an iterator that has moved has calls that nobody wants any more. Their deaths lose nothing."""
+    with iter(loader_of(worker_buffer_size=3)) as iterator:
+        for step in (3, 0, 7, 2, 5):
+            iterator.seek(step)
+            iterator.start_prefetch()
+            pids = pids_of(iterator)
+            iterator.seek(step + 1)
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            assert next(iterator).tolist() == EXPECTED[step + 1]
+        assert [batch.tolist() for batch in iterator] == EXPECTED[7:]
+
+
 def test_the_fork_server_killed_is_nobodys_fault(caplog: pytest.LogCaptureFixture) -> None:
     """All processes are started again, as often as it happens, and no record is blamed."""
     with iter(loader_of()) as iterator:

@@ -8,29 +8,24 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import millstream
 from millstream.transforms import Batch
-from support.draw import elements_of_all_kinds, random_pipelines
+from support.draw import elements_of_all_kinds
 from support.draw.elements_of_all_kinds import (
     BFLOAT16,
     SHAPES,
     Example,
     FrozenExample,
     Pair,
-    elements,
     filled,
     with_layout,
 )
 from support.streams import comparable
 
 # Workers need not import hypothesis to have the operations and classes of these modules.
-for module in (random_pipelines, elements_of_all_kinds, sys.modules[__name__]):
+for module in (elements_of_all_kinds, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)
-
-thread_options = st.sampled_from([millstream.ReadOptions(0), millstream.ReadOptions(2, 8), millstream.ReadOptions()])
 
 
 def types_in(element: Any) -> Any:
@@ -56,20 +51,6 @@ def stream_of(source: Any, operations: list[Any], worker_count: int, **options: 
     )
     with iter(loader) as iterator:
         return list(iterator)
-
-
-@given(
-    source=st.lists(elements, min_size=15, max_size=40), worker_count=st.sampled_from([1, 2]), threads=thread_options
-)
-@settings(deadline=None, max_examples=5)
-def test_elements_of_all_kinds_without_a_batch(
-    source: list[Any], worker_count: int, threads: millstream.ReadOptions
-) -> None:
-    """An element of any types arrives unchanged, with the consumer's own classes."""
-    actual = stream_of(source, [], worker_count, read_options=threads)
-
-    assert [comparable(element) for element in actual] == [comparable(element) for element in source]
-    assert [types_in(element) for element in actual] == [types_in(element) for element in source]
 
 
 DTYPES = [np.uint8, np.int64, ">i4", np.float16, np.complex128, np.bool_, "<U5", "S3", "M8[s]", BFLOAT16]
