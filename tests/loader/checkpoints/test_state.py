@@ -104,11 +104,10 @@ def test_round_trip_through_any_json_writer(
     assert LoaderState.decode(rewritten).encode() == raw
 
 
-def test_a_state_is_small_canonical_json_and_every_buffer_reads() -> None:
-    """A typical state is a few hundred bytes of JSON, and is read from any kind of buffer."""
+def test_a_state_is_small_and_every_buffer_reads() -> None:
+    """A typical state is a few hundred bytes, and is read from any kind of buffer."""
     raw = STATE.encode()
     assert len(raw) < 600
-    assert raw == canonical(json.loads(raw))
     spread = bytes(itertools.chain.from_iterable((byte, 0) for byte in raw))
     for buffer in (raw, bytearray(raw), memoryview(raw), memoryview(spread)[::2]):
         assert LoaderState.decode(buffer) == STATE
@@ -192,13 +191,10 @@ def test_what_is_no_state_is_refused() -> None:
         None: "bytes",
         5: "bytes",
         raw.decode(): "bytes",
-        STEP: "bytes",
+        object(): "bytes",
     }
     for other, word in given.items():
         message = refusal(other)
         assert word in message
         assert "get_state()" in message
         assert len(message) < 600
-
-
-STEP = object()

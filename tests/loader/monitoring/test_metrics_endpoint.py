@@ -68,7 +68,6 @@ def page_at(port: int, path: str = "/metrics") -> str:
 
 
 def batches_on(page: str) -> dict[str, float]:
-    """Returns the number of batches by loader, as Prometheus's own parser reads a page."""
     (family,) = (one for one in text_string_to_metric_families(page) if one.name == "millstream_batches")
     return {sample.labels["loader"]: sample.value for sample in family.samples}
 

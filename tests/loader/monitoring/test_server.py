@@ -127,39 +127,34 @@ def test_the_environment_serves_chains_too(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_one_pipeline_is_served_for_all_that_it_draws_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operations after a mixture, and a bare one, are one pipeline with the waits of the trainer and all workers.
+    """A mixture, operations after one, and an interleave are one pipeline with the trainer's waits and all workers.
 
-    Streams of a closed one are no pipelines of their own, even if a reference to them remains.
+    So it is if datasets are opened before their turn. Streams of a closed pipeline are none, even if they still exist.
     """
     monkeypatch.setenv("MILLSTREAM_TOP", "1")
     one_worker = millstream.MultiprocessingOptions(num_workers=1)
     streams = [millstream.MapDataset.range(40).to_iter_dataset().filter(bool).mp_prefetch(one_worker) for _ in "ab"]
     mixture, kept = millstream.IterDataset.mix(streams), []
-    for chain, reads in ((mixture, {"0: read", "1: read"}), (mixture.batch(2), {"0: read", "1: read"})):
+    reading = millstream.ReadOptions(num_threads=2, prefetch_buffer_size=8)
+    files = [millstream.MapDataset.range(2).to_iter_dataset(reading) for _ in range(6)]
+    chains: list[tuple[millstream.IterDataset[Any], str, set[str], int]] = [
+        (mixture, "mix(", {"0: read", "1: read"}, 2),
+        (mixture.batch(2), "mix(", {"0: read", "1: read"}, 2),
+        (millstream.experimental.InterleaveIterDataset(files, cycle_length=2), "interleave(", {"read"}, 0),
+    ]
+    for chain, name, reads, workers in chains:
         with iter(chain) as elements:
             kept.append(elements)
             for _ in range(5):
                 next(elements)
             (pipeline,) = query(os.getpid(), "snapshot")["pipelines"]
             metrics = elements.metrics()
-            assert pipeline["source"].startswith("mix(")
+            assert pipeline["source"].startswith(name)
             assert pipeline["measured"]["batches"] == pipeline["measured"]["step"] == metrics["loader/batches"] == 5
             assert pipeline["measured"]["wait_seconds"] == metrics["loader/wait_seconds"]
             assert {stage["label"] for stage in pipeline["stages"]} >= reads
-            assert sum(len(load["workers"]) for load in pipeline["loads"]) == 2
-            assert len(query(os.getpid(), "stacks")["stacks"]) == 3
-
-
-def test_datasets_of_an_interleave_are_one_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are opened before their turn, too, so that they can read ahead."""
-    monkeypatch.setenv("MILLSTREAM_TOP", "1")
-    reading = millstream.ReadOptions(num_threads=2, prefetch_buffer_size=8)
-    files = [millstream.MapDataset.range(2).to_iter_dataset(reading) for _ in range(6)]
-    with iter(millstream.experimental.InterleaveIterDataset(files, cycle_length=2)) as elements:
-        for count in range(1, 13):
-            next(elements)
-            (pipeline,) = query(os.getpid(), "snapshot")["pipelines"]
-            assert pipeline["measured"]["batches"] == count
+            assert sum(len(load["workers"]) for load in pipeline["loads"]) == workers
+            assert len(query(os.getpid(), "stacks")["stacks"]) == 1 + workers
 
 
 def test_epochs_are_one_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -278,22 +278,12 @@ def test_the_size_of_an_arena_is_sealed() -> None:
     os.close(descriptor)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-
-BATCH = 16
-ELEMENTS = 4096
-
-
-def picture(number: int) -> NDArray[np.float32]:
-    """Returns an element of 16 KB that shows which record it is from."""
-    return np.full(ELEMENTS, number, dtype=np.float32)
-
-
 def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeping part of each batch keeps no other memory, descriptor or address space, over several loaders."""
 
     def labelled(number: int) -> dict[str, NDArray[Any]]:
-        return {"image": picture(number), "label": np.full(64, number), "hidden": picture(number)[:2048]}
+        image = np.full(4096, number, dtype=np.float32)
+        return {"image": image, "label": np.full(64, number), "hidden": image[:2048]}
 
     kept = []
     with watched_arenas(monkeypatch) as arenas:
@@ -303,7 +293,7 @@ def test_a_few_kept_bytes_pin_what_they_need(monkeypatch: pytest.MonkeyPatch) ->
             loader = millstream.DataLoader(
                 data_source=range(64),
                 sampler=millstream.IndexSampler(64, num_epochs=1),
-                operations=[labelled, millstream.Batch(BATCH)],
+                operations=[labelled, millstream.Batch(16)],
                 worker_count=2,
                 read_options=millstream.ReadOptions(0),
             )

@@ -26,6 +26,7 @@ from millstream.loader.transport.payload import (
 )
 from millstream.loader.transport.pipeline_file import dump_with_classes
 from support.draw.elements_of_all_kinds import Example, FrozenExample, Pair, arrays_in, elements
+from support.faults.user_faults import NeedsTwoError
 from support.processes.arena_pairs import address, arena_pair, run_of
 from support.streams import comparable
 
@@ -117,14 +118,6 @@ def across(error: BaseException, classes: ClassTable = NO_CLASSES) -> BaseExcept
     return unpack_failure(pack_failure(error, classes), classes)
 
 
-class TwoArgumentsError(Exception):
-    """An exception whose constructor cannot be called with its `args`."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(f"{code}: {reason}")
-        self.code = code
-
-
 class ForgetfulError(Exception):
     """An exception that comes back from a pickle as another one."""
 
@@ -152,7 +145,7 @@ class SlottedError(Exception):
         StackError("differ", "['image']", (0, 3)),
         StopIteration(7),
         ExceptionGroup("several", [ValueError(1), KeyError(2)]),
-        TwoArgumentsError(404, "not there"),
+        NeedsTwoError("text", 2),
         ForgetfulError("text"),
         HostileError("text"),
         SlottedError("text"),

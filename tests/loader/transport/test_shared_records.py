@@ -29,16 +29,6 @@ class Sample:
     label: int
 
 
-def local_sample() -> type[Any]:
-    """Returns a class that no module defines."""
-
-    @dataclasses.dataclass
-    class Local:
-        image: Any
-
-    return Local
-
-
 @pytest.fixture
 def everything_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes lists of any size be shared."""
@@ -105,13 +95,17 @@ def test_records_of_all_kinds_can_be_shared(records: list[Any]) -> None:
 @pytest.mark.usefixtures("everything_is_shared")
 def test_records_keep_their_classes() -> None:
     """A class that crosses by value does so once, not with each record."""
-    kind = local_sample()
-    records = [kind(number) for number in range(100)]
+
+    @dataclasses.dataclass
+    class Local:
+        image: Any
+
+    records = [Local(number) for number in range(100)]
     shared = share(records)
 
     assert type(shared) is SharedRecords
     assert shared.__reduce__()[1][0].memory.nbytes < 100 * len(records)
-    assert [type(shared[number]) is kind for number in range(len(shared))] == [True] * len(records)
+    assert [type(shared[number]) is Local for number in range(len(shared))] == [True] * len(records)
     assert len({type(record) for record in arrived(records)[:]}) == 1
 
 
