@@ -177,12 +177,12 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
     # The annotation is the contract, but callers read states from anywhere.
     if not isinstance(raw, (bytes, bytearray, memoryview)):
         raise TypeError(f"it must be bytes, got {type(raw).__name__}")
-    text = bytes(raw)
-    is_of_here = here is not None and text.endswith(here.ending) and _is_as_written(text)
+    text, ending = bytes(raw), b"" if here is None else here.ending
+    is_as_written = _is_as_written(text)
+    # All states of a stream have the same ending, which need not be parsed.
+    is_of_here = is_as_written and ending != b"" and text.endswith(ending)
     try:
-        # The position comes before the ending, which all states of a stream share.
-        own = text[: -len(here.ending)] + _ENDING if here is not None and is_of_here else text
-        fields = json.loads(own.decode())
+        fields = json.loads((text.removesuffix(ending) + _ENDING if is_of_here else text).decode())
     except ValueError as error:
         raise ValueError(f"it is not valid JSON in UTF-8 ({error})") from error
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
@@ -198,11 +198,7 @@ def _checked_fields(raw: bytes | bytearray | memoryview, here: Stream | None) ->
         )
     crc = fields.pop("crc32", None)
     # Encoding again is only necessary if the text was rewritten.
-    is_whole = (
-        is_of_here
-        or _is_as_written(text)
-        or zlib.crc32(_ENCODER.encode({**fields, "version": VERSION}).encode()) == crc
-    )
+    is_whole = is_as_written or zlib.crc32(_ENCODER.encode({**fields, "version": VERSION}).encode()) == crc
     if not isinstance(crc, int) or not is_whole:
         raise ValueError("its crc32 does not match, so it was damaged or edited")
     del fields["format"]

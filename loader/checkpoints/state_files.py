@@ -106,7 +106,8 @@ def _check_complete(folder: Any, names: list[str]) -> None:
             f"{folder} mixes loader states of {' and '.join(map(str, counts))} processes. Remove the files that do not "
             "belong to this checkpoint."
         )
-    missing = next((name for index in range(counts[0]) if (name := _name(index, counts[0])) not in names), None)
+    found = set(names)
+    missing = next((name for index in range(counts[0]) if (name := _name(index, counts[0])) not in found), None)
     if missing is not None:
         raise CheckpointError(
             f"{folder} is incomplete: {counts[0]} processes saved it, and it holds {len(names)} of their loader "

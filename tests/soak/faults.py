@@ -61,7 +61,7 @@ class Fault:
     folder: Path
     count: int = 0
     ends: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
-    """What lifts the fault."""
+    """The actions that lift the fault."""
 
     def __enter__(self) -> Self:
         return self

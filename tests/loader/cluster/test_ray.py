@@ -64,6 +64,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def extra(self, resource: str, amount: int) -> Iterator[Any]:
+        """Adds a node that alone has some amount of a resource, and removes it if it is still there."""
         node = self.cluster.add_node(num_cpus=0, resources={resource: amount}, object_store_memory=STORE_BYTES)
         try:
             yield node
@@ -112,6 +113,7 @@ def pool_of(iterator: millstream.DataLoaderIterator) -> ActorPool:
 @given(pipeline=pipelines(), buffer_size=st.sampled_from([1, 3]), threads=st.sampled_from([0, 16]), data=st.data())
 @settings(deadline=None, max_examples=2)
 def test_actors_equal_the_oracle(pipeline: Pipeline, buffer_size: int, threads: int, data: st.DataObject) -> None:
+    """Any pipeline, any options: the same elements, then the same type of error; states go both ways."""
     reading = millstream.ReadOptions(threads)
     assert_is_the_oracle_and_resumes(pipeline, data, **on_ray(), worker_buffer_size=buffer_size, read_options=reading)
 
@@ -211,6 +213,7 @@ def fail(number: int) -> int:
 
 
 def slowly(number: int) -> int:
+    """Returns the number after some work: actors are in the middle of it when they are killed."""
     return sum(range(20_000)) * 0 + number
 
 

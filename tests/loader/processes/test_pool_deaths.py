@@ -62,6 +62,7 @@ def warnings_in(log: pytest.LogCaptureFixture) -> list[str]:
 def test_a_death_changes_nothing(
     fault: Callable[[], None], threads: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The worker is replaced, the stream is the same, and one warning says which process and why."""
     loader = loader_of(At(BAD, fault, once=tmp_path / "once"), read_options=millstream.ReadOptions(threads))
     with at_most(2.0):
         assert batches(loader) == EXPECTED

@@ -55,6 +55,7 @@ class Twins(FlatMap):
 
 
 def large(number: int) -> Any:
+    """Returns an element of 512 KB, more than a socket takes at once on its way to the next stage."""
     return np.full((256, 256), number)
 
 

@@ -56,6 +56,7 @@ def idle_pools(loader: millstream.DataLoader) -> list[pool.Pool]:
 
 
 def test_iterators_at_the_same_time_have_pools_of_their_own() -> None:
+    """Two iterators over one loader do not share workers; one pool stays when both have ended."""
     loader = loader_of()
     pairs = zip(iter(loader), iter(loader), strict=True)
     assert [(one.tolist(), two.tolist()) for one, two in pairs] == [(batch, batch) for batch in EXPECTED]

@@ -18,18 +18,18 @@ import millstream
 from millstream.loader.reporting.preview import pixels_of, png_of
 from support.documents.html_pages import Page
 
-PIXELS = arrays.arrays(
-    np.uint8,
-    strategies.tuples(strategies.integers(1, 9), strategies.integers(1, 9), strategies.sampled_from([1, 2, 3, 4])),
-)
-
 
 def images_in(page: str) -> list[NDArray[Any]]:
     found = re.findall(r'src="data:image/png;base64,([^"]*)"', page)
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for data in found]
 
 
-@hypothesis.given(PIXELS)
+@hypothesis.given(
+    arrays.arrays(
+        np.uint8,
+        strategies.tuples(strategies.integers(1, 9), strategies.integers(1, 9), strategies.integers(1, 4)),
+    )
+)
 def test_a_png_has_the_pixels(pixels: NDArray[np.uint8]) -> None:
     """Another library reads what was written."""
     image = np.asarray(Image.open(io.BytesIO(png_of(pixels))))

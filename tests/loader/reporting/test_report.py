@@ -26,10 +26,6 @@ from support.documents.html_pages import Page
 # Workers cannot import a test module.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
-EXECUTORS = pytest.mark.parametrize(
-    ("workers", "threads"), [(0, 0), (0, 4), (2, 0)], ids=["inline", "threads", "workers"]
-)
-
 
 def spend(value: Any) -> Any:
     """Returns the value after a moment of work."""
@@ -59,7 +55,7 @@ def trace_of(loader: millstream.DataLoader, folder: Path) -> list[dict[str, Any]
     return events
 
 
-@EXECUTORS
+@pytest.mark.parametrize(("workers", "threads"), [(0, 0), (0, 4), (2, 0)], ids=["inline", "threads", "workers"])
 def test_the_recording_says_who_worked_on_which_batch(workers: int, threads: int, tmp_path: Path) -> None:
     """Every block was worked on by somebody, within the time of the pass; the trainer waited for each.
 
