@@ -83,7 +83,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.path.partition("?")[0] != "/metrics":
             self.send_error(HTTPStatus.NOT_FOUND, "The measurements are at /metrics")
             return
-        page = self.page_of_metrics().encode()
+        try:
+            page = self.page_of_metrics().encode()
+        except Exception as error:  # noqa: BLE001  (the state changes meanwhile, and names may be user code)
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"No page: {type(error).__name__}")
+            return
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
         self.send_header("Content-Length", str(len(page)))

@@ -30,6 +30,9 @@ STEADY_SLICES = 3
 
 NO_RESPONSE = "(no response: the process is stopped or blocked in an uninterruptible system call)"
 
+_FATAL = (signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL)
+"""The signals after which `faulthandler` writes stacks. Others in a crash log were requested earlier."""
+
 _CALL = struct.Struct("<q")
 _NO_CALL = -1
 
@@ -61,7 +64,8 @@ def describe_exit(exited: Exited | None, stacks: str) -> str:
         text = (
             f"exited with status {exited.status}: an operation or the source called exit(), or a library of theirs did."
         )
-    return f"{text}\n{stacks}" if stacks else text
+    has_crashed = exited is None or -exited.status in _FATAL
+    return f"{text}\n{stacks}" if stacks and has_crashed else text
 
 
 def describe_process(pid: int | None) -> str:

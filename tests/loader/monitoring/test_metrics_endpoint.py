@@ -68,6 +68,7 @@ def page_at(port: int, path: str = "/metrics") -> str:
 
 
 def batches_on(page: str) -> dict[str, float]:
+    """Returns the number of batches by loader, as Prometheus's own parser reads a page."""
     (family,) = (one for one in text_string_to_metric_families(page) if one.name == "millstream_batches")
     return {sample.labels["loader"]: sample.value for sample in family.samples}
 
@@ -128,4 +129,12 @@ def test_a_client_that_says_nothing_or_leaves_does_not_end_the_server() -> None:
         with socket.create_connection(("127.0.0.1", endpoint.port)) as client:
             client.sendall(request)
     assert page_at(endpoint.port) == "x 1\n"
+    endpoint.close()
+
+
+def test_a_page_that_fails_is_an_error_of_the_server() -> None:
+    """Prometheus sees an answer with a status, instead of a connection that was closed."""
+    endpoint = MetricsEndpoint(lambda: str(1 / 0), "0")
+    with pytest.raises(urllib.error.HTTPError, match="500: No page: ZeroDivisionError"):
+        page_at(endpoint.port)
     endpoint.close()

@@ -17,7 +17,8 @@ import pytest
 import millstream
 from millstream.errors import WorkerStalledError
 from millstream.loader.processes import pool, process_report
-from millstream.loader.processes.process_report import describe_process
+from millstream.loader.processes.messages import Exited
+from millstream.loader.processes.process_report import describe_exit, describe_process
 from millstream.loader.workers import workers_executor
 from support.faults import user_faults
 from support.faults.user_faults import At, Numbers, Pipe, ReportThen
@@ -262,6 +263,12 @@ def test_a_process_runs_while_any_of_its_threads_does(code: str, state: str) -> 
         while not describe_process(process.pid).startswith(state):
             assert process.poll() is None
         process.kill()
+
+
+def test_stacks_that_were_requested_earlier_are_no_cause_of_a_death() -> None:
+    """A worker that was stopped may write them late. Only after a fatal signal are they its last words."""
+    for status, is_cause in ((-signal.SIGSEGV, True), (-signal.SIGKILL, False), (3, False)):
+        assert ("stacks" in describe_exit(Exited(1, status, 0), "stacks")) is is_cause
 
 
 def test_a_process_that_is_gone_or_not_there_yet_is_said_to_be() -> None:
