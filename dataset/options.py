@@ -122,6 +122,8 @@ class DatasetOptions:
         return DatasetOptions(**{**given, **{name: getattr(self, name) for name in self._given}})
 
 
+_DEFAULTS = DatasetOptions()
+
 _in_force: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("millstream_options")
 
 
@@ -132,7 +134,7 @@ def in_force(dataset: Any) -> Iterator[DatasetOptions]:
     They combine its own options with those of its chain of single parents. The last dataset of the chain takes
     precedence.
     """
-    options = _in_force.get(DatasetOptions())
+    options = _in_force.get(_DEFAULTS)
     while True:
         if isinstance(own := getattr(dataset, "options", None), DatasetOptions):
             options = options.merge(own)

@@ -21,11 +21,11 @@ def stream_of(plan: Plan, fingerprint: Fingerprint | None = None) -> Stream:
         global_batch=partition.global_block,
         one_to_one=plan.one_to_one,
         length=partition.length,
-        fingerprint=fingerprint or _fingerprint(plan.pipeline),
+        fingerprint=fingerprint or fingerprint_of_pipeline(plan.pipeline),
     )
 
 
-def _fingerprint(pipeline: Pipeline) -> Fingerprint:
+def fingerprint_of_pipeline(pipeline: Pipeline) -> Fingerprint:
     sizes: dict[int, str] | None = None if first_dynamic(pipeline.operations) is None else {}
     if sizes is not None and (joining := joining_batch(pipeline.operations)) is not None:
         # Each shard has a part of the batch, whose size depends on the number of shards.

@@ -250,7 +250,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         """Opens the next dataset in a slot, or none if there are no more. After an error, it can be retried."""
         number, iterator = self._following()
         ended, last = slot.iterator, slot.last
-        if ended is not None:
+        if ended is not None and iterator is None:
             last = state_below(ended)
         # In one statement, so that an exception of a signal handler comes before or after it.
         slot.iterator, self._next, slot.last = iterator, number + 1, last

@@ -24,9 +24,10 @@ from millstream.loader.checkpoints.compatibility import resumption, warn_of_chan
 from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.measuring.front import CHAIN
+from millstream.loader.pipeline.arguments import first_dynamic
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.state_of_plan import saved_cursor, stream_of
+from millstream.loader.state_of_plan import fingerprint_of_pipeline, saved_cursor, stream_of
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import AbsentElement, DropAbsent, KeepAll, Present
@@ -57,24 +58,18 @@ class ReadIterator(EngineIterator):
         self._brief = -1, ""
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
         self._whole = self._sparse
-        plan = sparse_plan = Plan(self._sparse)
+        # True if there is a dense plan, which is 1:1. If it were not, the sparse one would cost no more.
+        self._has_dense = False
         maps: Sequence[Transformation] = ()
         if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
             source, own_order, maps = lower(leaf.map_dataset, node)
             self._whole = Pipeline(
                 source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits
             )
-            # If the dense plan is not 1:1, the sparse one costs no more.
-            dense = Plan(self._whole)
-            plan = dense if dense.one_to_one else sparse_plan
-        self._num_stages = len(sparse_plan.stages)
-        best = stream_of(plan)
-        self._sparse_stream = stream_of(sparse_plan, best.fingerprint)
-        self._stream: Stream = dataclasses.replace(self._sparse_stream, one_to_one=False)
-        self._dense_length = None if plan is sparse_plan else self._stream.length
+            self._has_dense = first_dynamic(operations) is None
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
-        self._is_dense = plan is not sparse_plan and running.shared.shared_workers is None
-        self._own_stream = best if self._is_dense else self._sparse_stream
+        self._is_dense = self._has_dense and running.shared.shared_workers is None
+        self._fingerprint = fingerprint_of_pipeline(self._whole if self._has_dense else self._sparse)
         kind, pipeline = ("dense", self._whole) if self._is_dense else ("sparse", self._sparse)
         if self._is_dense and self.raises_absent:
             checked = tuple(checked_maps((*maps, *operations)))
@@ -82,7 +77,32 @@ class ReadIterator(EngineIterator):
             # Each operation has a check after it.
             running = dataclasses.replace(running, num_local=2 * running.num_local)
         self._execution = running.execution(kind, pipeline, CHAIN)
+        if not self._is_dense:
+            self._sparse_plan = self._execution.plan
+        self._own_stream = stream_of(self._execution.plan, self._fingerprint)
         self._inner = self._execution.begin(self._own_stream)
+
+    @functools.cached_property
+    def _sparse_plan(self) -> Plan:
+        """The sparse plan, compiled on request: most streams of an interleave end before it is needed."""
+        return Plan(self._sparse)
+
+    @functools.cached_property
+    def _sparse_stream(self) -> Stream:
+        return stream_of(self._sparse_plan, self._fingerprint)
+
+    @functools.cached_property
+    def _stream(self) -> Stream:
+        """The stream in states."""
+        return dataclasses.replace(self._sparse_stream, one_to_one=False)
+
+    @property
+    def _dense_length(self) -> int | None:
+        return self._stream.length if self._has_dense else None
+
+    @property
+    def _num_stages(self) -> int:
+        return len(self._sparse_plan.stages)
 
     def get_state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads(self._state().encode())

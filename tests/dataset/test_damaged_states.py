@@ -1,11 +1,10 @@
-"""States of every kind of pipeline: small, and an error where they are damaged at any leaf or are of another one."""
+"""States of every kind of pipeline that are damaged at any leaf, or are of another one, are errors."""
 
 import copy
 import functools
 import itertools
 import json
 import operator
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -201,72 +200,3 @@ def encoded(state: Any) -> Iterator[Any]:
         yield json.dumps(state).encode()
     except TypeError:
         assert not isinstance(state, str)
-
-
-NUM_STREAMS = 64
-
-
-def is_kept(number: int) -> bool:
-    return number % 3 > 0
-
-
-def chains(*, filtered: bool = True, seed: int = 0, length: int = 40) -> list[IterDataset[Any]]:
-    """Returns chains over numbers that say which one they are of."""
-    numbers = [
-        MapDataset.range(1000 * stream, 1000 * stream + length).seed(seed).shuffle().to_iter_dataset()
-        for stream in range(NUM_STREAMS)
-    ]
-    return [stream.filter(is_kept) for stream in numbers] if filtered else numbers
-
-
-@pytest.mark.parametrize("filtered", [False, True])
-@pytest.mark.parametrize("is_followed", [False, True])
-def test_the_state_of_a_mixture_of_64_has_less_than_4_kb(filtered: bool, is_followed: bool) -> None:
-    """A chain in a mixture takes some 40 bytes, so that a state can be saved with every checkpoint of a model."""
-    mixture = IterDataset.mix(chains(filtered=filtered))
-    dataset = mixture.map(float) if is_followed else mixture
-    with iter(dataset) as iterator:
-        for _ in range(500):
-            next(iterator)
-        state = iterator.get_state()
-        following = list(itertools.islice(iterator, 200))
-    assert len(json.dumps(state)) < 4096
-    with iter(dataset) as iterator:
-        iterator.set_state(json.loads(json.dumps(state)))
-        assert iterator.get_state() == state
-        assert list(itertools.islice(iterator, 200)) == following
-
-
-def calls_of(function: Callable[[], object]) -> int:
-    """Returns the number of Python functions that are called, this one included."""
-    counted = 0
-
-    def count(_: object, event: str, __: object) -> None:
-        nonlocal counted
-        counted += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(before)
-    return counted
-
-
-@pytest.mark.parametrize("is_followed", [False, True])
-def test_the_state_of_a_mixture_of_64_asks_only_the_chains_that_moved(is_followed: bool) -> None:
-    """All others have the state that they had, so that a state after each batch is cheap. It belongs to the caller."""
-    mixture = IterDataset.mix(chains(filtered=True))
-    with iter(mixture.batch(32) if is_followed else mixture) as iterator:
-        for _ in range(4):
-            next(iterator)
-        state = iterator.get_state()
-        (state["stream"] if is_followed else state)["parents"].clear()
-        next(iterator)
-        assert calls_of(iterator.get_state) < 4 * NUM_STREAMS
-        state = iterator.get_state()
-        following = [repr(next(iterator)) for _ in range(3)]
-        iterator.set_state(state)
-        assert iterator.get_state() == state
-        assert [repr(next(iterator)) for _ in range(3)] == following
