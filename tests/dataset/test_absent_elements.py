@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream import DataLoader, IndexSampler, MapDataset, ReadOptions, experimental
-from millstream.transforms import Batch, RandomMap
+from millstream import MapDataset, ReadOptions, experimental
 from support.faults.user_faults import refuse_sevens
 
 
@@ -86,29 +85,6 @@ def test_seek_costs_nothing_where_all_are_there() -> None:
         assert next(iterator).tolist() == [17, 19, 21, 23]
 
 
-def draw(number: Any, rng: Any) -> Any:
-    return number * 1000 + int(rng.integers(1000))
-
-
-@pytest.mark.parametrize("where", ["map", "both", "stream"])
-def test_a_chain_is_the_data_loader(where: str) -> None:
-    """`shuffle.repeat.random_map.batch` yields what a DataLoader of these operations does, wherever the maps stand."""
-    loader = DataLoader(
-        data_source=range(25),
-        sampler=IndexSampler(25, shuffle=True, seed=7, num_epochs=3),
-        operations=[RandomMap(draw), RandomMap(draw), Batch(4)],
-    )
-    dataset = MapDataset.range(25).seed(7).shuffle().repeat(3)
-    if where == "map":
-        stream = dataset.random_map(draw).map(lambda number: number).random_map(draw).to_iter_dataset()
-    elif where == "both":
-        stream = dataset.random_map(draw).to_iter_dataset().map(lambda number: number).random_map(draw)
-    else:
-        stream = dataset.to_iter_dataset().random_map(draw).random_map(draw)
-
-    assert batches(stream.batch(4)) == batches(loader)
-
-
 def test_none_of_an_operation_is_an_element() -> None:
     """After the MapDataset, None is an ordinary element, which only a filter drops."""
     stream = MapDataset.range(4).to_iter_dataset().map(lambda number: None if number == 2 else number)
@@ -163,6 +139,9 @@ CHAINS: dict[str, Any] = {
     "a limit": lambda: experimental.LimitIterDataset(NUMBERS.to_iter_dataset(), 40).map(refuse_sevens),
     "a mixture of one": lambda: millstream.IterDataset.mix([NUMBERS.to_iter_dataset().map(refuse_sevens)], [1.0]),
     "workers": lambda: NUMBERS.to_iter_dataset().map(refuse_sevens).mp_prefetch(millstream.MultiprocessingOptions(1)),
+    "only full batches": lambda: (
+        NUMBERS.map(refuse_sevens).to_iter_dataset().batch(2, drop_remainder=True, batch_fn=list).flat_map(list, 2)
+    ),
 }
 
 
@@ -179,12 +158,6 @@ def test_elements_that_fail_are_dropped(name: str) -> None:
         iterator.set_state(states[step])
         assert next(iterator) == ODD[step]
     iterator.close()
-
-
-def test_batches_are_full() -> None:
-    """Elements after one that fails move up, so that batches are full."""
-    batches = list(skipping(NUMBERS.map(refuse_sevens).to_iter_dataset().batch(10)))
-    assert [batch.tolist() for batch in batches] == [ODD[start : start + 10] for start in range(0, len(ODD), 10)]
 
 
 def test_the_limit_is_that_of_the_options() -> None:

@@ -3,18 +3,17 @@
 import gc
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
-from millstream import DatasetIterator, IterDataset, MapDataset, ReadOptions
-from millstream.dataset import InterleaveIterDataset
+from millstream import IterDataset, ReadOptions
+from millstream.dataset import LimitIterDataset
 from millstream.experimental import assert_equal_output_after_checkpoint
 from millstream.loader.scheduling import feed
 from support.processes.process_tree import processes_below
-from support.user_streams import Numbers
+from support.user_streams import Counted, Numbers
 
 
 def spread(dataset: IterDataset[Any], how: str) -> IterDataset[Any]:
@@ -25,10 +24,33 @@ def spread(dataset: IterDataset[Any], how: str) -> IterDataset[Any]:
 PLACES = pytest.mark.parametrize("how", ["inline", "threads", "workers"])
 
 
+class Flaky(Counted):
+    """The same numbers from a generator, which is over once it has failed at one of them."""
+
+    has_failed = False
+
+    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # as users write it
+        for number in range(self.count):
+            if number == FAILS_AT and not self.has_failed:
+                self.has_failed = True
+                raise ConnectionError("the network is gone")
+            yield number
+
+
+FAILS_AT = 10
+FAILING: dict[str, Callable[[], IterDataset[int]]] = {
+    "with states": lambda: Numbers(23, fails_at=FAILS_AT),
+    "a generator": lambda: Flaky(23),
+    "below a limit": lambda: LimitIterDataset(Flaky(30), 23),
+    "below a mixture": lambda: IterDataset.mix([Flaky(23)]),
+}
+
+
 @PLACES
-def test_an_error_of_the_stream_comes_at_its_turn(how: str) -> None:
+@pytest.mark.parametrize("kind", FAILING)
+def test_an_error_of_the_stream_comes_at_its_turn(kind: str, how: str) -> None:
     """All that comes before the error is delivered, then it is raised; the next attempt continues where it was."""
-    dataset = spread(Numbers(23, fails_at=10).map(lambda number: number * 2).batch(3), how)
+    dataset = spread(FAILING[kind]().map(lambda number: number * 2).batch(3), how)
     with iter(dataset) as iterator:
         batches = [next(iterator).tolist() for _ in range(3)]
         with pytest.raises(ConnectionError, match="the network is gone"):
@@ -39,6 +61,15 @@ def test_an_error_of_the_stream_comes_at_its_turn(how: str) -> None:
         assert batches == [[2 * n for n in range(start, min(start + 3, 23))] for start in range(0, 23, 3)]
         iterator.set_state(state)
         assert next(iterator).tolist() == [18, 20, 22]
+
+
+def test_a_generator_that_has_failed_begins_again() -> None:
+    """It is over once it has raised, so another one is drawn from up to the element at which it failed."""
+    with iter(FAILING["a generator"]()) as iterator:
+        assert list(itertools.islice(iterator, FAILS_AT)) == list(range(FAILS_AT))
+        with pytest.raises(ConnectionError):
+            next(iterator)
+        assert list(iterator) == list(range(FAILS_AT, 23))
 
 
 @PLACES
@@ -86,42 +117,3 @@ def test_the_stream_is_read_once_and_not_ahead() -> None:
     list(itertools.islice(stream, 3))
 
     assert stream.get_state()["stream"]["step"] <= 8
-
-
-def names(number: int) -> IterDataset[int]:
-    return MapDataset.range(number * 100, number * 100 + 3).to_iter_dataset()
-
-
-@PLACES
-def test_an_endless_list_of_files(how: str) -> None:
-    """`source(files).repeat().map(open)` under an interleave is read lazily, and resumed where it was."""
-    files = MapDataset.source([1, 2, 3]).repeat().map(names)
-    dataset = spread(InterleaveIterDataset(files, cycle_length=2).map(lambda number: number).batch(4), how)
-    with iter(dataset) as iterator, iter(dataset) as other:
-        first = [next(iterator).tolist() for _ in range(3)]
-        state = iterator.get_state()
-        following = [next(iterator).tolist() for _ in range(9)]
-        other.set_state(state)
-        assert [next(other).tolist() for _ in range(9)] == following
-
-    assert list(itertools.chain(*first)) == [100, 200, 101, 201, 102, 202, 300, 100, 301, 101, 302, 102]
-
-
-class Endless(IterDataset[int]):
-    """A generator, which has no states, and no end."""
-
-    def __iter__(self) -> Iterator[int]:  # type: ignore[override]  # as users write it
-        return itertools.count()
-
-
-def test_a_generator_is_a_dataset() -> None:
-    """The result of `__iter__` becomes a DatasetIterator, which is resumed by drawing from its beginning."""
-    dataset = Endless().map(np.int64).batch(3)
-    endless: IterDataset[int] = Endless()
-    with iter(endless) as plain, iter(dataset) as iterator, iter(dataset) as other:
-        assert isinstance(plain, DatasetIterator)
-        with pytest.raises(NotImplementedError, match="read in order"):
-            plain.seek(3)
-        next(iterator)
-        other.set_state(iterator.get_state())
-        assert next(other).tolist() == [3, 4, 5]

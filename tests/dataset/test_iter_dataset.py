@@ -2,13 +2,15 @@
 
 import itertools
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import Batch, DatasetIterator, IterDataset, MapDataset
+from millstream import Batch, DatasetIterator, IterDataset, MapDataset, ReadOptions
 from millstream.transforms import ConcatThenSplit, Rebatch
 from support.draw.streams import Stream, as_document, streams
 
@@ -152,3 +154,69 @@ def test_the_repr_of_an_iterator_says_what_runs() -> None:
     assert repr(drawn) == "<MixedIterator, closed, draws from 2 iterators>"
     with iter(IterDataset.mix([numbers.filter(bool)]).map(abs)) as fed:
         assert repr(fed) == "<FedIterator at step 0, idle, in this thread, draws from MixedIterator: Map(abs)>"
+
+
+def test_nothing_prefetches_before_it_is_asked() -> None:
+    """ReadOptions(0, 0) starts no thread at all, and asking for a state starts none either."""
+    threads = threading.active_count()
+    assert list(itertools.islice(MapDataset.range(9).to_iter_dataset(ReadOptions(0, 0)).map(abs), 4)) == [0, 1, 2, 3]
+    iter(MapDataset.range(9).to_iter_dataset(ReadOptions(4, 8))).get_state()
+    assert threading.active_count() <= threads
+
+
+class Named:
+    """A plain class that takes an argument of its own."""
+
+    def __init__(self, *arguments: Any, name: str = "", **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.name = name
+
+
+class NamedStream(Named, IterDataset[int]):
+    """A stream that is derived from a plain class as well."""
+
+    def __iter__(self) -> Any:
+        return iter(self._parent)
+
+
+def test_streams_are_derived_from_plain_classes_too() -> None:
+    """No class gets in another's way, and such a stream may stand anywhere; one without parents says so."""
+    stream = NamedStream(MapDataset.range(4).to_iter_dataset(), name="stream")
+    assert (list(stream.map(abs).batch(3, batch_fn=list)), stream.name) == ([[0, 1, 2], [3]], "stream")
+    with pytest.raises(AttributeError, match="no parents"):
+        _ = NamedStream()._parent
+
+
+def streams_mixed(chain: Any) -> Any:
+    other = MapDataset.range(2).to_iter_dataset()
+    return IterDataset.mix([chain if isinstance(chain, IterDataset) else chain.to_iter_dataset(), other])
+
+
+@pytest.mark.parametrize(
+    "deeper",
+    [
+        lambda chain: MapDataset.concatenate([chain, MapDataset.range(2)]),
+        lambda chain: MapDataset.mix([chain, MapDataset.range(2)]),
+        lambda chain: chain.map(abs).shuffle(seed=0),
+        streams_mixed,
+    ],
+    ids=["concatenate", "mix", "map and shuffle", "mixed streams"],
+)
+def test_a_chain_that_can_be_constructed_can_be_read(deeper: Callable[[Any], Any]) -> None:
+    """A chain too deep for Python's stack is refused by the constructor; any other is read, and resumes."""
+    chain: Any = MapDataset.range(4)
+    error = ""
+    while not error:
+        try:
+            chain, last = deeper(chain), chain
+        except ValueError as refused:
+            error = str(refused)
+    stream = last if isinstance(last, IterDataset) else last.to_iter_dataset()
+    iterator = iter(stream)
+    next(iterator)
+    state = iterator.get_state()
+    expected = next(iterator)
+    iterator.set_state(state)
+
+    assert next(iterator) == expected
+    assert "at most 100 datasets from its end to its sources, got 101. Mix or concatenate" in error

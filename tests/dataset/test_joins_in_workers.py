@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 
 from millstream import IterDataset, MapDataset, ReadOptions
-from millstream.dataset import (
-    CacheIterDataset,
-    InterleaveIterDataset,
-    LimitIterDataset,
-    RepeatIterDataset,
-    ZipIterDataset,
-)
+from millstream.dataset import InterleaveIterDataset, ZipIterDataset
 from millstream.loader.processes import loaded_pipelines
 from support.faults.interrupted import interrupt_at
 from support.faults.user_faults import At, be_killed
@@ -39,45 +33,27 @@ def stream(number: int, length: int = 20) -> IterDataset[tuple[int, int]]:
     return MapDataset.range(100 * number, 100 * number + length).shuffle(seed=3).map(with_process).to_iter_dataset()
 
 
-def is_kept(element: tuple[int, int]) -> bool:
-    """Keeps two elements of three."""
-    return element[0] % 3 > 0
+def lazy() -> IterDataset[Any]:
+    """Returns nine short streams, two at a time, each of which is created when its turn comes."""
+    return InterleaveIterDataset(MapDataset.range(9).map(functools.partial(stream, length=5)), cycle_length=2)
 
 
-def streams() -> list[IterDataset[tuple[int, int]]]:
-    """Returns streams of different lengths; one drops elements."""
-    return [stream(0), stream(1, 3).filter(is_kept), stream(2, 11), stream(3)]
+def in_turn() -> IterDataset[Any]:
+    """Returns streams of different lengths, two at a time."""
+    return InterleaveIterDataset([stream(0), stream(1, 3), stream(2, 11), stream(3)], cycle_length=2)
 
 
-def opened_in_turn(count: int, length: int) -> IterDataset[Any]:
-    """Returns many streams, each of which is created when its turn comes."""
-    return InterleaveIterDataset(MapDataset.range(count).map(functools.partial(stream, length=length)), cycle_length=2)
+def mixed() -> IterDataset[Any]:
+    return IterDataset.mix([in_turn(), stream(9)])
 
 
-JOINS: dict[str, Callable[[], IterDataset[Any]]] = {
-    "interleave": lambda: InterleaveIterDataset(streams(), cycle_length=2),
-    "interleave of lazy streams": lambda: opened_in_turn(9, 5),
-    "zip": lambda: ZipIterDataset(streams(), strict=False),
-    "limit": lambda: LimitIterDataset(stream(0), 13),
-    "repeat": lambda: RepeatIterDataset(stream(0), 2),
-    "repeat of cache": lambda: RepeatIterDataset(CacheIterDataset(stream(0)), 2),
-    "mix": lambda: IterDataset.mix(streams()),
-    "mix of mix": lambda: IterDataset.mix([IterDataset.mix(streams()), stream(9)]),
-    "mix of interleaves": lambda: IterDataset.mix([InterleaveIterDataset(streams(), cycle_length=3), stream(9)]),
-    "limit of repeat of interleave": lambda: LimitIterDataset(
-        RepeatIterDataset(InterleaveIterDataset(streams(), cycle_length=2), 2), 70
-    ),
-    "interleave of zips": lambda: InterleaveIterDataset(
-        [ZipIterDataset([stream(1), stream(2)]), ZipIterDataset([stream(3, 5), stream(4, 5)])], cycle_length=2
-    ),
-}
+def lists(dataset: IterDataset[Any]) -> IterDataset[Any]:
+    return dataset.batch(3, batch_fn=list)
 
 
 def leaves(element: Any) -> list[tuple[int, int]]:
-    """Returns the numbers and processes in an element, which may be a tuple or a list of others."""
-    if isinstance(element, tuple) and isinstance(element[0], int):
-        return [(element[0], element[1])]
-    return [leaf for part in element for leaf in leaves(part)]
+    """Returns the numbers and processes in an element, which may be a list of others."""
+    return element if isinstance(element, list) else [element]
 
 
 def numbers(elements: list[Any]) -> list[list[int]]:
@@ -85,62 +61,25 @@ def numbers(elements: list[Any]) -> list[list[int]]:
     return [[number for number, _ in leaves(element)] for element in elements]
 
 
-def in_workers(join: str, operation: str) -> IterDataset[Any]:
-    """Returns a join whose streams run in workers: alone, or with an operation before or after `mp_prefetch`."""
-    joined = JOINS[join]()
-    if operation == "remote":
-        return joined.batch(3, batch_fn=list).mp_prefetch(2)
-    return joined.mp_prefetch(2).batch(3, batch_fn=list) if operation == "local" else joined.mp_prefetch(2)
+@pytest.mark.parametrize("join", [lazy, in_turn, mixed])
+@pytest.mark.parametrize("order", ["join", "join, lists", "lists after mp_prefetch"])
+def test_all_functions_below_a_join_run_in_the_workers(join: Callable[[], IterDataset[Any]], order: str) -> None:
+    """Whenever a stream is opened, and whatever follows, its functions run in one of the two processes."""
+    dataset = lists(join()) if order == "join, lists" else join()
+    spread = dataset.mp_prefetch(2)
+    spread = lists(spread) if order == "lists after mp_prefetch" else spread
+    with iter(spread) as iterator:
+        elements = list(iterator)
+        assert {process for element in elements for _, process in leaves(element)} == worker_pids()
 
 
-@pytest.mark.parametrize(
-    ("join", "operation"),
-    # What follows `mp_prefetch` is the same for all joins.
-    [*itertools.product(JOINS, ["none", "remote"]), ("interleave of lazy streams", "local"), ("mix of mix", "local")],
-)
-def test_a_join_in_workers_resumes_anywhere(join: str, operation: str) -> None:
-    """Elements and states are those without workers, and each resumes with the other, in workers that are warm.
-
-    The functions of all streams run in the same two processes.
-    """
-    alone, spread = JOINS[join](), in_workers(join, operation)
-    if operation != "none":
-        alone = alone.batch(3, batch_fn=list)
-    expected = numbers(list(alone))
-    elements = list(spread)
-    workers = worker_pids()
-    assert numbers(elements) == expected
-    assert len(workers) == 2
-    assert {process for element in elements for _, process in leaves(element)} <= workers
-    for step in (0, 1, len(expected) // 2, len(expected)):
-        with iter(alone) as here:
-            list(itertools.islice(here, step))
-            state = here.get_state()
-        there = iter(spread)
-        assert numbers(list(itertools.islice(there, step))) == expected[:step]
-        assert there.get_state() == state
-        del there
-        other = iter(spread)
-        next(other)
-        other.set_state(state)
-        assert numbers(list(other)) == expected[step:]
-        other.set_state(state)
-        assert numbers(list(itertools.islice(other, 2))) == expected[step : step + 2]
-        assert worker_pids() == workers
-        del other
-    iter(spread).close()
-
-
-@pytest.mark.parametrize(
-    ("join", "operation"), [("interleave of lazy streams", "remote"), ("mix of interleaves", "none")]
-)
-def test_a_join_in_workers_that_is_interrupted_is_where_it_says(join: str, operation: str) -> None:
+@pytest.mark.parametrize("dataset", [lists(lazy()), mixed()], ids=["interleave, lists", "mix of interleaves"])
+def test_a_join_in_workers_that_is_interrupted_is_where_it_says(dataset: IterDataset[Any]) -> None:
     """An exception at any moment of `next`: what follows is what follows its state in the stream.
 
     A `next` may lose its element on the way to the caller, and that one alone.
     """
-    spread = in_workers(join, operation)
-    expected = numbers(list(JOINS[join]() if operation == "none" else JOINS[join]().batch(3, batch_fn=list)))
+    spread, expected = dataset.mp_prefetch(2), numbers(list(dataset))
     num_interrupted = 0
     for moment in (0, 5, 20, 180, 500, 1500):
         with iter(spread) as iterator:
@@ -168,14 +107,14 @@ def begin(dataset: IterDataset[Any], *, is_interrupted: bool) -> set[int]:
     return workers
 
 
-@pytest.mark.parametrize("operation", ["none", "remote"])
-def test_workers_of_a_join_survive_its_moves_and_not_its_interrupts(operation: str) -> None:
+@pytest.mark.parametrize("dataset", [in_turn(), lists(in_turn())], ids=["interleave", "interleave, lists"])
+def test_workers_of_a_join_survive_its_moves_and_not_its_interrupts(dataset: IterDataset[Any]) -> None:
     """`set_state` keeps the worker processes; after a Ctrl-C in `next`, no other iterator gets them."""
-    dataset = in_workers("interleave", operation)
-    workers = begin(dataset, is_interrupted=False)
-    assert begin(dataset, is_interrupted=True) == workers
+    spread = dataset.mp_prefetch(2)
+    workers = begin(spread, is_interrupted=False)
+    assert begin(spread, is_interrupted=True) == workers
     gc.collect()
-    with iter(dataset) as other:
+    with iter(spread) as other:
         next(other)
         assert not worker_pids() & workers
 

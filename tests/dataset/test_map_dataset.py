@@ -81,7 +81,7 @@ def draw_twice(element: Any, rng: np.random.Generator) -> Any:
 @settings(max_examples=50)
 @given(st.integers(1, 40), st.integers(0, 2**64 - 1), st.integers(1, 3), st.booleans())
 def test_order_and_draws_are_those_of_a_data_loader(count: int, seed: int, epochs: int, repeats_first: bool) -> None:
-    """`source.shuffle.random_map.random_map.repeat(n)` is IndexSampler's order, and RandomMap's draws, for any seed."""
+    """Shuffles and random maps, in a stream or before, have the order of IndexSampler and the draws of RandomMap."""
     sampler = IndexSampler(count, shuffle=True, seed=seed, num_epochs=epochs)
     loader = DataLoader(
         data_source=range(count), sampler=sampler, operations=[RandomMap(draw_twice), RandomMap(draw_twice)]
@@ -92,8 +92,10 @@ def test_order_and_draws_are_those_of_a_data_loader(count: int, seed: int, epoch
     drawn = shuffled.random_map(draw_twice, seed=seed).map(lambda element: element).seed(seed).random_map(draw_twice)
 
     dataset = drawn if repeats_first else drawn.repeat(epochs)
+    stream = shuffled.random_map(draw_twice, seed=seed).repeat(1 if repeats_first else epochs).to_iter_dataset()
 
     assert [dataset[position] for position in range(len(dataset))] == list(loader)
+    assert list(stream.map(lambda element: element).random_map(draw_twice, seed=seed)) == list(loader)
 
 
 def test_a_block_is_read_from_each_source_in_one_call() -> None:

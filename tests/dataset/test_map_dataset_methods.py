@@ -58,22 +58,17 @@ def test_an_inserted_map_changes_neither_order_nor_draws() -> None:
     assert chain(lambda dataset: dataset.repeat(1)[:].map_with_index(lambda _, element: element)) == plain
 
 
-def test_the_nearest_seed_counts() -> None:
-    """A `.seed` holds until the next one; an own seed wins; the first shuffle under a seed is that of the seed."""
+def test_the_nearest_seed_counts_and_operations_under_it_differ() -> None:
+    """A `.seed` holds until the next one, and an own seed wins; each shuffle and each random map draws otherwise."""
     own = read(TEN.shuffle(seed=3).random_map(draw, seed=4))
-
-    assert read(TEN.seed(3).shuffle().seed(4).random_map(draw)) == own
-    assert read(TEN.seed(1).shuffle(seed=3).random_map(draw, seed=4)) == own
-
-
-def test_operations_under_one_seed_differ() -> None:
-    """Each shuffle is another permutation; random maps with the same seed, own or inherited, draw other numbers."""
     dataset, permutations = TEN.seed(5), set()
     for _ in range(4):
         before, dataset = read(dataset), dataset.shuffle()
         permutations.add(tuple(map(before.index, read(dataset))))
     drawn = read(TEN.random_map(draw, seed=2).random_map(draw, seed=2).seed(2).random_map(draw))
 
+    assert read(TEN.seed(3).shuffle().seed(4).random_map(draw)) == own
+    assert read(TEN.seed(1).shuffle(seed=3).random_map(draw, seed=4)) == own
     assert len(permutations) == 4
     assert all(len({first, second, third}) == 3 for (((_, first), second), third) in drawn)
 
@@ -116,14 +111,6 @@ def test_a_mix_is_in_the_order_of_a_mixture_sampler(lengths: list[int], data: st
 
     assert read(dataset) == list(loader(1))
     assert read(dataset, 50) == [next(endless) for _ in range(50)]
-
-
-def test_weights_of_a_mapping_go_by_name() -> None:
-    """The weights of named datasets are matched by name, whatever the order of either."""
-    parts = {"b": MapDataset.range(10), "a": MapDataset.range(100, 130)}
-    mixed = MapDataset.mix(parts, {"a": 0.75, "b": 0.25})
-
-    assert sum(element >= 100 for element in read(mixed, 40)) == 30
 
 
 def test_a_selection_map_of_ones_own_is_asked_at_each_position() -> None:
@@ -209,36 +196,12 @@ def test_a_slice_may_be_positions() -> None:
         assert list(resumed) == list(taken)[1:]
 
 
-def test_a_subset_keeps_the_epochs_of_what_is_sliced() -> None:
-    """A slice of a shuffle has other records in each epoch; repeated without reseeding, or sliced first, the same."""
-    subset = TEN.shuffle(seed=1)[:4]
-    epochs = np.reshape(read(subset.repeat(8)), (8, 4))
-    fixed = np.reshape(read(subset.repeat(8, reseed_each_epoch=False)), (8, 4))
-    first_four = np.reshape(read(TEN[:4].shuffle(seed=1).repeat(8)), (8, 4))
-
-    assert len({frozenset(epoch) for epoch in epochs.tolist()}) > 1
-    assert {tuple(epoch) for epoch in fixed.tolist()} == {tuple(read(subset))}
-    assert {frozenset(epoch) for epoch in first_four.tolist()} == {frozenset(range(4))}
-    assert len({tuple(epoch) for epoch in first_four.tolist()}) > 1
-
-
 def test_shuffling_an_endless_dataset_draws_with_replacement() -> None:
     """A shuffle after an endless repeat permutes all positions up to 2**63."""
     dataset = TEN.repeat().shuffle(seed=0)
 
     assert set(read(dataset, 200)) == set(range(10))
     assert read(dataset, 20) == [dataset[position] for position in range(20)]
-
-
-@given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 2**64 - 1))
-def test_a_window_shuffle_keeps_every_element_in_its_window(count: int, size: int, seed: int) -> None:
-    """Each window of each epoch, the last one too, holds exactly its own elements."""
-    dataset = WindowShuffleMapDataset(MapDataset.range(count), window_size=size, seed=seed)
-    elements = read(dataset, 2 * count)
-
-    for epoch in (elements[:count], elements[count:]):
-        for start in range(0, count, size):
-            assert sorted(epoch[start : start + size]) == list(range(start, min(start + size, count)))
 
 
 def test_records_in_memory_are_not_changed_by_maps() -> None:

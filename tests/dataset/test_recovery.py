@@ -1,12 +1,12 @@
 """Streams of streams, interrupted at many moments: whatever was half done, they are where their state says."""
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from millstream import DatasetIterator, IterDataset, MapDataset, ReadOptions
+from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.dataset import (
     CacheIterDataset,
     InterleaveIterDataset,
@@ -105,33 +105,3 @@ def test_a_move_to_other_proportions_is_done_or_not() -> None:
         if not was_interrupted:
             break
     assert moment > 300
-
-
-@pytest.mark.parametrize(
-    "of", [lambda own: own.map(lambda n: n), lambda own: LimitIterDataset(own, 9), lambda own: IterDataset.mix([own])]
-)
-def test_a_generator_that_fails_twice_is_drawn_from_again(of: Callable[[Any], Any]) -> None:
-    """A generator is over once it has raised: the next attempt begins a new one, and no element is lost."""
-    failures = [3, 7]
-
-    class Flaky(IterDataset[int]):
-        """A stream whose network fails twice."""
-
-        def __iter__(self) -> Iterator[int]:  # type: ignore[override]
-            for number in range(9):
-                if failures and number == failures[0]:
-                    raise ConnectionError(failures.pop(0))
-                yield number
-
-    got: list[int] = []
-    errors = 0
-    iterator: DatasetIterator[int] = iter(of(Flaky()))
-    while True:
-        try:
-            got.append(next(iterator))
-        except StopIteration:
-            break
-        except ConnectionError:
-            errors += 1
-    iterator.close()
-    assert (got, errors) == (list(range(9)), 2)

@@ -3,7 +3,6 @@
 import copy
 import gc
 import itertools
-import json
 import os
 import pickle
 from collections.abc import Callable
@@ -22,10 +21,6 @@ from support.processes.process_tree import processes_below, worker_pids
 
 def is_kept(number: Any) -> bool:
     return int(np.max(number)) % 3 > 0
-
-
-def saved(iterator: Any) -> Any:
-    return json.loads(json.dumps(iterator.get_state()))
 
 
 def kept(first: int) -> IterDataset[int]:
@@ -51,24 +46,6 @@ def test_many_streams_have_one_set_of_workers() -> None:
     assert processes_below() == []
     with iter(IterDataset.mix([numbers(1000 * number) for number in range(35)])) as alone:
         assert [number for number, *_ in elements] == [number for number, _ in alone]
-
-
-def test_a_mixture_of_others_resumes() -> None:
-    """A named mixture resumes with or without workers: new streams start at their beginning, in the same workers."""
-    parts = {"a": numbers(0), "b": numbers(1000), "c": numbers(2000)}
-    first = IterDataset.mix({name: parts[name] for name in "ab"})
-    second = IterDataset.mix({name: parts[name] for name in "bc"}, {"b": 1, "c": 2}).batch(3, batch_fn=list)
-    with iter(first.batch(3, batch_fn=list).mp_prefetch(2)) as iterator:
-        list(itertools.islice(iterator, 4))
-        state = saved(iterator)
-    found = []
-    for workers in (0, 2):
-        with iter(second.mp_prefetch(workers) if workers else second) as resumed:
-            list(itertools.islice(resumed, 2))
-            resumed.set_state(state)
-            found.append([number for batch in resumed for number, _ in batch])
-    assert found[0] == found[1]
-    assert len(found[0]) > 20
 
 
 @pytest.mark.parametrize("is_below", [True, False])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -59,11 +60,12 @@ NAMES = {
 NOT_BY_CONTENT = {"a.bag", "a.bagz", "a.csv", "a_document", "a_document.bin", "a_document.idx"}
 
 
-def test_inspect_knows_every_format(data: Path) -> None:
+def test_inspect_knows_every_format(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`inspect` finds the format by the name or by the first bytes, and prints it with the number of files and records.
 
-    A name without an extension, or of a shard, does not hide the format of most files.
+    A name without an extension, or of a shard, does not hide the format of most files. It writes no index anywhere.
     """
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(data / "cache"))
     for name, kind in NAMES.items():
         others = [] if name in NOT_BY_CONTENT else ["other", f"{name}-00000-of-00001"]
         for other in (name, *others):
@@ -77,6 +79,7 @@ def test_inspect_knows_every_format(data: Path) -> None:
             assert reported == ""
             if other != name:
                 (data / other).rename(data / name)
+    assert {path.name for path in data.iterdir()} == {*NAMES, *NOT_BY_CONTENT} - {"a_document"}
 
 
 def test_inspect_shows_units(data: Path) -> None:
@@ -189,7 +192,8 @@ def test_what_goes_wrong_is_a_sentence(arguments: list[str], words: str, tmp_pat
 
 
 def test_each_command_has_help(tmp_path: Path) -> None:
-    """The help of each command begins with its usage and has its purpose."""
+    """The help of each command begins with its usage and has its purpose; the version is printed alone."""
+    assert run_here("--version", folder=tmp_path)[0] == f"millstream {millstream.__version__}\n"
     for command in ("inspect", "index", "convert", "lineage", "top"):
         printed, _ = run_here(command, "--help", folder=tmp_path)
         usage, purpose, *_ = printed.split("\n\n")
@@ -244,30 +248,16 @@ def test_the_script_is_installed(data: Path) -> None:
 
 
 def test_names_in_files_cannot_control_the_terminal(tmp_path: Path) -> None:
-    """Control characters in keys, columns and file names are printed escaped."""
+    """Control characters in keys, columns and file names are printed escaped, and so are names that are not UTF-8."""
     (tmp_path / "a\x1b[2J.jsonl").write_text(json.dumps({"\x1b]0;title\x07": 1}) + "\n")
     (tmp_path / "b.csv").write_text("\x1b[31mred,x\n1,2\n")
-    printed, _ = run_here("inspect", "a\x1b[2J.jsonl", "b.csv", folder=tmp_path)
+    (tmp_path / (name := os.fsdecode(b"\xff.txt"))).write_text("a\n")
+    printed, _ = run("inspect", "a\x1b[2J.jsonl", "b.csv", name, folder=tmp_path)
 
     assert "\x1b" not in printed
     assert r"\x1b]0;title\x07" in printed
     assert r"\x1b[31mred" in printed
-
-
-def test_inspect_leaves_no_index_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`inspect` writes no index, neither beside the data nor into the cache."""
-    (tmp_path / "a.txt").write_text("a\n")
-    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
-    run_here("inspect", "a.txt", folder=tmp_path)
-
-    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
-
-
-def test_the_version_is_printed(tmp_path: Path) -> None:
-    """The version of the package, and nothing else."""
-    printed, _ = run_here("--version", folder=tmp_path)
-
-    assert printed == f"millstream {millstream.__version__}\n"
+    assert r"\udcff.txt" in printed
 
 
 def test_a_reader_that_leaves_early_is_no_error(data: Path) -> None:
@@ -280,15 +270,6 @@ def test_a_reader_that_leaves_early_is_no_error(data: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
-
-
-def test_names_that_are_no_text_are_shown(tmp_path: Path) -> None:
-    """A file name that is not UTF-8 is inspected and printed escaped."""
-    name = os.fsdecode(b"\xff.txt")
-    (tmp_path / name).write_text("a\n")
-    printed, _ = run("inspect", name, folder=tmp_path)
-
-    assert r"\udcff.txt" in printed
 
 
 def test_ctrl_c_ends_quietly(tmp_path: Path) -> None:
@@ -318,7 +299,7 @@ import millstream
 
 def build_loader():
     lines = millstream.TextLineDataSource(["a.txt", "b.txt"])
-    corpora: dict[str, Any] = {"lines": lines, "numbers": ["0", "1", "2", "3", "4"]}
+    corpora = {"lines": lines, "numbers": ["0", "1", "2", "3", "4"]}
     return millstream.load(corpora, weights={"lines": 3, "numbers": 1}, shuffle=True, seed=0, batch_size=4)
 
 
@@ -340,16 +321,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def loader_of(folder: Path) -> millstream.DataLoader:
-    """Returns the same loader as the script's."""
-    lines = millstream.TextLineDataSource([folder / "a.txt", folder / "b.txt"])
-    corpora: dict[str, Any] = {"lines": lines, "numbers": ["0", "1", "2", "3", "4"]}
-    return millstream.load(corpora, weights={"lines": 3, "numbers": 1}, shuffle=True, seed=0, batch_size=4)
-
-
-def test_records_and_steps_are_traced_up_to_a_state(folder: Path) -> None:
+def test_records_and_steps_are_traced_up_to_a_state(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table, the steps of a record before the state's, and each record of a step with its file."""
-    loader = loader_of(folder)
+    monkeypatch.chdir(folder)
+    loader = runpy.run_path("train_something.py")["build_loader"]()
     batches = iter(loader)
     for _ in range(10):
         next(batches)

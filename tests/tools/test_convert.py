@@ -1,6 +1,5 @@
 """`millstream convert`: what is written, in what form, and what happens when it is killed."""
 
-import gzip
 import json
 import os
 import resource
@@ -62,13 +61,13 @@ def test_records_come_out_as_they_went_in(tmp_path: Path, extension: str, jobs: 
 
 
 def test_without_shards_it_is_the_file_that_was_named(tmp_path: Path) -> None:
-    """Without --shards, several files and ranges go in order to one file with exactly the given name."""
+    """Without --shards, several files and ranges go in order to one file, in a folder that is created if missing."""
     write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
     write_tfrecord(tmp_path / "b.tfrecord", RECORDS[:5])
-    run_here("convert", "b.tfrecord", "a.tfrecord[990:1000]", "c.x.bag", folder=tmp_path)
+    run_here("convert", "b.tfrecord", "a.tfrecord[990:1000]", "new/folder/c.x.bag", folder=tmp_path)
 
-    assert visible(tmp_path) == ["a.tfrecord", "b.tfrecord", "c.x.bag"]
-    assert records_in(tmp_path / "c.x.bag") == RECORDS[:5] + RECORDS[990:]
+    assert visible(tmp_path / "new/folder") == ["c.x.bag"]
+    assert records_in(tmp_path / "new/folder/c.x.bag") == RECORDS[:5] + RECORDS[990:]
 
 
 def test_array_records_are_best_for_random_access(tmp_path: Path) -> None:
@@ -122,15 +121,6 @@ def test_rows_of_parquet_become_json_or_examples(tmp_path: Path) -> None:
     ]
     assert columns["tokens"].values.tolist() == [1, 2, 3]
     assert columns["text"].tolist() == [b"a", b"-"]
-
-
-def test_values_become_examples_where_that_is_asked_for(tmp_path: Path) -> None:
-    """JSON values become Examples with --encode=example."""
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"x": [n, 2 * n], "t": "a"}) + "\n" for n in range(4)))
-    run_here("convert", "a.jsonl", "a.bag", "--encode=example", folder=tmp_path)
-    columns = decode_examples({"x": FixedLengthFeature((2,), np.int64)}).map(records_in(tmp_path / "a.bag"))
-
-    assert columns["x"].tolist() == [[n, 2 * n] for n in range(4)]
 
 
 def test_tokens_are_written_once_and_read_by_both_sources(tmp_path: Path) -> None:
@@ -383,16 +373,6 @@ def test_what_cannot_be_converted_is_a_sentence(arguments: list[str], words: str
     assert reported.count("millstream: ") == 1  # Indices that are made are reported, too.
     assert visible(tmp_path) == ["a.csv", "a.txt", "bad.jsonl", "empty.txt"]
     assert not list(tmp_path.glob(".*.conversion"))
-
-
-def test_folders_of_the_destination_are_made(tmp_path: Path) -> None:
-    """Missing folders of the destination are created, for records and for decompressed files."""
-    write_tfrecord(tmp_path / "a.tfrecord", RECORDS)
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"one"))
-    run_here("convert", "a.tfrecord", "new/folder/a.bag", folder=tmp_path)
-    run_here("convert", "b.txt.gz", "other/folder/b.txt", folder=tmp_path)
-    assert records_in(tmp_path / "new/folder/a.bag") == RECORDS
-    assert (tmp_path / "other/folder/b.txt").read_bytes() == b"one"
 
 
 @pytest.mark.parametrize("name", ["writers", "plan.json", "0.json"])

@@ -135,54 +135,6 @@ def test_every_truncation_of_the_file_is_counted_again(texts: Path) -> None:
     assert kept.read_bytes() == whole
 
 
-def test_where_nothing_can_be_written_beside_the_data_the_cache_has_the_lengths(
-    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the folder of the data is not writable, the cache stores the lengths."""
-    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache" / "inner"))
-    path = tmp_path / ("a" * 250)
-    path.write_text("".join(f"{text}\n" for text in TEXTS))
-    for _ in range(2):
-        with TextLineDataSource(path) as source:
-            assert millstream.lengths_of(source, [Split(notes)]).tolist() == WORDS
-
-    assert len(notes.read_text()) == len(TEXTS)
-    assert len(kept_in(tmp_path / "cache" / "inner")) == 1
-
-
-class Remembered:
-    """A source without files that says what it is."""
-
-    def __init__(self, texts: list[str], name: str) -> None:
-        self._texts = texts
-        self._name = name
-
-    def __len__(self) -> int:
-        return len(self._texts)
-
-    def __getitem__(self, key: int) -> str:
-        return str(self._texts[key])
-
-    def fingerprint(self) -> str:
-        return f"remembered name={self._name}"
-
-
-def test_lengths_of_a_source_without_files_are_in_the_cache(
-    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The cache stores the lengths of a source without files, by its fingerprint, and those of a chain over a range."""
-    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache"))
-    for name in ("a", "b", "a"):
-        assert millstream.lengths_of(Remembered(TEXTS, name), [Split(notes)]).tolist() == WORDS
-
-    assert len(notes.read_text()) == 2 * len(TEXTS)
-    assert len(kept_in(tmp_path / "cache")) == 2
-    for _ in range(2):
-        chain = millstream.MapDataset.range(len(TEXTS)).map(lambda number: TEXTS[number])
-        assert millstream.lengths_of(chain, [Split(notes)]).tolist() == WORDS
-    assert len(notes.read_text()) == 3 * len(TEXTS)
-
-
 class Held:
     """A source that does not say what it holds."""
 
@@ -194,6 +146,43 @@ class Held:
 
     def __getitem__(self, key: Any) -> str:
         return str(self._texts[key])
+
+
+class Remembered(Held):
+    """A source without files that says what it is."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(TEXTS)
+        self._name = name
+
+    def fingerprint(self) -> str:
+        return f"remembered name={self._name}"
+
+
+def in_a_folder_that_cannot_be_written_to(folder: Path) -> Any:
+    path = folder / ("a" * 250)
+    if not path.exists():
+        path.write_text("".join(f"{text}\n" for text in TEXTS))
+    return TextLineDataSource(path)
+
+
+IN_THE_CACHE: dict[str, Callable[[Path], Any]] = {
+    "file": in_a_folder_that_cannot_be_written_to,
+    "fingerprint": lambda _: Remembered("a"),
+    "another fingerprint": lambda _: Remembered("b"),
+    "chain": lambda _: millstream.MapDataset.range(len(TEXTS)).map(lambda number: TEXTS[number]),
+}
+
+
+def test_lengths_that_cannot_be_beside_the_data_are_in_the_cache(
+    tmp_path: Path, notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache stores the lengths if the folder of the data is not writable, or of a source without files."""
+    monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache" / "inner"))
+    for kind in [*IN_THE_CACHE] * 2:
+        assert millstream.lengths_of(IN_THE_CACHE[kind](tmp_path), [Split(notes)]).tolist() == WORDS
+    assert len(notes.read_text()) == len(IN_THE_CACHE) * len(TEXTS)
+    assert len(kept_in(tmp_path / "cache" / "inner")) == len(IN_THE_CACHE)
 
 
 def in_arrays(texts: list[str], folder: Path) -> Any:

@@ -127,4 +127,5 @@ def test_files_that_are_there_are_kept(tmp_path: Path) -> None:
     assert "'a.txt' is not compressed" in reported
     assert (tmp_path / "a.txt").read_text() == "old"
     run_here("convert", "a.txt.gz", "a.txt", "--overwrite", folder=tmp_path)
-    assert (tmp_path / "a.txt").read_text() == "new"
+    run_here("convert", "a.txt.gz", "new/folder/a.txt", folder=tmp_path)
+    assert (tmp_path / "a.txt").read_text() == (tmp_path / "new/folder/a.txt").read_text() == "new"

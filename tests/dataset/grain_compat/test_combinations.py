@@ -33,21 +33,14 @@ def test_a_mixture_keeps_its_weights_and_ends_with_the_first() -> None:
     assert list(IterDataset.mix([numbers(5), numbers(3, 10)])) == [0, 10, 1, 11, 2, 12, 3]
 
 
-def test_weights_go_by_name() -> None:
-    """The order of a mapping of weights does not matter."""
-    datasets = {"b": numbers(30), "a": numbers(90, 100)}
-    mixed = list(IterDataset.mix(datasets, {"a": 0.75, "b": 0.25}))
-
-    assert mixed == list(IterDataset.mix(datasets, {"b": 1, "a": 3}))
-    assert sum(number >= 100 for number in mixed[:40]) == 30
-
-
-def test_a_named_mixture_is_resumed_with_others() -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_named_mixture_is_resumed_with_others(workers: int) -> None:
     """In a named mixture, known datasets resume, new ones start at their beginning, and removed ones are dropped."""
     before = IterDataset.mix({"web": numbers(90), "books": numbers(90, 100)})
     after = IterDataset.mix({"books": numbers(90, 100), "code": numbers(90, 200)}, {"code": 1, "books": 1})
-    with iter(before) as iterator, iter(after) as other:
+    with iter(before.mp_prefetch(workers)) as iterator, iter(after.mp_prefetch(workers)) as other:
         list(itertools.islice(iterator, 8))
+        list(itertools.islice(other, 5))
         other.set_state(json.loads(json.dumps(iterator.get_state())))
         assert sorted(itertools.islice(other, 6)) == [104, 105, 106, 200, 201, 202]
 
@@ -140,6 +133,8 @@ def test_a_cache_is_filled_once() -> None:
         (lambda: numbers(1).mp_prefetch(-1), ValueError, "num_workers must be at least 0"),
         (lambda: numbers(1).mp_prefetch(1, worker_init_fn=3), TypeError, "worker_init_fn"),  # type: ignore[arg-type]
         (lambda: MapDataset.range(3).to_iter_dataset(5), TypeError, "read_options"),  # type: ignore[arg-type]
+        (lambda: numbers(8)[0], ValueError, r"Slice or index the MapDataset, before to_iter_dataset\(\)"),
+        (lambda: numbers(8)[1:3], ValueError, "Slice or index the MapDataset"),
     ],
 )
 def test_mistakes_are_errors_where_they_are_made(make: Any, error: type[Exception], words: str) -> None:
