@@ -5,15 +5,13 @@ map_dataset.py       MapDataset and its methods; arguments.py: their arguments a
 chain_rendering.py   a chain as text and as HTML, and its fingerprint
 
 iter_dataset.py      IterDataset and its methods
-dataset_iterator.py  DatasetIterator
+dataset_iterator.py  DatasetIterator, also of streams without states
 stream_nodes.py      the steps of a straight chain
 chain.py             compiles a straight chain to a loader's pipeline, and opens the streams below others; running.py:
                      with workers that stay warm
 chain_iterator.py    iterates over a MapDataset; engine_iterator.py: the base of iterators that run a loader's
 fed_iterator.py      applies operations to another stream; drawing.py: draws many of its elements in one call
-stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those with
-                     random access as one dataset
-counted_iterator.py  iterates over streams without states
+stream_mixing.py     streams in proportions; mixed_reading.py reads those with random access as one dataset
 options.py           the options of an entire chain
 
 grain_compat/        the other names of `millstream.experimental`: more datasets, and functions for a user's own

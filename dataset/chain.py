@@ -9,8 +9,8 @@ from typing import Any, Self, final
 
 from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.fed_iterator import FedIterator, with_states
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, with_states
+from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.running import ALONE, Running, Shared, WarmWorkers
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.nodes.lowering import InOrder

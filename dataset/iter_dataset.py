@@ -13,8 +13,7 @@ from millstream import grain_kinds
 from millstream.checks import as_integer, as_options, has_fields, named_arguments
 from millstream.dataset.arguments import as_flat_map, as_map, as_operation, depth_above, only_parent
 from millstream.dataset.chain_rendering import Sketch, check_no_stream, html_of, sketch_of, text_of
-from millstream.dataset.iterators.counted_iterator import CountedIterator
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions

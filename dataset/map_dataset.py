@@ -17,9 +17,16 @@ from millstream.dataset.arguments import (
     seed_for,
 )
 from millstream.dataset.chain_rendering import content_marks_of, extent_of, fingerprint_of, html_of, sketch_of, text_of
-from millstream.dataset.nodes.batch_node import Batched
 from millstream.dataset.nodes.blocks import Blocks
-from millstream.dataset.nodes.element_nodes import ElementNode, Filtered, Mapped, MappedAtRandom, MappedWithIndex, Split
+from millstream.dataset.nodes.element_nodes import (
+    Batched,
+    ElementNode,
+    Filtered,
+    Mapped,
+    MappedAtRandom,
+    MappedWithIndex,
+    Split,
+)
 from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice
 from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node

@@ -10,7 +10,7 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.batch_node import Batched
+from millstream.dataset.nodes.element_nodes import Batched
 from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.randomness import OF_GROUPS, derive_seed

@@ -10,8 +10,7 @@ from millstream.dataset.grain_compat.combinations import CacheIterDataset, Limit
 from millstream.dataset.grain_compat.zipping import ZipIterDataset
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.batch_node import Batched
-from millstream.dataset.nodes.element_nodes import ElementNode, Filtered
+from millstream.dataset.nodes.element_nodes import Batched, ElementNode, Filtered
 from millstream.dataset.nodes.index_nodes import IndexNode
 from millstream.dataset.nodes.joining_nodes import JoiningNode, Zipped
 from millstream.dataset.nodes.node import ENDLESS, Node

@@ -249,9 +249,9 @@ class _InterleaveIterator(RecoveringIterator[Any]):
     def _open_next(self, slot: _Slot) -> None:
         """Opens the next dataset in a slot, or none if there are no more. After an error, it can be retried."""
         number, iterator = self._following()
-        ended, last = slot.iterator, slot.last
-        if ended is not None and iterator is None:
-            last = state_below(ended)
+        ended = slot.iterator
+        # Only a slot that stays empty has the state of the dataset that has ended in it.
+        last = state_below(ended) if ended is not None and iterator is None else slot.last
         # In one statement, so that an exception of a signal handler comes before or after it.
         slot.iterator, self._next, slot.last = iterator, number + 1, last
         if iterator is not None:

@@ -16,7 +16,7 @@ from millstream.dataset.iterators.brief_states import brief_state, cursor_at_end
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.map_dataset import node_of
-from millstream.dataset.nodes.batch_node import Batched
+from millstream.dataset.nodes.element_nodes import Batched
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError

@@ -10,8 +10,7 @@ import numpy as np
 
 from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.chain_iterator import decoded
-from millstream.dataset.iterators.counted_iterator import CountedIterator
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.join_insight import insights_below
@@ -177,11 +176,3 @@ class _Drawing:
         numbers = np.arange(number, number + len(values))
         table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])
         return Elements(values, Origins(table), error)
-
-
-def with_states(dataset: Any) -> DatasetIterator[Any]:
-    """Returns a new iterator of a dataset; one without states is resumed by the number of elements it has yielded."""
-    iterator: DatasetIterator[Any] = iter(dataset)
-    if type(iterator).get_state is not DatasetIterator.get_state:
-        return iterator
-    return CountedIterator(dataset, lambda: iter(dataset), iterator)
