@@ -68,13 +68,13 @@ LAWS = {
     "`.seed(s)`, `.shuffle(seed=s)`": "order_and_draws_are_those_of_a_data_loader",
     "`.repeat(n)`, `.repeat()`": "order_and_draws_are_those_of_a_data_loader",
     "`ds[shard_index::shard_count]`": "slices_of_an_endless_dataset_share_it_out",
-    "`.map(f)`, `.map_with_index(f)`, `.random_map(f)`, `.filter(f)`, `.batch(n)`": "a_chain_is_the_data_loader",
+    "`.map(f)`, `.map_with_index(f)`, `.random_map(f)`, `.filter(f)`, `.batch(n)`": "a_stream_is_that_of_the_oracle",
     "`.to_iter_dataset(read_options)`": "a_stream_is_that_of_the_oracle",
     "`.mp_prefetch(options)`": "workers_change_nothing",
     "`ThreadPrefetchIterDataset(ds, m)`": "a_state_does_not_depend_on_prefetching",
     "`experimental.device_put(ds, device, device_buffer_size=m)`": "batches_of_chains_on_the_device",
     "`ds[i]`": "every_position_has_the_element_of_the_oracle",
-    "`ds.slice(slice(a, b))`, for a split": "a_subset_keeps_the_epochs_of_what_is_sliced",
+    "`ds.slice(slice(a, b))`, for a split": "every_position_has_the_element_of_the_oracle",
 }
 ROWS = RowTests(LAWS)
 

@@ -182,18 +182,6 @@ def test_trouble_of_streams_is_in_all_views(tmp_path: Path) -> None:
             assert len(found) == deaths
 
 
-def test_a_single_stream_below_operations_is_named() -> None:
-    """Operations after a stream and those below may have equal labels: the ones below are those of the stream."""
-    stream = experimental.LimitIterDataset(MapDataset.range(ROWS).map(spend).to_iter_dataset(ReadOptions(0)), ROWS)
-    with iter(stream.map(spend).map(spend)) as iterator:
-        assert train(iterator) == ROWS
-        assert stages_of(iterator) == {
-            "stream: operations[0], Map(spend)": ROWS * SECONDS,
-            "operations[0], Map(spend)": ROWS * SECONDS,
-            "operations[1], Map(spend)": ROWS * SECONDS,
-        }
-
-
 def test_streams_have_names() -> None:
     """Reading and operations of a few streams are listed by name; those of many are sums, and so are the metrics."""
     slow = Spend(2 * SECONDS)
@@ -212,18 +200,28 @@ def test_streams_have_names() -> None:
         assert stages_of(iterator) == {"operations[0], Map(spend)": 9 * ROWS * SECONDS}
 
 
-def test_reads_of_several_streams_are_one_number() -> None:
-    """`loader/seconds/read` is the sum over the streams, because a dict has one number by a name."""
+class Slow(list[int]):
+    """A source whose reads take SECONDS."""
 
-    class Slow(list[int]):
-        def __getitem__(self, key: Any) -> Any:
-            return spend(super().__getitem__(key))
+    def __getitem__(self, key: Any) -> Any:
+        return spend(super().__getitem__(key))
 
-    streams = [MapDataset.source(Slow(range(ROWS))).to_iter_dataset(ReadOptions(0)) for _ in range(2)]
-    with iter(experimental.ZipIterDataset(streams)) as iterator:
-        train(iterator)
-        assert stages_of(iterator) == {"0: read": ROWS * SECONDS, "1: read": ROWS * SECONDS}
-        assert iterator.metrics()["loader/seconds/read"] == 2 * ROWS * SECONDS
+
+def test_labels_that_occur_twice_stay_apart() -> None:
+    """Operations below others are those of the stream; `loader/seconds/read` is the sum over all streams."""
+    inline = ReadOptions(0)
+    stream = experimental.LimitIterDataset(MapDataset.range(ROWS).map(spend).to_iter_dataset(inline), ROWS)
+    zipped = experimental.ZipIterDataset([MapDataset.source(Slow(range(ROWS))).to_iter_dataset(inline)] * 2)
+    own = ROWS * SECONDS
+    with iter(stream.map(spend).map(spend)) as iterator, iter(zipped) as reading:
+        train(iterator), train(reading)
+        assert stages_of(iterator) == {
+            "stream: operations[0], Map(spend)": own,
+            "operations[0], Map(spend)": own,
+            "operations[1], Map(spend)": own,
+        }
+        assert stages_of(reading) == {"0: read": own, "1: read": own}
+        assert reading.metrics()["loader/seconds/read"] == 2 * own
 
 
 def test_many_waits_are_recorded_together_and_none_is_lost() -> None:

@@ -15,7 +15,6 @@ from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset, ZipIterDataset
 from millstream.loader.processes import loaded_pipelines
 from support.faults.interrupted import interrupt_at
-from support.faults.user_faults import At, be_killed
 from support.processes.process_tree import worker_pids
 from support.processes.worker_pools import python
 from support.stores.waiting_storage import Storage
@@ -163,17 +162,6 @@ def test_a_state_that_is_taken_while_a_join_recovers_is_refused() -> None:
     assert len(refused) >= 9
     assert state["step"] == 3
     assert list(iterator) == [(number, number) for number in range(3, 6)]
-
-
-@pytest.mark.parametrize("killer", [0, 4, 8])
-def test_a_replaced_worker_gets_the_streams_that_were_opened_late(tmp_path: Path, killer: int) -> None:
-    """Wherever a worker dies, another one continues with all streams."""
-    kill = At(5 * killer + 2, be_killed, tmp_path / "killed")
-    datasets = MapDataset.range(9).map(lambda number: MapDataset.range(5 * number, 5 * number + 5).map(kill))
-    joined = InterleaveIterDataset(datasets, cycle_length=3)
-    found = list(joined.mp_prefetch(2))
-    assert (tmp_path / "killed").exists()
-    assert found == list(joined)
 
 
 class Marked:

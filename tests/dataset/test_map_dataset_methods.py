@@ -96,7 +96,7 @@ def test_the_seed_of_datasets_that_are_used_twice_is_found() -> None:
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.data())
 def test_a_mix_is_in_the_order_of_a_mixture_sampler(lengths: list[int], data: st.DataObject) -> None:
-    """Order, length and what comes after a part's end are those of MixtureSampler, of short and of long periods."""
+    """Order, length and what comes after a part's end are those of MixtureSampler; weights may be given by name."""
     weights = data.draw(
         st.lists(st.sampled_from([1, 2, 0.3, 0.7, 1e-3, 0.123457]), min_size=len(lengths), max_size=len(lengths))
     )
@@ -106,7 +106,8 @@ def test_a_mix_is_in_the_order_of_a_mixture_sampler(lengths: list[int], data: st
         samplers = [IndexSampler(length, num_epochs=num_epochs) for length in lengths]
         return DataLoader(data_source=ConcatenatedDataSource(parts), sampler=MixtureSampler(samplers, weights))
 
-    dataset = MapDataset.mix([MapDataset.source(part) for part in parts], weights)
+    named = {str(number): MapDataset.source(part) for number, part in enumerate(parts)}
+    dataset = MapDataset.mix(named, dict(reversed([*zip(named, weights, strict=True)])))
     endless = iter(loader(None))
 
     assert read(dataset) == list(loader(1))

@@ -215,13 +215,15 @@ def test_a_mixture_that_is_read_moves_to_any_step() -> None:
         assert list(holes) == list(absent)
 
 
+def in_parts(**weights: int) -> IterDataset[int]:
+    return IterDataset.mix({name: MapDataset.range(30).to_iter_dataset() for name in "ab"}, weights or None)
+
+
 def test_a_mixture_that_cannot_seek_says_why() -> None:
     """After a filter, or with a state of other proportions, it is not called a stream; closed is closed first."""
-    parts = {"a": MapDataset.range(30).to_iter_dataset(), "b": MapDataset.range(30).to_iter_dataset()}
-    mixture = IterDataset.mix(parts).map(abs)
-    with iter(mixture.filter(bool)) as filtered, pytest.raises(NotImplementedError, match="filtered, split or packed"):
+    with iter(in_parts().filter(bool)) as filtered, pytest.raises(NotImplementedError, match="filtered, split or pack"):
         filtered.seek(2)
-    with iter(IterDataset.mix(parts, {"a": 3, "b": 1}).map(abs)) as other, iter(mixture) as resumed:
+    with iter(in_parts(a=3, b=1).map(abs)) as other, iter(in_parts().map(abs)) as resumed:
         list(itertools.islice(other, 8))
         resumed.set_state(other.get_state())
         with pytest.raises(NotImplementedError, match="other proportions"):
@@ -237,16 +239,11 @@ def process_of(_: int) -> int:
 
 def test_a_mixture_in_its_own_proportions_has_the_same_workers() -> None:
     """After a state of other proportions and one of its own, the workers are those of the next pass."""
-    parts = {"a": MapDataset.range(30).to_iter_dataset(), "b": MapDataset.range(30).to_iter_dataset()}
-    mixture = IterDataset.mix(parts).map(process_of).mp_prefetch(1)
-    with iter(IterDataset.mix(parts, {"a": 3, "b": 1}).map(process_of)) as other:
-        list(itertools.islice(other, 8))
-        lead = other.get_state()
-    with iter(mixture) as plain:
-        list(itertools.islice(plain, 8))
-        state = plain.get_state()
+    mixture = in_parts().map(process_of).mp_prefetch(1)
     resumed = iter(mixture)
-    resumed.set_state(lead)
-    resumed.set_state(state)
+    for weights in ({"a": 3, "b": 1}, {}):
+        with iter(in_parts(**weights).map(process_of)) as other:
+            list(itertools.islice(other, 8))
+            resumed.set_state(other.get_state())
     (worker,) = set(resumed)
     assert set(mixture) == {worker} != {os.getpid()}

@@ -48,16 +48,33 @@ def test_many_streams_have_one_set_of_workers() -> None:
         assert [number for number, *_ in elements] == [number for number, _ in alone]
 
 
-@pytest.mark.parametrize("is_below", [True, False])
-def test_a_worker_that_dies_loses_nothing(tmp_path: Path, is_below: bool) -> None:
+def opened_in_turn(last: Callable[..., Any] = int) -> IterDataset[int]:
+    """Returns nine streams, each of which is opened when its turn comes."""
+    files = MapDataset.range(9).map(lambda file: MapDataset.range(5 * file, 5 * file + 5).map(last))
+    return InterleaveIterDataset(files, cycle_length=3)
+
+
+def mixed(last: Callable[..., Any] = int) -> IterDataset[int]:
+    return IterDataset.mix([kept(0), kept(1000).map(last), kept(2000)])
+
+
+JOINS: dict[str, tuple[Callable[[Any], IterDataset[int]], int]] = {
+    "in a mixture": (mixed, 1025),
+    "after a mixture": (lambda kill: mixed().map(kill), 1025),
+    "in the first stream": (opened_in_turn, 2),
+    "in a stream that is opened late": (opened_in_turn, 22),
+    "in the last stream": (opened_in_turn, 42),
+}
+
+
+@pytest.mark.parametrize("place", JOINS)
+def test_a_worker_that_dies_loses_nothing(tmp_path: Path, place: str) -> None:
     """Wherever a worker dies, others redo its work for all streams, and the elements are the same."""
-    kill = At(1025, be_killed, tmp_path / "killed")
-    middle = kept(1000).map(kill) if is_below else kept(1000)
-    mixture = IterDataset.mix([kept(0), middle, kept(2000)])
-    dataset = mixture if is_below else mixture.map(kill)
-    found = list(dataset.filter(lambda number: number % 5 > 0).mp_prefetch(2))
+    join, element = JOINS[place]
+    killing, plain = join(At(element, be_killed, tmp_path / "killed")), join(int)
+    found = list(killing.filter(is_kept).mp_prefetch(2))
     assert (tmp_path / "killed").exists()
-    assert found == [number for number in IterDataset.mix([kept(0), kept(1000), kept(2000)]) if number % 5 > 0]
+    assert found == list(plain.filter(is_kept))
 
 
 def test_an_element_that_kills_its_workers_is_named() -> None:

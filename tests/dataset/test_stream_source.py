@@ -28,14 +28,29 @@ class Counting:
             yield number
 
 
-class Stateful(Counting):
-    """The same with states, as Hugging Face datasets have them: of the iterator that was begun last."""
+class HasStates:
+    """States as Hugging Face datasets and torchdata have them: a position."""
 
     position = 0
-    start = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.position = state["position"]
+
+
+class Stateful(HasStates, Counting):
+    """The same with states of the iterator that was begun last, as Hugging Face datasets have them."""
+
+    is_moved = False
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        super().load_state_dict(state)
+        self.is_moved = True
 
     def __iter__(self) -> Iterator[int]:
-        self.position, self.start = self.start, 0
+        self.position, self.is_moved = self.position if self.is_moved else 0, False
         while self.position < self.stop:
             self.num_drawn += 1
             self.position += 1
@@ -46,12 +61,6 @@ class Stateful(Counting):
         copied.num_drawn = 0
         COPIES.append(copied)
         return copied
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.start = state["position"]
 
 
 COPIES: list[Stateful] = []
@@ -64,11 +73,11 @@ class StatefulIterators(Counting):
         return Own(self.stop)
 
 
-class Own:
+class Own(HasStates):
     """An iterator with states."""
 
     def __init__(self, stop: int) -> None:
-        self.stop, self.position = stop, 0
+        self.stop = stop
 
     def __iter__(self) -> "Own":
         return self
@@ -78,12 +87,6 @@ class Own:
             raise StopIteration
         self.position += 1
         return self.position - 1
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
 
 
 def hugging_face(stop: int) -> Any:

@@ -229,21 +229,19 @@ def test_a_flat_map_needs_no_limit_in_a_stream(worker_count: int) -> None:
     """Its children draw as those of one with a limit of 2**20; a MapDataset, whose positions need it, refuses it."""
     limited = Unlimited()
     limited.max_fan_out = 2**20
-    drawn = []
-    for operation in (Unlimited(), limited):
-        draw: Any = grain.transforms.RandomMap(lambda element, rng: (element, int(rng.integers(1000))))
-        dataset = grain.experimental.FlatMapIterDataset(grain.MapDataset.range(5), operation).seed(1).apply(draw)
-        loaded = grain.load(
-            range(5), num_epochs=1, seed=1, transformations=[operation, draw], worker_count=worker_count
-        )
-        drawn += [
-            list(dataset),
-            list(grain.MapDataset.range(5).to_iter_dataset().apply([operation]).seed(1).apply(draw)),
+    numbers = grain.MapDataset.range(5)
+    draw: Any = grain.transforms.RandomMap(lambda element, rng: (element, int(rng.integers(1000))))
+    options: dict[str, Any] = {"num_epochs": 1, "seed": 1, "worker_count": worker_count}
+    of_limited, of_unlimited = (
+        [
+            list(grain.experimental.FlatMapIterDataset(numbers, operation).seed(1).apply(draw)),
+            list(grain.load(range(5), transformations=[operation, draw], **options)),
         ]
-        assert [element for element, _ in loaded] == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
-    assert [element for element, _ in drawn[0]] == [1, 2, 2, 3, 3, 3, 4, 4, 4, 4]
-    assert drawn == [drawn[0]] * 4
-    for make in (grain.MapDataset.range(5).flat_map, grain.MapDataset.range(5).apply):
+        for operation in (limited, Unlimited())
+    )
+    assert of_limited == of_unlimited
+    assert [[element for element, _ in stream] for stream in of_limited] == [[1, 2, 2, 3, 3, 3, 4, 4, 4, 4]] * 2
+    for make in (numbers.flat_map, numbers.apply):
         with pytest.raises(TypeError, match="Unlimited needs max_fan_out, an integer"):
             make(Unlimited())
 
