@@ -151,16 +151,14 @@ def test_numpy_integers_are_integers() -> None:
     """Counts, seeds, steps and shards may be numpy's integers: the stream and its state are those of Python's."""
 
     def streams(integer: Callable[[int], Any]) -> tuple[list[Any], bytes, list[int], Any]:
+        options: dict[str, Any] = {"num_epochs": 2, "seed": 7, "batch_size": 4, "worker_count": 0}
         loader = millstream.load(
             range(40),
-            num_epochs=integer(2),
             shuffle=True,
-            seed=integer(7),
             shard_options=ShardOptions(integer(1), integer(2)),
             transformations=[Jitter()],
-            batch_size=integer(4),
-            worker_count=integer(0),
             read_options=millstream.ReadOptions(integer(0), integer(10)),
+            **{name: integer(value) for name, value in options.items()},
         )
         iterator = iter(loader)
         iterator.seek(integer(3))
@@ -279,39 +277,18 @@ def test_record_keys_of_an_endless_loader_reach_far() -> None:
 
 @given(
     size=st.integers(1, 30),
-    shuffle=st.booleans(),
-    batch_size=st.one_of(st.none(), st.integers(1, 7)),
-    drop_remainder=st.booleans(),
-    batch_fn=st.sampled_from([None, tuple]),
-    transformations=st.lists(st.sampled_from([Scale(3), Jitter(), AddIndex(), DropMultiples(3), abs]), max_size=3),
+    order=st.fixed_dictionaries({"shuffle": st.booleans(), "num_epochs": st.just(2), "seed": st.just(5)}),
+    batch=st.none() | st.tuples(st.integers(1, 7), st.booleans(), st.sampled_from([None, tuple])),
+    operations=st.lists(st.sampled_from([Scale(3), Jitter(), AddIndex(), DropMultiples(3), abs]), max_size=3),
 )
 @settings(deadline=None, max_examples=100)
-def test_load_is_the_long_form(
-    *,
-    size: int,
-    shuffle: bool,
-    batch_size: int | None,
-    drop_remainder: bool,
-    batch_fn: Callable[[list[Any]], Any] | None,
-    transformations: list[Transformation],
-) -> None:
+def test_load_is_the_long_form(size: int, order: dict[str, Any], batch: Any, operations: list[Transformation]) -> None:
     """`load` is a DataLoader with an IndexSampler and a Batch at the end: the same batches and the same states."""
-    short = millstream.load(
-        range(size),
-        num_epochs=2,
-        shuffle=shuffle,
-        seed=5,
-        transformations=transformations,
-        batch_size=batch_size,
-        drop_remainder=drop_remainder,
-        batch_fn=None if batch_size is None else batch_fn,
-        read_options=INLINE,
-    )
-    long = loader_with(
-        data_source=range(size),
-        sampler=IndexSampler(size, shuffle=shuffle, num_epochs=2, seed=5),
-        operations=[*transformations, *([] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn)])],
-    )
+    arguments = dict(zip(("batch_size", "drop_remainder", "batch_fn"), batch or (), strict=False))
+    short = load_with(source=range(size), transformations=operations, **order, **arguments)
+    batches = [] if batch is None else [Batch(*batch)]
+    sampler = IndexSampler(size, **order)
+    long = loader_with(data_source=range(size), sampler=sampler, operations=[*operations, *batches])
     one, other = iter(short), iter(long)
 
     assert drain(one) == drain(other)
@@ -449,16 +426,8 @@ def test_reading_one_by_one_or_many_at_once_is_the_same_stream(
     """A source with `__getitems__` gives what it gives without."""
 
     def stream(source: Any) -> Any:
-        loader = load_with(
-            source=source,
-            num_epochs=2,
-            shuffle=True,
-            seed=1,
-            transformations=operations,
-            batch_size=batch_size,
-            read_options=millstream.ReadOptions(threads),
-        )
-        with iter(loader) as iterator:
+        order = {"num_epochs": 2, "shuffle": True, "seed": 1, "read_options": millstream.ReadOptions(threads)}
+        with iter(load_with(source=source, transformations=operations, batch_size=batch_size, **order)) as iterator:
             return drain(iterator)
 
     assert stream(Squares()) == stream(BatchedSquares())

@@ -1,7 +1,6 @@
 """A loop over epochs: each has an order and draws of its own, and can be resumed; a pass that repeats is reported."""
 
 import itertools
-import logging
 import os
 from typing import Any
 
@@ -269,13 +268,13 @@ def refuse_four(number: int) -> int:
     return number
 
 
+REPEATED: list[dict[str, Any]] = [{}, {"transformations": []}, {"shuffle": False}, {"num_epochs": 2}]
+
+
 @pytest.mark.parametrize(
     ("options", "is_reported"),
     [
-        ({}, True),
-        ({"transformations": []}, True),
-        ({"shuffle": False}, True),
-        ({"num_epochs": 2}, True),
+        *((options, True) for options in REPEATED),
         ({"shuffle": False, "transformations": []}, False),
     ],
 )
@@ -283,7 +282,6 @@ def test_a_second_pass_that_repeats_the_first_is_reported_once(
     options: dict[str, Any], is_reported: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An order or draws that are random come again: a line in the log, once, which names the way out."""
-    caplog.set_level(logging.WARNING, logger="millstream")
     loader = loader_of(**({"num_epochs": 1} | options))
     with iter(loader) as begun:
         next(begun)
@@ -296,7 +294,6 @@ def test_a_second_pass_that_repeats_the_first_is_reported_once(
 
 def test_passes_that_do_not_repeat_are_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     """After a move, and in a loop over epochs, nothing is said."""
-    caplog.set_level(logging.WARNING, logger="millstream")
     loader = loader_of(num_epochs=1)
     list(loader)
     with iter(loader) as batches:

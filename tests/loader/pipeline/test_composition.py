@@ -1,6 +1,8 @@
 """Composition and origins of steps: what a count over `record_keys` and the files themselves say."""
 
 import collections
+import contextlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +79,6 @@ def loaders(draw: st.DrawFn) -> tuple[list[millstream.DataLoader], list[int], bo
     return made, tokens, is_packed
 
 
-def steps_in(loader: millstream.DataLoader, start: int, stop: int) -> list[int]:
-    keys: list[int] = []
-    for step in range(start, stop):
-        try:
-            keys += loader.record_keys(step).tolist()
-        except IndexError:
-            break
-    return keys
-
-
 @settings(max_examples=30)
 @given(drawn=loaders(), start=st.integers(0, 4), width=st.integers(0, 9))
 def test_the_composition_is_a_count_over_record_keys(
@@ -95,26 +87,23 @@ def test_the_composition_is_a_count_over_record_keys(
     """Documents, tokens and shares of each component, of all shards, on loaders that were never iterated over."""
     parts, tokens, is_packed = drawn
     source: Any = parts[0].data_source
-    keys = [key for part in parts for key in steps_in(part, start, start + width)]
+    keys: list[int] = []
+    for part, step in itertools.product(parts, range(start, start + width)):
+        with contextlib.suppress(IndexError):
+            keys += part.record_keys(step).tolist()
     composition = parts[0].composition(start, start + width, lengths=None if is_packed else tokens)
 
-    documents = collections.Counter(source.locate(keys)[0].tolist()) if keys else {}
-    assert {name: count.documents for name, count in composition.components.items()} == {
-        name: documents.get(name, 0) for name in source.names
-    }
+    documents = collections.Counter(source.locate(keys)[0].tolist() if keys else [])
+    assert [count.documents for count in composition.components.values()] == [documents[name] for name in source.names]
     counted = collections.Counter[int]()
     if is_packed:
-        for part in parts:
-            order = part._plan.pipeline.order  # The order of the loader, with rows permuted within each batch.
-            blocks = part._plan.shards[0].partition
-            last = min(start + width, blocks.block_limit)
-            positions = blocks.positions(start, last) if start < last else np.empty(0, np.int64)
-            if blocks.is_template(last - 1):
-                positions = positions[positions < (last - 1) * blocks.global_block]
-            positions = positions[part._plan.shards[0].are_delivered(positions)]
-            segments = order.segments_at(positions)  # type: ignore[union-attr]
-            for key, length in zip(segments.elements.tolist(), segments.lengths.tolist(), strict=True):
-                counted[source.locate([key])[0].item()] += length
+        for batch in (batch for part in parts for batch in itertools.islice(part, start, start + width)):
+            rows, mask = (
+                (batch.batch, batch.mask) if isinstance(batch, millstream.PaddedBatch) else (batch, slice(None))
+            )
+            # A token is the key of its document.
+            delivered = rows["tokens"][mask][rows["tokens_segment_ids"][mask] > 0]
+            counted.update(source.locate(delivered)[0].tolist())
     else:
         for key in keys:
             counted[source.locate([key])[0].item()] += tokens[key]

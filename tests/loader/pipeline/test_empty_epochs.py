@@ -1,6 +1,6 @@
 """A Filter that keeps nothing is named in the log, at growing intervals; one that keeps something never is."""
 
-import logging
+import itertools
 import re
 from typing import Any
 
@@ -14,24 +14,9 @@ from millstream.transforms import Batch, Filter, FlatMap
 def lines_of(caplog: pytest.LogCaptureFixture, *operations: Any, **options: Any) -> tuple[list[str], list[Any]]:
     """Returns what a pass over 100 records, for some epochs, writes to the log, and its first two outputs."""
     caplog.clear()
-    loader = millstream.DataLoader(
-        data_source=range(100),
-        sampler=millstream.IndexSampler(100, num_epochs=options.pop("num_epochs", None)),
-        operations=operations,
-        **options,
-    )
-    with caplog.at_level(logging.WARNING, "millstream"), iter(loader) as iterator:
-        outputs = [output for output, _ in zip(iterator, range(2), strict=False)]
-    return [record.getMessage() for record in caplog.records], outputs
-
-
-def kept_from(position: int) -> list[Any]:
-    class Index(millstream.MapWithIndexTransform):
-        def map_with_index(self, index: int, element: Any) -> Any:
-            del element
-            return index
-
-    return [Index(), Filter(lambda index: index >= position)]
+    with iter(millstream.load(range(100), transformations=operations, **options)) as iterator:
+        outputs = list(itertools.islice(iterator, 2))
+    return caplog.messages, outputs
 
 
 @pytest.mark.parametrize("options", [{"read_options": millstream.ReadOptions(0)}, {}, {"worker_count": 1}])
@@ -39,7 +24,8 @@ def test_a_filter_that_keeps_nothing_is_named_once_in_ten_times_as_many_epochs(
     caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     """An endless stream logs it after 1, 10 and 100 epochs without an output, with the records read, and continues."""
-    lines, outputs = lines_of(caplog, *kept_from(30_000), Batch(4), **options)
+    index = millstream.MapWithIndexTransform(lambda index, _: index)
+    lines, outputs = lines_of(caplog, index, Filter(lambda index: index >= 30_000), Batch(4), **options)
 
     assert [batch.tolist() for batch in outputs] == [[30_000, 30_001, 30_002, 30_003], [30_004, 30_005, 30_006, 30_007]]
     assert len(lines) == 3
@@ -68,11 +54,9 @@ def test_a_chain_names_the_operations_that_its_user_wrote(caplog: pytest.LogCapt
     for operation in (Batch(4), millstream.FirstFitPack({"tokens": 8}, num_packing_bins=2)):
         caplog.clear()
         chain = millstream.MapDataset.source(documents).repeat(3).to_iter_dataset().filter(lambda _: False)
-        with caplog.at_level(logging.WARNING, "millstream"):
-            assert list(chain.apply(operation)) == []
-        assert len(caplog.messages) == 1
-        said = "millstream: operations[0], Filter(<lambda>) dropped all 50 records of an epoch."
-        assert caplog.messages[0].startswith(said)
+        assert list(chain.apply(operation)) == []
+        (message,) = caplog.messages
+        assert message.startswith("millstream: operations[0], Filter(<lambda>) dropped all 50 records of an epoch.")
 
 
 def test_a_filter_that_keeps_something_is_never_named(caplog: pytest.LogCaptureFixture) -> None:
@@ -85,7 +69,6 @@ def test_a_filter_that_keeps_something_is_never_named(caplog: pytest.LogCaptureF
 def test_what_fails_is_not_said_to_let_nothing_through(caplog: pytest.LogCaptureFixture) -> None:
     """An error before anything has come, in a call that reads a whole epoch, is the error alone."""
     loader = millstream.load(range(1), transformations=[Filter(lambda number: 1 // number > 0)])
-    with caplog.at_level(logging.WARNING, "millstream"), pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError):
         next(iter(loader))
-
-    assert caplog.records == []
+    assert not caplog.messages

@@ -11,27 +11,22 @@ from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, Filter, PaddedBatch, Transformation
 from support.draw.random_pipelines import DropMultiples, Split
+from support.laws import inline_loader
 from support.streams import comparable
 
 RULES = ["keep", "drop in Batch", "drop in shard", "pad"]
-INLINE = millstream.ReadOptions(num_threads=0)
 
 
 def loaders(
-    source: Any, batch: Batch | None, shard_count: int, drop_remainder: bool = False, **options: Any
+    source: Any,
+    *operations: Any,
+    shard_count: int = 2,
+    drop_remainder: bool = False,
+    sampler: IndexSampler | None = None,
 ) -> list[millstream.DataLoader]:
-    arguments: dict[str, Any] = {"sampler": IndexSampler(len(source), num_epochs=1), "read_options": INLINE}
-    arguments |= options
-    operations = [*arguments.pop("operations", []), *([] if batch is None else [batch])]
-    return [
-        millstream.DataLoader(
-            data_source=source,
-            operations=operations,
-            shard_options=ShardOptions(index, shard_count, drop_remainder),
-            **arguments,
-        )
-        for index in range(shard_count)
-    ]
+    sampler = IndexSampler(len(source), num_epochs=1) if sampler is None else sampler
+    shards = [ShardOptions(index, shard_count, drop_remainder) for index in range(shard_count)]
+    return [inline_loader(source, sampler, *operations, shard_options=shard) for shard in shards]
 
 
 def rows_of(batch: Any) -> list[int]:
@@ -70,7 +65,8 @@ def test_every_small_combination_is_as_documented(shard_count: int, rule: str) -
     kinds = [*batches, *([None] if rule in {"keep", "drop in shard"} else [])]
     for num_records, batch, num_epochs in itertools.product(range(1, 14), kinds, (1, 2)):
         sampler = IndexSampler(num_records, num_epochs=num_epochs)
-        made = loaders(range(num_records), batch, shard_count, rule == "drop in shard", sampler=sampler)
+        shards: dict[str, Any] = {"shard_count": shard_count, "drop_remainder": rule == "drop in shard"}
+        made = loaders(range(num_records), *([] if batch is None else [batch]), sampler=sampler, **shards)
         batch_size = 1 if batch is None else batch.batch_size
         streams = [list(loader) for loader in made]
         got = [[rows_of(batch) for batch in stream] for stream in streams]
@@ -93,8 +89,7 @@ def test_columns_are_padded_as_records_are() -> None:
     records = [{"x": columns["x"][row], "y": columns["y"][row]} for row in range(7)]
 
     def batches(source: Any) -> list[Any]:
-        made = loaders(source, Batch(3, pad_remainder=True), 2)
-        return [comparable(batch) for loader in made for batch in loader]
+        return [comparable(batch) for loader in loaders(source, Batch(3, pad_remainder=True)) for batch in loader]
 
     assert batches(millstream.InMemoryDataSource(columns)) == batches(records)
     assert len(batches(records)) == 4
@@ -108,8 +103,7 @@ def test_a_template_that_fails_is_an_error_at_its_turn() -> None:
             raise KeyError("nine")
         return record
 
-    everyone = loaders(range(10), Batch(2, pad_remainder=True), 4, operations=[refuse_last])
-    for loader in everyone:
+    for loader in loaders(range(10), refuse_last, Batch(2, pad_remainder=True), shard_count=4):
         stream = iter(loader)
         assert next(stream).mask.all()
         with pytest.raises(KeyError, match="nine") as caught:
@@ -125,13 +119,13 @@ def test_shards_that_may_end_apart_are_warned_of(operation: Transformation) -> N
 
     It says what to do; once that is done, and where there is one shard or no end, there is no warning.
     """
+    sharded: Any = {"sampler": IndexSampler(9, ShardOptions(0, 2), num_epochs=1), "operations": [abs, operation]}
     with pytest.warns(UserWarning, match=r"operations\[1\], .*2 shards .*surviving_keys .*num_epochs=None") as caught:
-        loaders(range(9), Batch(2, drop_remainder=True), 2, operations=[abs, operation])
-
-    assert [warning.filename for warning in caught] == [__file__] * 2
-    loaders(range(9), Batch(2), 1, operations=[operation])
-    loaders(range(9), Batch(2), 2, operations=[operation], sampler=IndexSampler(9))
-    loaders(range(9), Batch(2), 2, sampler=IndexSampler(2, num_epochs=1, keys=[4, 5]))
+        millstream.DataLoader(data_source=range(9), **sharded)
+    assert [warning.filename for warning in caught] == [__file__]
+    loaders(range(9), operation, Batch(2), shard_count=1)
+    loaders(range(9), operation, Batch(2), sampler=IndexSampler(9))
+    loaders(range(9), Batch(2), sampler=IndexSampler(2, num_epochs=1, keys=[4, 5]))
 
 
 EMPTY: dict[str, Any] = {

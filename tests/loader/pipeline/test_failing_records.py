@@ -1,6 +1,5 @@
 """Records that fail are skipped as the plain oracle skips them, wherever they are made, and never too many."""
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,30 +12,9 @@ from millstream.errors import CheckpointError
 from millstream.loader.operations import substitutes
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
 from support.faults.user_faults import refuse_sevens
+from support.laws import loader_of
 from support.oracle.stream import Failing, oracle
 from support.streams import drain
-
-
-def loader_of(pipeline: Pipeline, max_errors: int | None, num_threads: int = 0) -> millstream.DataLoader:
-    """Returns a loader of a random pipeline that skips what fails."""
-    return millstream.DataLoader(
-        data_source=pipeline.source,
-        sampler=pipeline.sampler,
-        operations=pipeline.operations,
-        shard_options=pipeline.shard,
-        read_options=millstream.ReadOptions(num_threads),
-        on_error="skip",
-        max_errors=max_errors,
-    )
-
-
-def expected_of(
-    pipeline: Pipeline, max_errors: int | None
-) -> tuple[tuple[list[object], type[BaseException] | None], list[int]]:
-    """Returns the oracle's stream of a random pipeline, and the keys of the records that failed."""
-    failing = Failing(len(pipeline.source) - 1 if max_errors is None else max_errors)
-    stream = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard, failing))
-    return stream, failing.keys
 
 
 @UNEVEN_ENDS
@@ -56,17 +34,19 @@ def test_skipping_equals_the_oracle(
     """
     if max_errors is not None and (pipeline.shard.logical_shards or 0) > pipeline.shard.shard_count:
         max_errors = None  # Logical shards fail in the order in which their blocks are read.
-    expected, keys = expected_of(pipeline, max_errors)
-    loader = loader_of(pipeline, max_errors, num_threads)
+    failing = Failing(len(pipeline.source) - 1 if max_errors is None else max_errors)
+    expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard, failing))
+    options: dict[str, Any] = {"on_error": "skip", "max_errors": max_errors}
+    loader = loader_of(pipeline, read_options=millstream.ReadOptions(num_threads), **options)
     with iter(loader) as iterator:
         assert expected == drain(iterator)
-        assert set(keys) <= set(loader.errors)
+        assert set(failing.keys) <= set(loader.errors)
         # The error of too many comes each time.
         assert expected[1] is None or expected[1] == drain(iterator)[1]
         if max_errors is None:
             step = data.draw(st.integers(0, len(expected[0])))
             iterator.seek(step)
-            with iter(loader_of(pipeline, None)) as resumed:
+            with iter(loader_of(pipeline, **options)) as resumed:
                 resumed.set_state(iterator.get_state())
                 assert drain(resumed) == drain(iterator) == (expected[0][step:], expected[1])
 
@@ -96,19 +76,6 @@ def noisy(number: int, rng: Any) -> int:
     return number + 1000 * int(rng.integers(1000))
 
 
-def skipping(source: Any, *operations: Any, **options: Any) -> millstream.DataLoader:
-    """Returns a shuffled loader of batches of 4 that skips what fails."""
-    return millstream.load(
-        source,
-        shuffle=True,
-        seed=3,
-        num_epochs=1,
-        transformations=operations,
-        on_error="skip",
-        **{"batch_size": 4, **options},
-    )
-
-
 @pytest.mark.parametrize(
     ("kind", "dropping"),
     [(Damaged, []), (DamagedTogether, [millstream.FilterTransform(lambda number: number % 5 > 0)])],
@@ -116,9 +83,10 @@ def skipping(source: Any, *operations: Any, **options: Any) -> millstream.DataLo
 def test_workers_skip_the_same(kind: type[Damaged], dropping: list[Any]) -> None:
     """Batches, and the keys and texts of what failed, are those of one process; draws, too."""
     operations = [*dropping, refuse_sevens, millstream.RandomMapTransform(noisy)]
-    here = skipping(kind(100, [13, 14, 99]), *operations)
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "num_epochs": 1, "batch_size": 4, "on_error": "skip"}
+    here = millstream.load(kind(100, [13, 14, 99]), transformations=operations, **options)
     expected = [batch.tolist() for batch in here]
-    with skipping(kind(100, [13, 14, 99]), *operations, worker_count=2) as workers:
+    with millstream.load(here.data_source, transformations=operations, worker_count=2, **options) as workers:
         assert [batch.tolist() for batch in workers] == expected
         assert workers.errors == here.errors
     assert here.errors[13] == "OSError: record 13 is damaged"
@@ -142,11 +110,8 @@ def test_a_substitute_is_of_the_sampler_and_of_the_component() -> None:
 def test_each_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """A failing record is logged once with key, position and error, over all passes."""
     loader = millstream.load(Damaged(4, [1]), num_epochs=2, on_error="skip")
-    with caplog.at_level(logging.WARNING, logger="millstream"):
-        assert list(loader) == list(loader) == [0, 2, 2, 3] * 2
-    assert [record.getMessage() for record in caplog.records] == [
-        "millstream: skipped record key 1 (position 1): OSError: record 1 is damaged"
-    ]
+    assert list(loader) == list(loader) == [0, 2, 2, 3] * 2
+    assert caplog.messages == ["millstream: skipped record key 1 (position 1): OSError: record 1 is damaged"]
 
 
 def test_above_the_limit_the_error_is_raised() -> None:

@@ -115,33 +115,20 @@ def test_an_error_comes_at_the_same_output_wherever_the_stream_was_resumed(name:
     assert any("record key 40" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize(
-    ("operation", "records", "lengths", "message", "keys"),
-    [
-        (
-            FirstFitPack({"a": ROW}, num_packing_bins=6, shuffle_bins=False),
-            [np.ones(5, np.int64 if key != 9 else np.int32) for key in range(12)],
-            [ROW] * 4,
-            r"'a' has dtype int64 .* int32 .* in another",
-            "8, 9",
-        ),
-        (
-            Rebatch(2),
-            [np.ones(3), np.ones(2), np.ones(3, np.float32)],
-            [2, 2],
-            r"float64.* and .*float32.* at \['a'\]",
-            "1, 2",
-        ),
-    ],
-    ids=["rows", "batches"],
-)
+ALIKE = FirstFitPack({"a": ROW}, num_packing_bins=6, shuffle_bins=False)
+UNLIKE: list[tuple[Transformation, list[Any], list[int], str, str]] = [
+    (ALIKE, [5] * 9 + [np.int32] + [5] * 2, [ROW] * 4, r"'a' has dtype int64 .* int32 .* in another", "8, 9"),
+    (Rebatch(2), [3, 2, np.int32], [2, 2], r"int64.* and .*int32.* at \['a'\]", "1, 2"),
+]
+
+
+@pytest.mark.parametrize(("operation", "records", "lengths", "message", "keys"), UNLIKE, ids=["rows", "batches"])
 def test_elements_that_are_not_alike_do_not_become_one(
     operation: Transformation, records: list[Any], lengths: list[int], message: str, keys: str
 ) -> None:
     """Documents of a row or rows of a batch that differ: both dtypes and record keys, after what comes before."""
-    source = [{"a": record} for record in records]
-    order = IndexSampler(len(source), num_epochs=1)
-    iterator = iter(DataLoader(data_source=source, sampler=order, operations=[operation]))
+    source = [{"a": np.ones(5, one) if isinstance(one, type) else np.ones(one, np.int64)} for one in records]
+    iterator = iter(millstream.load(source, num_epochs=1, transformations=[operation]))
     assert [len(next(iterator)["a"]) for _ in lengths] == lengths
     with pytest.raises(ValueError, match=message) as caught:
         next(iterator)

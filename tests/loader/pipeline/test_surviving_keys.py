@@ -1,7 +1,7 @@
 """Filtering ahead gives the stream that filtering on the fly gives, and makes it 1:1."""
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,36 +62,29 @@ def test_other_keys_are_another_stream() -> None:
     keys = np.arange(100_000)
     other = keys.copy()
     other[54_321] = 7
-    states = [
-        iter(inline_loader(range(100_000), IndexSampler(100_000, keys=chosen), Batch(8))).get_state()
-        for chosen in (keys, other, None)
+    iterators = [
+        iter(inline_loader(range(100_000), IndexSampler(100_000, keys=chosen), Batch(8)))
+        for chosen in (keys.tolist(), keys, other, None)
     ]
-    again = iter(inline_loader(range(100_000), IndexSampler(100_000, keys=list(range(100_000))), Batch(8)))
-    again.set_state(states[0])
-
-    for state in states[1:]:
+    iterators[0].set_state(iterators[1].get_state())
+    for iterator in iterators[2:]:
         with pytest.raises(millstream.CheckpointError, match=r"sampler.keys: saved .*, here 100000#"):
-            again.set_state(state)
+            iterators[0].set_state(iterator.get_state())
 
 
-@pytest.mark.parametrize("operation", [Split(2), Jitter(), AddIndex(), Batch(2)])
-def test_operations_without_a_verdict_on_a_record_are_refused(operation: Transformation) -> None:
-    """Operations that split records or depend on the position are an error."""
-    with pytest.raises(
-        TypeError, match=r"must be Maps and Filters, got .* as operations\[1\]: .*place it after the Filters"
-    ):
-        millstream.surviving_keys(range(5), [abs, operation])
+NO_VERDICT = r"must be Maps and Filters, got .* as operations\[1\]: .*place it after the Filters"
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "text"),
+    ("source", "operations", "error", "text"),
     [
-        (lambda: millstream.surviving_keys([], []), ValueError, "at least one record"),
-        (lambda: millstream.surviving_keys(range(3), abs), TypeError, "operations must be a list"),  # type: ignore[arg-type]
-        (lambda: millstream.surviving_keys(range(30), [FailOn(4)]), KeyError, "4"),
+        *((range(5), [abs, one], TypeError, NO_VERDICT) for one in (Split(2), Jitter(), AddIndex(), Batch(2))),
+        ([], [], ValueError, "at least one record"),
+        (range(3), abs, TypeError, "operations must be a list"),
+        (range(30), [FailOn(4)], KeyError, "4"),
     ],
 )
-def test_mistakes_are_errors(make: Callable[[], object], error: type[Exception], text: str) -> None:
-    """Wrong arguments are refused as by DataLoader, and an operation's error is raised."""
+def test_mistakes_are_errors(source: Any, operations: Any, error: type[Exception], text: str) -> None:
+    """Operations that split records or depend on the position are refused, other mistakes as by DataLoader."""
     with pytest.raises(error, match=text):
-        make()
+        millstream.surviving_keys(source, operations)

@@ -47,14 +47,9 @@ SHAPES: dict[str, list[Transformation]] = {
 def test_what_is_read_ahead_takes_no_more_bytes_than_allowed(shape: str, worker_count: int, tmp_path: Path) -> None:
     """However many records may be ahead, they never take more than max_buffer_bytes, a call and an output excepted."""
     file = tmp_path / "read"
-    source = Recorded(file)
-    loader = millstream.DataLoader(
-        data_source=source,
-        sampler=millstream.SequentialSampler(len(source)),
-        operations=SHAPES[shape],
-        read_options=millstream.ReadOptions(4, prefetch_buffer_size=10_000, max_buffer_bytes=MAX_BYTES),
-        worker_count=worker_count,
-    )
+    reading = millstream.ReadOptions(4, prefetch_buffer_size=10_000, max_buffer_bytes=MAX_BYTES)
+    options: dict[str, Any] = {"read_options": reading, "worker_count": worker_count}
+    loader = millstream.load(Recorded(file), transformations=SHAPES[shape], **options)
     # A Filter drops every second record.
     weight = 2 if "Filter" in shape else 1
     delivered = 0
@@ -71,29 +66,21 @@ def test_what_is_read_ahead_takes_no_more_bytes_than_allowed(shape: str, worker_
 
 def test_a_budget_below_one_block_is_slow_and_not_stuck(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One block is made at a time, and the log says once what to do."""
-    source = Recorded(tmp_path / "read")
+    file = tmp_path / "read"
     reading = millstream.ReadOptions(max_buffer_bytes=1000)
-    loader = millstream.DataLoader(
-        data_source=source, sampler=millstream.SequentialSampler(40), operations=[Batch(4)], read_options=reading
-    )
-    with iter(loader) as iterator:
+    with iter(millstream.load(Recorded(file), batch_size=4, read_options=reading)) as iterator:
         for number in range(10):
             assert next(iterator)[0, 0] == 4 * number
-            assert (tmp_path / "read").stat().st_size <= 4 * number + 8
-    assert sum("max_buffer_bytes" in record.getMessage() for record in caplog.records) == 1
+            assert file.stat().st_size <= 4 * number + 8
+    assert sum("max_buffer_bytes" in message for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(("num_threads", "most"), [(0, 3), (4, 12)])
 def test_no_record_is_split_before_a_batch_needs_its_children(num_threads: int, most: int, tmp_path: Path) -> None:
     """A batch of 16 reads two records, whose children fill it, and threads a few more, as far as the buffer allows."""
     file = tmp_path / "read"
-    source = Recorded(file)
-    loader = millstream.DataLoader(
-        data_source=source,
-        sampler=millstream.SequentialSampler(100),
-        operations=[FlatMap(eighths, max_fan_out=8), Batch(16)],
-        read_options=millstream.ReadOptions(num_threads, prefetch_buffer_size=4),
-    )
-    with iter(loader) as iterator:
+    reading = millstream.ReadOptions(num_threads, prefetch_buffer_size=4)
+    split = [FlatMap(eighths, max_fan_out=8)]
+    with iter(millstream.load(Recorded(file), transformations=split, batch_size=16, read_options=reading)) as iterator:
         next(iterator)
         assert file.stat().st_size <= most

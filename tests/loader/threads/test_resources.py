@@ -31,60 +31,46 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, di
     return write
 
 
-@pytest.mark.parametrize(
-    ("groups", "files", "available"),
-    [
-        ("0::/", {}, 64 * GIB),
-        ("0::/", {"memory.max": "max", "memory.current": 5 * GIB}, 64 * GIB),
-        ("0::/", {"memory.max": 16 * GIB, "memory.current": 12 * GIB}, 4 * GIB),
-        ("0::/", {"memory.max": 16 * GIB, "memory.current": 17 * GIB}, 0),
-        ("0::/", {"memory.max": 16 * GIB, "memory.high": 8 * GIB, "memory.current": 5 * GIB}, 3 * GIB),
-        (
-            "0::/",
-            {
-                "memory.max": 16 * GIB,
-                "memory.current": 16 * GIB,
-                "memory.stat": f"anon {GIB}\ninactive_file {9 * GIB}\nactive_file {GIB}\nshmem {GIB}",
-            },
-            10 * GIB,
-        ),
-        (
-            "0::/pod/job",
-            {
-                "pod/job/memory.max": 9 * GIB,
-                "pod/job/memory.current": GIB,
-                "pod/memory.max": 8 * GIB,
-                "pod/memory.current": 6 * GIB,
-            },
-            2 * GIB,
-        ),
-        (
-            "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/",
-            {"memory/docker/abc/memory.limit_in_bytes": 4 * GIB, "memory/docker/abc/memory.usage_in_bytes": GIB},
-            3 * GIB,
-        ),
-        (
-            "4:memory:/docker/abc",
-            {
-                "memory/memory.limit_in_bytes": 4 * GIB,
-                "memory/memory.usage_in_bytes": 3 * GIB,
-                "memory/memory.stat": f"inactive_file 7\ntotal_inactive_file {GIB}\ntotal_active_file 0",
-            },
-            2 * GIB,
-        ),
-        ("0::/", {"memory.max": 99 * GIB, "memory.current": 0}, 64 * GIB),
-    ],
-    ids=["none", "unlimited", "used", "exceeded", "high", "files", "parent", "v1", "seen from within", "machine"],
-)
-def test_memory_is_what_the_groups_leave(groups: str, files: dict[str, object], available: int, system: Any) -> None:
+def limit(most: float, used: float, folder: str = "", names: tuple[str, str] = ("max", "current")) -> dict[str, object]:
+    """Returns the files of a limit of memory, in GiB."""
+    maximum, current = names
+    return {f"{folder}memory.{maximum}": int(most * GIB), f"{folder}memory.{current}": int(used * GIB)}
+
+
+V1 = ("limit_in_bytes", "usage_in_bytes")
+OWN, OF_DOCKER = "4:memory:/docker/abc", "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/"
+FILES = f"anon {GIB}\ninactive_file {9 * GIB}\nactive_file {GIB}\nshmem {GIB}"
+FILES_V1 = f"inactive_file 7\ntotal_inactive_file {GIB}\ntotal_active_file 0"
+MEMORY: dict[str, tuple[str, dict[str, object], int]] = {
+    "none": ("0::/", {}, 64),
+    "unlimited": ("0::/", limit(16, 5) | {"memory.max": "max"}, 64),
+    "used": ("0::/", limit(16, 12), 4),
+    "exceeded": ("0::/", limit(16, 17), 0),
+    "high": ("0::/", limit(16, 5) | {"memory.high": 8 * GIB}, 3),
+    "files": ("0::/", limit(16, 16) | {"memory.stat": FILES}, 10),
+    "parent": ("0::/pod/job", limit(9, 1, "pod/job/") | limit(8, 6, "pod/"), 2),
+    "v1": (OF_DOCKER, limit(4, 1, "memory/docker/abc/", V1), 3),
+    "seen from within": (OWN, limit(4, 3, "memory/", V1) | {"memory/memory.stat": FILES_V1}, 2),
+    "machine": ("0::/", limit(99, 0), 64),
+}
+"""The groups of this process, their files, and the available memory in GiB."""
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_is_what_the_groups_leave(name: str, system: Any) -> None:
     """Memory is the limit minus what is used and cannot be reclaimed, as pages of files can; enclosing groups count."""
+    groups, files, available = MEMORY[name]
     system(groups, files)
-    assert memory_available() == available
+    assert memory_available() == available * GIB
 
 
 def test_the_budget_is_less_than_there_is() -> None:
     """Shared memory is half of what is available at most, so the trainer has the other half."""
     assert 0 < memory_budget() < memory_available()
+
+
+def quota_v1(folder: str, microseconds: int) -> dict[str, object]:
+    return {f"{folder}/cpu.cfs_quota_us": microseconds, f"{folder}/cpu.cfs_period_us": 100000}
 
 
 @pytest.mark.parametrize(
@@ -97,13 +83,9 @@ def test_the_budget_is_less_than_there_is() -> None:
         ("0::/", {"cpu.max": "120000 100000"}, min(2, OWN_CORES)),
         ("0::/", {"cpu.max": "99900000 100000"}, OWN_CORES),
         ("0::/pod/job", {"pod/job/cpu.max": "max 100000", "pod/cpu.max": "50000 100000"}, 1),
-        (
-            "3:cpu,cpuacct:/docker/abc",
-            {"cpu,cpuacct/cpu.cfs_quota_us": 100000, "cpu,cpuacct/cpu.cfs_period_us": 100000},
-            1,
-        ),
-        ("3:cpu:/a", {"cpu/a/cpu.cfs_quota_us": -1, "cpu/a/cpu.cfs_period_us": 100000}, OWN_CORES),
-        ("3:cpu:/a", {"cpu/a/cpu.cfs_quota_us": 50000, "cpu/a/cpu.cfs_period_us": 100000}, 1),
+        ("3:cpu,cpuacct:/docker/abc", quota_v1("cpu,cpuacct", 100000), 1),
+        ("3:cpu:/a", quota_v1("cpu/a", -1), OWN_CORES),
+        ("3:cpu:/a", quota_v1("cpu/a", 50000), 1),
         ("0::/", {"unified/cpu.max": "50000 100000"}, 1),
     ],
 )

@@ -91,15 +91,10 @@ OVERRIDES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 
 
-def seen_by(num_threads: int, operations: list[Any], *, worker_count: int = 0) -> tuple[list[Any], list[Any]]:
+def seen_by(num_threads: int, operations: list[Any], **options: Any) -> tuple[list[Any], list[Any]]:
     """Returns the distinct settings that a pass sees, and the numbers of its elements, in order."""
-    loader = millstream.DataLoader(
-        data_source=Source(),
-        sampler=Sampler(),
-        operations=operations,
-        worker_count=worker_count,
-        read_options=millstream.ReadOptions(num_threads),
-    )
+    options |= {"operations": operations, "read_options": millstream.ReadOptions(num_threads)}
+    loader = millstream.DataLoader(data_source=Source(), sampler=Sampler(), **options)
     keys = [int(key) for step in range(4) for key in loader.record_keys(step)] if operations[:1] != [KEEP] else []
     assert keys == list(range(len(keys)))
     with iter(loader) as iterator:
@@ -163,13 +158,8 @@ def test_what_a_call_sets_is_gone_at_the_next(options: dict[str, Any]) -> None:
 def test_settings_may_come_and_go_between_batches() -> None:
     """Operations see the defaults where every other `next` has settings of its own, with threads and without."""
     for num_threads in (0, 4):
-        loader = millstream.load(
-            list(range(NUM_RECORDS)),
-            transformations=[settings_here],
-            batch_size=4,
-            num_epochs=1,
-            read_options=millstream.ReadOptions(num_threads),
-        )
+        options: dict[str, Any] = {"num_epochs": 1, "read_options": millstream.ReadOptions(num_threads)}
+        loader = millstream.load(list(range(NUM_RECORDS)), transformations=[settings_here], batch_size=4, **options)
         with iter(loader) as iterator:
             for step in range(NUM_RECORDS // 4):
                 with jax.enable_x64(True) if step % 2 else contextlib.nullcontext():
@@ -193,13 +183,8 @@ def test_a_global_setting_is_not_taken_for_a_local_one() -> None:
             makers.add(threading.get_ident())
             return settings_here(number)
 
-        loader = millstream.load(
-            list(range(8)),
-            transformations=[look],
-            num_epochs=1,
-            read_options=millstream.ReadOptions(0),
-        )
-        assert {element[0] for element in loader} == {1}
+        options: dict[str, Any] = {"num_epochs": 1, "read_options": millstream.ReadOptions(0)}
+        assert {element[0] for element in millstream.load(list(range(8)), transformations=[look], **options)} == {1}
         assert makers == {threading.get_ident()}
     finally:
         jax.config.update("jax_enable_x64", False)
