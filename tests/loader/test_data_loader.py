@@ -137,10 +137,7 @@ def text_of(error: BaseException) -> str:
 def test_each_wrong_argument_has_its_own_error(
     make: Callable[..., object], changes: dict[str, Any], kind: type[Exception], words: tuple[str, ...]
 ) -> None:
-    """Construction refuses every wrong argument, and says which it is, the rule, what was given and what to do.
-
-    An argument of PyTorch's, or of the other of DataLoader and `load`, is told what to write here.
-    """
+    """Construction refuses every wrong argument, and says which it is, the rule, what was given and what to do."""
     with pytest.raises(kind) as caught:
         make(**changes)
     assert type(caught.value) is kind
@@ -354,10 +351,7 @@ def test_a_custom_sampler_without_length_is_endless() -> None:
 
 
 def test_a_custom_sampler_brings_its_own_randomness() -> None:
-    """Draws come from the sampler's generators: the same on every pass, after a seek and in threads.
-
-    Each operation's draws are its own.
-    """
+    """Each operation draws its own from the sampler's generators: the same on every pass, after a seek, in threads."""
 
     def draw(element: Any, rng: np.random.Generator) -> tuple[Any, int]:
         return element, int(rng.integers(1 << 62))
@@ -507,10 +501,7 @@ class Loud(Map[int, int]):
 
 
 def test_a_loader_is_shown_as_what_comes_from_where() -> None:
-    """Each part and each operation has a line; parameters are cut, and nothing is read or raised.
-
-    Its length, its keys and an iterator read nothing either.
-    """
+    """Each part and operation has a line with its parameters, cut; nothing is raised or read, nor by `len` and keys."""
     operations = [abs, Lookup(list(range(10**6))), Loud(), Batch(4, batch_fn=np.stack)]
     loader = loader_with(data_source=Unread(), sampler=Backwards(10), operations=operations)
 

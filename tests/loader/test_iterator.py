@@ -77,10 +77,7 @@ def test_an_error_comes_at_its_turn_and_says_where(kind: str, reading: millstrea
 
 
 def test_an_error_within_a_batch_comes_instead_of_it(reading: millstream.ReadOptions) -> None:
-    """A batch is delivered whole or not at all: an error before, in or after it comes at its turn.
-
-    In and after a batch, the record named is the batch's first.
-    """
+    """An error before, in or after a batch comes at its turn; in and after it, it names the batch's first record."""
     order, error = list(loader_of(reading)), OSError(5, "disk")
     for operations, number, record in (
         ((Map(fail_at(order[9], error)), Batch(4, batch_fn=list)), 0, 9),
@@ -335,28 +332,29 @@ def test_delivered_batches_are_not_kept(operations: tuple[Any, ...], reading: mi
         gc.enable()
 
 
-def watched_of(reading: millstream.ReadOptions) -> tuple[millstream.DataLoaderIterator, threading.Event]:
-    """Returns an iterator, and what is set when its source is read."""
+@pytest.mark.parametrize(
+    "options", [millstream.ReadOptions(2), millstream.ReadOptions(0), millstream.ReadOptions(4, 0)]
+)
+def test_start_prefetch_reads_in_the_background_if_options_allow(options: millstream.ReadOptions) -> None:
+    """It starts reading at once and changes nothing; without threads, or room for records, nothing is read early."""
     is_read = threading.Event()
 
     def read(key: int) -> int:
         is_read.set()
         return key
 
-    return iter(loader_of(reading, read, Batch(3))), is_read
-
-
-def test_start_prefetch_reads_before_the_first_batch_is_asked_for() -> None:
-    """`start_prefetch` starts reading in the background, and the stream is the same."""
-    iterator, is_read = watched_of(millstream.ReadOptions(num_threads=2))
-    assert not is_read.is_set()
-    iterator.start_prefetch()
-    iterator.start_prefetch()
-
-    assert is_read.wait(WAIT_SECONDS)
-    assert iterator.step == 0
-    inline = loader_of(millstream.ReadOptions(0), Batch(3))
-    assert [batch.tolist() for batch in iterator] == [batch.tolist() for batch in inline]
+    with iter(loader_of(options, read, Batch(3))) as iterator:
+        assert not is_read.is_set()
+        iterator.start_prefetch()
+        iterator.start_prefetch()
+        if options.reads_ahead:
+            assert is_read.wait(WAIT_SECONDS)
+        else:
+            assert not is_read.is_set()
+            assert our_threads() == []
+        assert iterator.step == 0
+        inline = loader_of(millstream.ReadOptions(0), Batch(3))
+        assert [batch.tolist() for batch in iterator] == [batch.tolist() for batch in inline]
 
 
 @pytest.mark.parametrize("stop", [millstream.DataLoaderIterator.close, millstream.DataLoaderIterator.interrupt])
@@ -381,19 +379,6 @@ def test_stopping_ends_the_wait_of_another_thread(
         next(iterator)
     goes_on.set()
     assert iterator.step == 0
-
-
-@pytest.mark.parametrize("options", [millstream.ReadOptions(0), millstream.ReadOptions(4, 0)])
-def test_without_read_ahead_nothing_is_read_early(options: millstream.ReadOptions) -> None:
-    """No threads, or room for no records: `start_prefetch` does nothing, and a batch is read when it is asked for."""
-    iterator, is_read = watched_of(options)
-    iterator.start_prefetch()
-
-    assert not is_read.is_set()
-    assert our_threads() == []
-    next(iterator)
-    assert is_read.is_set()
-    assert our_threads() == []
 
 
 def test_start_prefetch_in_mid_stream_changes_nothing(reading: millstream.ReadOptions) -> None:

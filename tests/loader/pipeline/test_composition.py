@@ -115,10 +115,7 @@ def test_the_composition_is_a_count_over_record_keys(
 
 
 def test_epochs_are_passes_over_each_component() -> None:
-    """12 batches of 8 records at 3:1 are 72 records of a component of 24 and 24 of one of 12.
-
-    The picture has a bar with the share of each component, and the numbers of the table.
-    """
+    """12 batches of 8 records at 3:1 are 72 of a component of 24 and 24 of one of 12, in table and picture."""
     corpora = {"web": range(24), "<b>": range(12)}
     loader = millstream.load(corpora, weights={"web": 3, "<b>": 1}, shuffle=True, seed=0, batch_size=8)
     composition = loader.composition(0, 12)

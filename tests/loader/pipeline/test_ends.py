@@ -57,10 +57,7 @@ def documented(positions: list[int], batch_size: int, shard_count: int, rule: st
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("shard_count", [1, 2, 3, 4])
 def test_every_small_combination_is_as_documented(shard_count: int, rule: str) -> None:
-    """Every shard yields the batches of the documented table, and `len` counts them, for all small sizes.
-
-    A loader without a Batch follows the table with batches of one record.
-    """
+    """Each shard yields the batches of the documented table, of one record without a Batch, and `len` counts them."""
     batches = [Batch(size, drop_remainder=rule == "drop in Batch", pad_remainder=rule == "pad") for size in range(1, 5)]
     kinds = [*batches, *([None] if rule in {"keep", "drop in shard"} else [])]
     for num_records, batch, num_epochs in itertools.product(range(1, 14), kinds, (1, 2)):
@@ -115,10 +112,7 @@ def test_a_template_that_fails_is_an_error_at_its_turn() -> None:
 
 @pytest.mark.parametrize("operation", [DropMultiples(3), Split(2)])
 def test_shards_that_may_end_apart_are_warned_of(operation: Transformation) -> None:
-    """A finite, sharded pipeline with a Filter or FlatMap warns at construction, in the user's line, and says why.
-
-    It says what to do; once that is done, and where there is one shard or no end, there is no warning.
-    """
+    """A finite, sharded pipeline with a Filter or FlatMap warns, in the user's line, with the remedies."""
     sharded: Any = {"sampler": IndexSampler(9, ShardOptions(0, 2), num_epochs=1), "operations": [abs, operation]}
     with pytest.warns(UserWarning, match=r"operations\[1\], .*2 shards .*surviving_keys .*num_epochs=None") as caught:
         millstream.DataLoader(data_source=range(9), **sharded)

@@ -85,10 +85,7 @@ STREAMS: dict[str, list[Transformation]] = {
 def test_global_batches_depend_on_the_logical_shards_alone(
     name: str, size: int, epochs: int, drop_remainder: bool, logical: int
 ) -> None:
-    """The k-th batches of all shards laid end to end are the same bytes on every number of shards that divides them.
-
-    So are the steps that all shards have, where short batches are dropped.
-    """
+    """The k-th batches of all shards laid end to end are the same bytes on every number of shards that divides them."""
     sampler = IndexSampler(size, shuffle=True, num_epochs=epochs, seed=size)
     shard = ShardOptions(0, 1, drop_remainder, logical)
     pipeline = Pipeline(range(size), sampler, tuple(STREAMS[name]), shard)
@@ -107,10 +104,7 @@ def test_global_batches_depend_on_the_logical_shards_alone(
 def test_every_number_of_shards_resumes_where_another_saved(
     name: str, data: st.DataObject, size: int, logical: int
 ) -> None:
-    """The states of all shards at a step, in any order, give the rest of the global stream on every number of shards.
-
-    What these save together is again the same position.
-    """
+    """The states of all shards at a step, in any order, are one position of the stream on any number of shards."""
     sampler = IndexSampler(size, shuffle=True, num_epochs=2, seed=size)
     pipeline = Pipeline(range(size), sampler, tuple(STREAMS[name]), ShardOptions(0, 1, False, logical))
     before, after = (data.draw(st.sampled_from(divisors(logical))) for _ in range(2))

@@ -198,10 +198,7 @@ def test_batches_that_are_made_together_are_those_that_are_made_alone() -> None:
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("options", [{"read_options": INLINE}, {}, {"worker_count": 1}], ids=str)
 def test_an_error_in_a_document_comes_at_its_row(options: Any, batch_size: int) -> None:
-    """All batches of rows before the last document of a row are delivered, though they are made together.
-
-    What was read of its own row is not mistaken for a row.
-    """
+    """All batches before the row of a failing document are delivered, and what was read of that row is no row."""
     sampler = PackingSampler(lengths_of(600), ROW, overflow="drop", **ORDER)
     rows = sampler.segments(0, len(sampler))
     row = next(row for row in range(120, 200) if rows.offsets[row + 1] - rows.offsets[row] > 1)

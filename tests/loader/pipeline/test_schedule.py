@@ -132,10 +132,7 @@ def test_a_block_that_kills_is_an_error_at_its_turn(random: Random, deadly: set[
 
 
 def test_answers_to_unknown_calls_are_dropped() -> None:
-    """An answer to, or blame for, a call that was never given out or is answered already does nothing.
-
-    A call without any element, because an iterator failed at its first one, has a description.
-    """
+    """An answer to, or blame for, a call that was never given out or is answered already does nothing."""
     plan = plan_of(SIZE)
     schedule = Schedule(plan, plan.beginning)
     assignments = Assignments(schedule, itertools.count(7))
@@ -153,6 +150,7 @@ def test_answers_to_unknown_calls_are_dropped() -> None:
     assert assignments.describe(number) == "outputs that are no longer wanted"
     assert outputs is not None
     assert outputs.error is None
+    # An iterator that fails at its first element leaves a call without any.
     assert plan.describe(Fed(Elements.failed(DeathError()))) == "no record"
 
 

@@ -105,10 +105,8 @@ ONE_BY_ONE: dict[str, Callable[[Source, Source], Any]] = {
 @pytest.mark.usefixtures("all_by_threads")
 @pytest.mark.parametrize("source", ONE_BY_ONE)
 def test_records_of_one_block_are_read_at_once(source: str) -> None:
-    """All threads share a block of records that are read one by one, also below other sources and in datasets.
-
-    Each read but the first waits for three others.
-    """
+    """All threads share a block of records that are read one by one, also below other sources and in datasets."""
+    # Each read but the first waits for three others.
     barrier = threading.Barrier(4, timeout=WAIT_SECONDS)
     reads = itertools.count()
     halves = [Source(size, lambda _: next(reads) and barrier.wait()) for size in (11, 10)]
@@ -206,10 +204,7 @@ class Meter:
 @pytest.mark.parametrize("prefetch_buffer_size", [1, 4, 10, 23])
 @pytest.mark.parametrize("kind", [Source, BatchedSource])
 def test_no_more_is_read_ahead_than_allowed(kind: type[Source], prefetch_buffer_size: int) -> None:
-    """While the consumer takes its time, exactly `prefetch_buffer_size` records are ready or in work.
-
-    They are rounded up to whole batches, of which there are always at least two, whatever the kind of source.
-    """
+    """Exactly `prefetch_buffer_size` records, in two or more whole batches, are ready or in work before each `next`."""
     meter, num_threads, size = Meter(), 3, 4
     ahead = size * max(2, math.ceil(prefetch_buffer_size / size))
     source = kind(size * 40, meter.read)
@@ -285,10 +280,7 @@ def test_leaving_does_not_wait_for_a_stuck_read(leave: str, monkeypatch: pytest.
 @pytest.mark.usefixtures("all_by_threads")
 @pytest.mark.parametrize(("first", "most"), [(0, 1), (5, 21)])
 def test_the_first_of_several_failing_records_is_the_error(first: int, most: int) -> None:
-    """If several records of a block fail, and threads read them together, the error is that of the first.
-
-    A block whose first record fails is not read any further: a broken disk is not asked a thousand times.
-    """
+    """Of several failing records of a block, the first is the error; if it is the block's first, no other is read."""
     reads = Meter()
 
     def fail(key: int) -> None:

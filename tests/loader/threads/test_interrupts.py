@@ -191,13 +191,11 @@ def test_an_iterator_that_is_interrupted_again_and_again_resumes_each_time(make:
 def test_a_move_that_is_interrupted_at_any_moment_skips_nothing(
     operations: tuple[Any, ...], num_threads: int, move: str
 ) -> None:
-    """An exception after calls in `next`, `seek` and `set_state`: the next elements are those of the step.
-
-    It comes after each of the first calls, and after every eleventh of the others.
-    """
+    """An exception after calls in `next`, `seek` and `set_state`: the next elements are those of the step."""
     loader = loader_of(*operations, batch_size=None, read_options=millstream.ReadOptions(num_threads))
     with iter(loader) as iterator:
         expected = [next(iterator) for _ in range(50)]
+    # After each of the first calls, and after every eleventh of the others.
     for moment in itertools.chain(range(20), itertools.count(20, 11)):
         with iter(loader) as iterator:
             iterator.seek(5)
