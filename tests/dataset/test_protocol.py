@@ -1,11 +1,16 @@
 """Iterators of all kinds of chains, and `device_put` of them, have all members of the one protocol, which agree.
 
-A stream has no random access, and a user's iterator measures nothing: these members say what to write.
+A stream has no random access, and a user's iterator measures nothing: these members say what to write. A state that is
+damaged at any leaf, or of another kind, is an error.
 """
 
 import contextlib
+import copy
+import functools
+import itertools
 import json
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +20,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 import millstream
-from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions, experimental
+from millstream import CheckpointError, DatasetIterator, IterDataset, MapDataset, ReadOptions, experimental
 from millstream.checkpoint import CheckpointHandler
+from millstream.transforms import Filter, FirstFitPack, Map
 from support.user_streams import Counted, Numbers
 
 COUNT = 12
@@ -202,3 +208,160 @@ def test_views_are_there_or_say_what_to_write(name: str, tmp_path: Path) -> None
                 ):
                     view()
         assert iterator.step == 2
+
+
+def packed(number: int) -> dict[str, Any]:
+    return {"t": np.full(1 + number % 3, number)}
+
+
+def loaded(*operations: Any) -> Any:
+    return iter(millstream.load(range(COUNT), batch_size=2, shuffle=True, seed=1, transformations=list(operations)))
+
+
+class OwnStates(DatasetIterator[Any]):
+    """A user's iterator, whose states have no envelope, and whose `set_state` checks nothing."""
+
+    def __next__(self) -> Any:
+        return next(self._parent)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"deep": [{"number": 1}], "parent": self._parent.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["parent"])
+
+
+class Own(IterDataset[Any]):
+    def __iter__(self) -> Any:
+        return OwnStates(iter(self._parent))
+
+
+STATEFUL: dict[str, Callable[[], Any]] = {
+    name: kind.begin for name, kind in KINDS.items() if name != "a user's iterator"
+} | {
+    "loader with a filter": lambda: loaded(Filter(bool)),
+    "loader with a packer": lambda: loaded(Map(packed), FirstFitPack({"t": 4}, num_packing_bins=2)),
+    "chain with a filter": lambda: iter(numbers().filter(bool).batch(1)),
+    "chain with workers": lambda: iter(numbers().map(abs).mp_prefetch(1)),
+    "mixture by name": lambda: iter(IterDataset.mix({"a": numbers(), "b": numbers(100)})),
+    "mixture of mixtures": lambda: iter(IterDataset.mix([IterDataset.mix([numbers(), numbers(100)]), numbers(200)])),
+    "chain after a mixture": lambda: sparse(Filter(bool), millstream.Batch(1)),
+    "repeat of a limit": lambda: iter(
+        experimental.RepeatIterDataset(experimental.LimitIterDataset(numbers(), 4), num_epochs=3)
+    ),
+    "window shuffle of a mixture": lambda: sparse(millstream.WindowShuffle(4, seed=1)),
+    "own iterator below a chain": lambda: iter(Own(numbers()).map(float)),
+    "own iterators below a join": lambda: iter(experimental.ZipIterDataset([Own(numbers()), Counted(COUNT)])),
+    "device_put of loader": lambda: millstream.device_put(iter(millstream.load(range(COUNT), num_epochs=1))),
+    "device_put of a chain": lambda: millstream.device_put(iter(numbers().batch(1))),
+}
+"""Kinds whose states the library checks."""
+
+BEFORE = 5
+"""The number of elements before the state that is damaged."""
+NUMBERS = (None, True, -1, 0, 1, 1 << 70, 0.5, float("nan"))
+JUNK: tuple[Any, ...] = (*NUMBERS, "", "x", b"x", [], [[]], {}, {"x": 1}, object())
+
+
+def damaged(state: Any) -> Iterator[Any]:
+    """Yields junk, and copies of a state in which one value, at any depth, is replaced, removed or added."""
+    yield from JUNK
+    for path in paths(state):
+        for new in JUNK[:-1]:
+            if repr(new) != repr(at(state, path)):
+                yield with_change(state, path, functools.partial(replace, new))
+        yield with_change(state, path, operator.delitem)
+        yield with_change(state, path, add)
+
+
+def replace(new: Any, holder: Any, name: Any) -> None:
+    holder[name] = new
+
+
+def add(holder: Any, _: Any) -> None:
+    holder.update(x=1) if is_dict(holder) else holder.append(1)
+
+
+def is_dict(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def paths(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the paths of all values below a value: keys of dicts and positions in lists."""
+    children = value.items() if is_dict(value) else enumerate(value) if isinstance(value, list) else ()
+    for name, child in children:
+        yield (*above, name)
+        yield from paths(child, (*above, name))
+
+
+def at(state: Any, path: tuple[Any, ...]) -> Any:
+    return functools.reduce(operator.getitem, path, state)
+
+
+def with_change(state: Any, path: tuple[Any, ...], change: Callable[[Any, Any], Any]) -> Any:
+    """Returns a copy of a state, after a change of the container that holds the value at a path."""
+    copied = copy.deepcopy(state)
+    change(at(copied, path[:-1]), path[-1])
+    return copied
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_a_state_that_is_damaged_anywhere_is_refused(kind: str) -> None:
+    """Each damage is a CheckpointError, the state stays as it was, and so do the elements that follow."""
+    with STATEFUL[kind]() as iterator, STATEFUL[kind]() as uninterrupted:
+        for _ in range(BEFORE):
+            next(iterator), next(uninterrupted)
+        here = iterator.get_state()
+        written = json.loads(here) if isinstance(here, bytes) else json.loads(json.dumps(here))
+        num_refused = 0
+        for wrong in damaged(written):
+            for state in encoded(wrong) if isinstance(here, bytes) else [wrong]:
+                with pytest.raises(CheckpointError):
+                    iterator.set_state(state)
+                num_refused += 1
+        assert num_refused > 100
+        assert iterator.get_state() == here
+        following, expected = (list(itertools.islice(each, 4)) for each in (iterator, uninterrupted))
+        assert repr(following) == repr(expected)
+        iterator.set_state(written if isinstance(here, dict) else here)
+        assert iterator.get_state() == here
+
+
+SAME_STREAMS = [{"loader", "device_put of loader"}, {"read", "device_put in a chain"}, {"read", "chain with workers"}]
+SAME_STREAMS += [{"device_put in a chain", "chain with workers"}]
+"""Kinds whose streams are the same, so that each resumes from the states of the other."""
+
+
+@pytest.fixture(scope="module")
+def first_states() -> dict[str, Any]:
+    """The state of each kind after its first element."""
+    states = {}
+    for kind, begin in STATEFUL.items():
+        with begin() as iterator:
+            next(iterator)
+            states[kind] = iterator.get_state()
+    return states
+
+
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_a_state_of_every_other_kind_is_refused(kind: str, first_states: dict[str, Any]) -> None:
+    """A whole state of another pipeline is a CheckpointError, and the iterator stays where it was."""
+    with STATEFUL[kind]() as iterator:
+        for _ in range(BEFORE):
+            next(iterator)
+        here = iterator.get_state()
+        for other in STATEFUL.keys() - {kind}:
+            if {kind, other} not in SAME_STREAMS:
+                with pytest.raises(CheckpointError):
+                    iterator.set_state(first_states[other])
+                assert iterator.get_state() == here, other
+
+
+def encoded(state: Any) -> Iterator[Any]:
+    """Yields a state of a loader as bytes if JSON can hold it, and the value itself if it is not a dict."""
+    if not isinstance(state, dict):
+        yield state
+    try:
+        yield json.dumps(state).encode()
+    except TypeError:
+        assert not isinstance(state, str)
