@@ -1,6 +1,5 @@
 """The arguments of commands: the files that they select, grouped by format, and the objects that they name."""
 
-import contextlib
 import importlib
 import os
 import sys
@@ -81,8 +80,12 @@ def load_callable(name: str, argument: str) -> Callable[..., Any]:
     if "" not in sys.path and os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.insert(0, os.getcwd())  # noqa: PTH109
     found: Callable[..., Any] | None = None
-    with contextlib.suppress(ModuleNotFoundError):
+    try:
         found = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        # Otherwise, something that the module imports is missing.
+        if not f"{module}.".startswith(f"{error.name}."):
+            raise
     if found is None or not callable(found):
         raise ValueError(f"{argument}, but {name!r} cannot be imported or is not a function.")
     return found

@@ -168,10 +168,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _seconds(text: str) -> float:
-    number = float(text)
-    if not 0.05 <= number <= 3600:
-        raise argparse.ArgumentTypeError(f"must be between 0.05 and 3600 seconds, got {text}")
-    return number
+    with contextlib.suppress(ValueError):
+        if 0.05 <= (number := float(text)) <= 3600:
+            return number
+    raise argparse.ArgumentTypeError(f"must be between 0.05 and 3600 seconds, got {text}")
 
 
 def _positive(text: str) -> int:

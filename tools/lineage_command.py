@@ -1,10 +1,12 @@
 """The command `millstream lineage`: the records of steps, the steps of records, and the composition so far."""
 
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from millstream.loader import DataLoader
+from millstream.loader.reporting.phrases import count_text
 from millstream.tools.cli_paths import load_callable
 
 
@@ -16,7 +18,12 @@ def lineage_lines(
     Steps are counted and found before `stop`; None for the step of the saved state, or the end of the order.
     """
     argument = "LOADER must be MODULE:FUNCTION, a function without arguments that returns a DataLoader"
-    built = load_callable(loader, argument)()
+    function = load_callable(loader, argument)
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        raise ValueError(f"{argument}, got {loader!r}: {error}.") from error
+    built = function()
     try:
         with _checked(built, argument):
             if state is not None:
@@ -51,7 +58,7 @@ def _lines(loader: DataLoader, keys: Sequence[int], steps: Sequence[int], stop: 
     for step in steps:
         found_keys = loader.record_keys(step).tolist()
         yield ""
-        yield f"step {step:,} has {len(found_keys):,} records"
+        yield f"step {step:,} has {count_text(len(found_keys), 'record')}"
         for key, origin in zip(found_keys, loader.locate(found_keys), strict=True):
             yield f"  record {key}{_origin_text(origin)}"
 

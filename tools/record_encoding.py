@@ -108,13 +108,16 @@ def token_encoding(record: Any, feature: str | None, dtype: Any) -> Encoding:
         (feature,) = record
     if dtype is None and isinstance(tokens := record if feature is None else record[feature], np.ndarray):
         dtype = tokens.dtype
-    if dtype is None or np.dtype(dtype).name not in _TOKEN_DTYPES:
-        given = "None" if dtype is None else np.dtype(dtype).name
+    try:
+        name = "None" if dtype is None else np.dtype(dtype).name
+    except TypeError:
+        name = str(dtype)
+    if name not in _TOKEN_DTYPES:
         raise ValueError(
-            f"dtype must be the dtype of the tokens in the file, one of {', '.join(_TOKEN_DTYPES)}, got {given}. Use "
+            f"dtype must be the dtype of the tokens in the file, one of {', '.join(_TOKEN_DTYPES)}, got {name}. Use "
             "uint16 for a vocabulary of up to 65,536 tokens, else int32."
         )
-    return Encoding(TOKENS, feature, _TOKEN_DTYPES[np.dtype(dtype).name])
+    return Encoding(TOKENS, feature, _TOKEN_DTYPES[name])
 
 
 def encode_records(

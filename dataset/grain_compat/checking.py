@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from typing import Any, SupportsIndex, final
 
 import numpy as np
@@ -168,7 +169,7 @@ def pick_performance_config(
         sizes = [num_bytes([element]) for element, _ in zip(iterator, range(samples), strict=False)]
     if not sizes:
         raise ValueError("The dataset yields nothing, so nothing can be measured.")
-    fitting = int(ram_budget_mb * (1 << 20) // max(1, *sizes))
+    fitting = int(min(ram_budget_mb * (1 << 20), sys.maxsize) // max(1, *sizes))
     # Each worker has an element in work and one that is ready.
     workers = max(1, min(fitting // 2, available_cores(), worker_limit or available_cores()))
     buffered = max(1, min(fitting, buffer_limit))

@@ -60,16 +60,22 @@ def numbers(elements: list[Any]) -> list[list[int]]:
     return [[number for number, _ in leaves(element)] for element in elements]
 
 
-@pytest.mark.parametrize("join", [lazy, in_turn, mixed])
+def many() -> IterDataset[Any]:
+    """Returns many streams, each of which asks for workers of its own."""
+    return IterDataset.mix([stream(number).mp_prefetch(2) for number in range(35)])
+
+
+@pytest.mark.parametrize("join", [lazy, in_turn, mixed, many])
 @pytest.mark.parametrize("order", ["join", "join, lists", "lists after mp_prefetch"])
-def test_all_functions_below_a_join_run_in_the_workers(join: Callable[[], IterDataset[Any]], order: str) -> None:
+def test_all_functions_below_a_join_run_in_one_set_of_workers(join: Callable[[], IterDataset[Any]], order: str) -> None:
     """Whenever a stream is opened, and whatever follows, its functions run in one of the two processes."""
-    dataset = lists(join()) if order == "join, lists" else join()
-    spread = dataset.mp_prefetch(2)
-    spread = lists(spread) if order == "lists after mp_prefetch" else spread
-    with iter(spread) as iterator:
-        elements = list(iterator)
-        assert {process for element in elements for _, process in leaves(element)} == worker_pids()
+    spread = (lists(join()) if order == "join, lists" else join()).mp_prefetch(2)
+    with iter(lists(spread) if order == "lists after mp_prefetch" else spread) as iterator:
+        elements = [next(iterator)]
+        workers = worker_pids()
+        elements += iterator
+        assert len(workers) == 2
+        assert {process for element in elements for _, process in leaves(element)} <= workers
 
 
 @pytest.mark.parametrize("dataset", [lists(lazy()), mixed()], ids=["interleave, lists", "mix of interleaves"])

@@ -3,7 +3,6 @@
 import copy
 import gc
 import itertools
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from millstream import IterDataset, MapDataset
 from millstream.dataset import InterleaveIterDataset, LimitIterDataset, RepeatIterDataset
 from millstream.errors import WorkerDiedError
 from support.faults.user_faults import At, be_killed
-from support.processes.process_tree import processes_below, worker_pids
+from support.processes.process_tree import worker_pids
 
 
 def is_kept(number: Any) -> bool:
@@ -26,26 +25,6 @@ def is_kept(number: Any) -> bool:
 def kept(first: int) -> IterDataset[int]:
     """Returns sixty numbers of which some are dropped."""
     return MapDataset.range(first, first + 60).seed(first).shuffle().to_iter_dataset().filter(is_kept)
-
-
-def numbers(first: int) -> IterDataset[Any]:
-    """Returns the same, each with the process that has dropped others."""
-    return kept(first).map(lambda number: (number, os.getpid()))
-
-
-def test_many_streams_have_one_set_of_workers() -> None:
-    """35 streams, each of which asks for workers too, have the two of what draws from them, which do all the work."""
-    mixture = IterDataset.mix([numbers(1000 * number).mp_prefetch(2) for number in range(35)])
-    dataset = mixture.map(lambda element: (*element, os.getpid()))
-    with iter(dataset.mp_prefetch(2)) as spread:
-        elements = list(itertools.islice(spread, 700))
-        workers = worker_pids()
-        elements += list(spread)
-    assert len(workers) == 2
-    assert {process for _, *processes in elements for process in processes} <= workers
-    assert processes_below() == []
-    with iter(IterDataset.mix([numbers(1000 * number) for number in range(35)])) as alone:
-        assert [number for number, *_ in elements] == [number for number, _ in alone]
 
 
 def opened_in_turn(last: Callable[..., Any] = int) -> IterDataset[int]:

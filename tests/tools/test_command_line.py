@@ -219,7 +219,7 @@ def test_inspect_goes_on_after_what_it_cannot_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        *([], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"]),
+        *([], ["inspect"], ["nonsense"], ["inspect", "a", "--format=b"], ["top", "--interval=x"]),
         *(["convert", "a", "b.bag", option] for option in ("--shards=0", "--jobs=-1", "--encode=xml")),
     ],
 )
@@ -228,6 +228,7 @@ def test_wrong_usage_has_a_status_of_its_own(arguments: list[str], tmp_path: Pat
     _, reported = run_here(*arguments, folder=tmp_path, status=2)
 
     assert reported.startswith("usage: millstream")
+    assert "invalid _" not in reported, "the name of a private function"
 
 
 def test_warnings_are_sentences_too(tmp_path: Path) -> None:
@@ -316,6 +317,7 @@ def build_nothing():
 def folder(tmp_path: Path) -> Path:
     """A folder with a script and its data."""
     (tmp_path / "train_something.py").write_text(SCRIPT)
+    (tmp_path / "needs_more.py").write_text("import a_missing_library")
     for name in ("a", "b"):
         (tmp_path / f"{name}.txt").write_text("".join(f"{name}{line}\n" for line in range(6)))
     return tmp_path
@@ -356,6 +358,8 @@ def test_records_and_steps_are_traced_up_to_a_state(folder: Path, monkeypatch: p
         (["train_something:build_nothing"], "that returns a DataLoader, but it returned a int"),
         (["train_something:missing"], "'train_something:missing' cannot be imported"),
         (["train_something"], "LOADER must be MODULE:FUNCTION"),
+        (["needs_more:build_loader"], "No module named 'a_missing_library'"),
+        (["json:dumps"], "got 'json:dumps': missing a required argument: 'obj'."),
         (["train_something:build_loader", "--state=b.txt"], "Cannot read the state"),
     ],
 )

@@ -354,6 +354,7 @@ def test_a_damaged_record_ends_it_with_file_and_record(tmp_path: Path) -> None:
         (["absent.txt", "b.bag"], "No such data file: "),
         (["bad.jsonl", "b.bag"], "record 1 of"),
         (["empty.txt", "b.bag"], "SRC must have at least one record, got none in "),
+        (["a.txt", "b.bin", "--dtype=nonsense"], "dtype must be the dtype of the tokens in the file, one of uint8"),
         (["a.txt", "a.csv", "b.txt"], "To decompress, pass a single SRC, got 2"),
         *(
             (["a.txt", "b.bin", f"--map={name}"], "--map must be MODULE:FUNCTION")

@@ -303,6 +303,7 @@ def test_a_configuration_fits_into_the_budget() -> None:
     assert picked(0.1).read_options.prefetch_buffer_size == 1
     assert picked(10).read_options.prefetch_buffer_size == 40
     assert 1 <= picked(1000).multiprocessing_options.num_workers <= 3
+    assert picked(float("inf")).read_options.prefetch_buffer_size == 1000
 
 
 class Lies(grain.DatasetIterator[int]):
