@@ -6,6 +6,7 @@ Lives of a trial import this, and so do their worker processes: it needs neither
 import dataclasses
 import hashlib
 import marshal
+import operator
 import random
 import struct
 import sys
@@ -38,27 +39,23 @@ _POSITIONS = 2_000
 """About how many positions a stream has."""
 
 
-class Decode(Map):
-    """Takes a record of a file for a number."""
-
-    def map(self, element: Any) -> Any:
-        if isinstance(element, dict):
-            return int(element["number"])
-        return struct.unpack("<q", element)[0] if isinstance(element, bytes) else element
+def decode(element: Any) -> Any:
+    """Returns a number: itself, or from the record of a file."""
+    if isinstance(element, dict):
+        return int(element["number"])
+    return struct.unpack("<q", element)[0] if isinstance(element, bytes) else element
 
 
-class Jitter(RandomMap):
-    """Adds a random number."""
-
-    def random_map(self, element: Any, rng: np.random.Generator) -> Any:
-        return element + int(rng.integers(1 << 20))
+def jitter(element: Any, rng: np.random.Generator) -> Any:
+    return element + int(rng.integers(1 << 20))
 
 
-class AddIndex(MapWithIndex):
-    """Adds the index."""
+def repeat(element: Any) -> Sequence[Any]:
+    return [element + child for child in range(int(element) % 3)]
 
-    def map_with_index(self, index: int, element: Any) -> Any:
-        return element + index
+
+DECODE, JITTER, ADD_INDEX = Map(decode), RandomMap(jitter), MapWithIndex(operator.add)
+REPEAT = FlatMap(repeat, max_fan_out=2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +76,6 @@ class DropMultiples(Filter):
 
     def filter(self, element: Any) -> bool:
         return int(element) % self.of != 0
-
-
-class Repeat(FlatMap):
-    """Makes up to two elements of one."""
-
-    max_fan_out = 2
-
-    def flat_map(self, element: Any) -> Sequence[Any]:
-        return [element + child for child in range(int(element) % 3)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,16 +126,16 @@ class Course:
         if form == "packing":
             counts = tuple(count for count in (1, 2, 3, 4) if course.batch and course.batch % count == 0) or (1,)
             sampler = forms.packing(chance, size, num_epochs)
-            rows = (Decode(), *forms.rows())
+            rows = (DECODE, *forms.rows())
             return dataclasses.replace(
                 course, sampler=sampler, before=rows, after=(), logical_shards=None, shard_counts=counts
             )
         if form == "chain":
             grouped, has_one_shape = forms.grouping(chance) if chance.random() < 0.3 else ((), True)
-            steps: list[Transformation] = [DropMultiples(3), DropMultiples(2), Repeat(), Jitter(), AddIndex()]
+            steps: list[Transformation] = [DropMultiples(3), DropMultiples(2), REPEAT, JITTER, ADD_INDEX]
             return dataclasses.replace(
                 course,
-                before=(Decode(), *chance.sample(steps, k=chance.randrange(3)), *grouped),
+                before=(DECODE, *chance.sample(steps, k=chance.randrange(3)), *grouped),
                 batch=course.batch if has_one_shape else 0,
                 after=(),
                 logical_shards=None,
@@ -156,12 +144,12 @@ class Course:
             )
         if form == "grouping":
             grouped, has_one_shape = forms.grouping(chance)
-            kinds: list[Transformation] = [DropMultiples(3), DropMultiples(2), Repeat(), Jitter()]
+            kinds: list[Transformation] = [DropMultiples(3), DropMultiples(2), REPEAT, JITTER]
             dropping = chance.sample(kinds, k=chance.randrange(1, 4))
             count = chance.choice([1, 1, 2, 3]) if has_one_shape else 1
             return dataclasses.replace(
                 course,
-                before=(Decode(), *dropping, *grouped),
+                before=(DECODE, *dropping, *grouped),
                 batch=chance.choice([0, 4 * count]) if has_one_shape else 0,
                 after=(),
                 logical_shards=None,
@@ -184,16 +172,16 @@ class Course:
             size, shuffle=chance.random() < 0.8, num_epochs=-(-_POSITIONS // size), seed=chance.getrandbits(64)
         )
         kind = chance.choice(["one to one", "one to one", "logical shards", "fixed", "fixed"])
-        before: list[Transformation] = [Decode()]
-        before += chance.choices([Jitter(), AddIndex()], k=chance.randrange(3))
+        before: list[Transformation] = [DECODE]
+        before += chance.choices([JITTER, ADD_INDEX], k=chance.randrange(3))
         if kind != "one to one":
-            before += chance.sample([DropMultiples(3), DropMultiples(2), Repeat()], k=chance.randrange(1, 3))
+            before += chance.sample([DropMultiples(3), DropMultiples(2), REPEAT], k=chance.randrange(1, 3))
         if kind == "fixed" and chance.random() < 0.4:
             before.append(WindowShuffle(chance.choice([2, 10, 50]), chance.getrandbits(32)))
         before += chance.choices([[], [Widen(1)], [Widen(512)], [Widen(1 << 15)]], [3, 3, 3, 1])[0]
         logical = chance.choice([2, 4]) if kind == "logical shards" else None
         batch = chance.choice([4, 8, 12, 24]) if kind != "fixed" or chance.random() < 0.8 else 0
-        after: list[Transformation] = chance.choices([Jitter(), AddIndex()], k=chance.randrange(2)) if batch else []
+        after: list[Transformation] = chance.choices([JITTER, ADD_INDEX], k=chance.randrange(2)) if batch else []
         one_host_count = chance.choice([1, 1, 2, 3])
         counts = {
             "one to one": tuple(count for count in (1, 2, 3, 4) if batch and batch % count == 0),

@@ -54,19 +54,8 @@ class Orders:
     fault: str = ""
 
 
-class Spoil(Map):
-    """Makes some elements wrong."""
-
-    def map(self, element: Any) -> Any:
-        return element + 1 if int(element) % 5 == 0 else element
-
-
-class Stuck(Map):
-    """Never returns."""
-
-    def map(self, element: Any) -> Any:
-        del element
-        hang()
+BREAKS = {"stream": Map(lambda element: element + (int(element) % 5 == 0)), "hang": Map(lambda _: hang())}
+"""Operations that make some elements wrong, or never return."""
 
 
 class Life:
@@ -164,12 +153,11 @@ class Life:
         return self.expected[index, count]
 
     def _loader(self, source: Any, index: int, count: int, workers: int) -> Any:
-        broken = {"stream": Spoil, "hang": Stuck}.get(self.orders.broken)
         return self.course.loader(
             source,
             index,
             count,
-            breaks=(broken(),) if broken else (),
+            breaks=(BREAKS[self.orders.broken],) if self.orders.broken in BREAKS else (),
             workers=millstream.MultiprocessingOptions(workers, self.chance.choice([1, 2, 5]), stall_timeout=60.0),
             reading=millstream.ReadOptions(self.chance.choice([0, 1, 2, 16])),
         )

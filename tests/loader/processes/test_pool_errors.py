@@ -60,19 +60,6 @@ def test_an_exception_arrives_at_its_turn(source: Any, threads: int) -> None:
     assert "in __call__\n    raise self.kind(*self.arguments)" in str(error.__cause__)
 
 
-def test_an_error_waits_for_batches_that_take_longer(tmp_path: Path) -> None:
-    """A batch that is made while another worker has failed already is delivered before the error."""
-    with user_faults.Pipe(tmp_path / "failed") as failed:
-        operations = [
-            At(EXPECTED[0][0], user_faults.WaitAt(failed.path)),
-            At(EXPECTED[1][0], user_faults.ReportThen(failed.path, Raise(ZeroDivisionError))),
-        ]
-        with iter(loader_of(*operations)) as iterator:
-            assert next(iterator).tolist() == EXPECTED[0]
-            with pytest.raises(ZeroDivisionError):
-                next(iterator)
-
-
 def local_class() -> type[Exception]:
     """Returns an exception class that no module has."""
 

@@ -1,4 +1,7 @@
-"""Arrays that lie in files cross as file and offset: a worker maps the file, and sees what the trainer sees."""
+"""Arrays that lie in files cross as file and offset: a worker maps the file, and sees what the trainer sees.
+
+PyTorch's tensors cross by their memory, as arrays do; what only PyTorch knows how to send, it sends.
+"""
 
 import mmap
 import os
@@ -199,3 +202,51 @@ def test_workers_map_the_files_of_a_pipeline(kind: str, file: Path) -> None:
         assert pool_of(iterator)._pipeline_file.file_bytes < NUM_BYTES // 4
         batches += iterator
     assert comparable(batches) == comparable(list(loader(0)))
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch", reason="PyTorch is no dependency; `make bench` installs it")
+
+
+TENSORS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda torch: torch.arange(6.0).reshape(2, 3),
+    "bfloat16": lambda torch: torch.arange(6).to(torch.bfloat16),
+    "float8": lambda torch: torch.tensor([1, 2], dtype=torch.float8_e4m3fn),
+    "complex": lambda torch: torch.tensor([1 + 2j]),
+    "one number": lambda torch: torch.tensor(True),
+    "transposed": lambda torch: torch.arange(12).reshape(3, 4).T,
+    "a part": lambda torch: torch.arange(100)[10:20],
+    "nothing": lambda torch: torch.zeros(0, 3),
+    "conjugate": lambda torch: torch.tensor([1 + 2j]).conj(),
+    "with a gradient": lambda torch: torch.ones(3, requires_grad=True),
+    "parameter": lambda torch: torch.nn.Parameter(torch.ones(2)),
+    "sparse": lambda torch: torch.ones(4).to_sparse(),
+}
+"""Tensors of all kinds, those that cross by their memory first."""
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_arrive_as_they_are(name: str, torch: Any) -> None:
+    """Class, dtype, shape, layout, gradient and values are kept."""
+    tensor = TENSORS[name](torch)
+    pickled, buffers = sent(tensor)
+    arrived = NO_CLASSES.loads(pickled, buffers)[0]
+
+    assert type(arrived) is type(tensor)
+    assert (arrived.dtype, arrived.shape, arrived.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert (arrived.requires_grad, arrived.is_conj()) == (tensor.requires_grad, tensor.is_conj())
+    assert str(arrived) == str(tensor)
+
+
+@pytest.mark.third_party
+def test_the_memory_of_tensors_is_shared(torch: Any) -> None:
+    """A pickle holds none of their bytes, and what arrives is a view of the memory that was sent."""
+    pickled, (buffer,) = sent(torch.ones(1000, 1000))
+    memory = bytearray(buffer.raw())
+    arrived = NO_CLASSES.loads(pickled, [memory])[0]
+    memory[:4] = bytes(4)
+
+    assert len(pickled) < 1000
+    assert (arrived[0, 0], arrived[0, 1]) == (0, 1)
