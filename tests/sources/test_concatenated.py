@@ -55,10 +55,7 @@ def test_it_is_a_list_of_all_records(sizes: list[int], data: st.DataObject) -> N
 
 
 def test_each_source_is_asked_once() -> None:
-    """A batch reads all of its records of a source in one call, in their order, and no other source.
-
-    That of columns that are alike is built without a record in between.
-    """
+    """A batch takes one call of each of its sources; like columns are stacked without a record in between."""
     sources = [Counted(3), Counted(3), Counted(3)]
     assert ConcatenatedDataSource(sources).__getitems__([7, 0, 8, 1, 0]) == [10, 0, 20, 10, 0]
     assert [source.asked for source in sources] == [[[0, 1, 0]], [], [[1, 2]]]

@@ -103,19 +103,13 @@ def read_csv(path: Path) -> list[Any]:
             rows.append(row)
             row = ""
     rows += [row] * bool(row)
-    header, *rest = (parsed_row(row) for row in rows if row.strip("\r\n"))
+    stored = [row.encode("utf-8", "surrogateescape") for row in rows if row.strip("\r\n")]
+    header, *rest = (or_wrong(lambda row: next(csv.reader([row.decode()], strict=True)), row) for row in stored)
     if header is WRONG:
         return [WRONG]
     return [
         dict(zip(header, row, strict=True)) if row is not WRONG and len(row) == len(header) else WRONG for row in rest
     ]
-
-
-def parsed_row(row: str) -> Any:
-    """Returns the fields of a row, or WRONG."""
-    return or_wrong(
-        lambda content: next(csv.reader([content.decode()], strict=True)), row.encode("utf-8", "surrogateescape")
-    )
 
 
 def read_tar(path: Path) -> list[Any]:
@@ -290,10 +284,7 @@ def files_of(form: Format, path: Path) -> list[Path]:
 
 
 def copies(form: Format, path: Path, contents: Iterable[tuple[Path, bytes]]) -> list[Path]:
-    """Returns where copies of the files are, in each of which one file has other content.
-
-    All are written before one is read, because a file that has just changed is not indexed immediately.
-    """
+    """Returns paths of copies with one changed file each, written before one is read, as new files are not indexed."""
     paths = []
     for number, (changed, content) in enumerate(contents):
         folder = path.parent / str(number)
@@ -394,20 +385,6 @@ def test_a_truncation_is_an_error_or_what_stands_in_the_file(form: Format, path:
             assert is_found or len(start) in form.whole_at
 
 
-def test_a_file_cut_while_it_is_open_has_errors_or_its_records(form: Format, path: Path) -> None:
-    """Cut at any of 20 lengths after one record was read, it has no other records than before."""
-    file = files_of(form, path)[0]
-    whole, original = file.read_bytes(), outcome(form, path)
-    assert original is not None
-    for length in range(0, len(whole), max(1, len(whole) // 20)):
-        file.write_bytes(whole)
-        with form.open(path) as source:
-            assert words(source[3]) == original[3]
-            os.truncate(file, length)
-            found = [record_or_wrong(source, key) for key in range(12)]
-        assert all(one in (WRONG, other) for one, other in zip(found, original, strict=True))
-
-
 def cut(path: Path) -> None:
     os.truncate(path, len(path.read_bytes().rstrip(b"\0")) // 2)
 
@@ -439,10 +416,7 @@ HAPPENS: dict[str, Callable[[Path], Any]] = {
 def test_what_happens_to_a_file_is_an_error_with_file_and_record(
     form: Format, path: Path, change: str, is_open: bool
 ) -> None:
-    """After a source was constructed. A file that is open, or put back, is readable if only its name was gone.
-
-    What is written over an open file without checksums is read as it stands, where it can be decoded.
-    """
+    """An open file, or one that is put back, stays readable; without checksums, what is written over it is read."""
     with form.open(path) as source:
         original = [words(record) for record in source.__getitems__(range(12))] if is_open else []
         file = files_of(form, path)[0]
@@ -487,10 +461,7 @@ if os.getuid() == 0:
 
 
 def test_a_file_that_may_not_be_read_is_an_error() -> None:
-    """A file without read permission is a PermissionError at construction; later, the error names the record.
-
-    Names and patterns in a folder without it are a PermissionError, too, and not a missing file.
-    """
+    """A PermissionError at construction, of a folder, too; later, the error names the record."""
     # The folders that pytest makes are closed to others.
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)

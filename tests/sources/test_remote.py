@@ -1,9 +1,10 @@
-"""Sources of objects in stores far away, read from a real server that is slow, fails and forgets."""
+"""Sources of objects in stores far away, read from a real server that is slow, fails and forgets, and from fakes."""
 
 import contextlib
 import gzip
 import io
 import itertools
+import os
 import pickle
 import traceback
 from collections.abc import Callable, Iterable
@@ -18,20 +19,7 @@ import pytest
 
 import millstream
 from millstream.errors import DataSourceError
-from millstream.sources import (
-    BagzDataSource,
-    CsvDataSource,
-    ImageFolderDataSource,
-    MdsDataSource,
-    MegatronDataSource,
-    ParquetDataSource,
-    TextLineDataSource,
-    TfdsDataSource,
-    TFRecordDataSource,
-    TokenDataSource,
-    WebDatasetDataSource,
-    ZarrDataSource,
-)
+from millstream.sources import ParquetDataSource, TextLineDataSource, TFRecordDataSource, WebDatasetDataSource
 from millstream.sources.formats import format_of_file
 from millstream.sources.remote import object_clients, object_stores
 from millstream.sources.storage import byte_files
@@ -41,13 +29,17 @@ from support.files.record_files import (
     every_record,
     records_of,
     tfrecord_bytes,
+    write_array_record,
     write_mds,
     write_megatron,
     write_tar,
     write_zarr,
 )
-from support.processes.worker_pools import at_most
+from support.files.small_sources import NUM_RECORDS, SOURCES, at_urls
+from support.processes.worker_pools import at_most, python
+from support.stores.fake_stores import fake_gcs, fake_s3
 from support.stores.object_server import ObjectServer, Request
+from support.stores.store_clients import clients_of
 
 pytestmark = pytest.mark.third_party
 
@@ -163,10 +155,7 @@ def test_ranges_of_records_and_files_on_disk_go_together(url: str, tmp_path: Pat
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_batch_is_asked_for_at_once(store: ObjectServer, scheme: str) -> None:
-    """The requests of a batch, over all of its files, are in flight together: more than 64.
-
-    Neighbours come by one request. A pickled copy knows the sizes and versions, and asks for nothing else.
-    """
+    """More than 64 requests are in flight together, of a pickled copy without any other; neighbours come by one."""
     for number in range(3):
         store.objects[f"bucket/{number}"] = tfrecord_bytes(SPREAD[number * 100 : number * 100 + 100])
     store.objects["bucket/small"] = tfrecord_bytes(RECORDS)
@@ -187,10 +176,7 @@ def test_a_batch_is_asked_for_at_once(store: ObjectServer, scheme: str) -> None:
 
 
 def test_the_index_is_kept_for_the_version_it_is_of(store: ObjectServer, tmp_path: Path) -> None:
-    """A second source asks once for each object; a signature that is another each time changes nothing.
-
-    The fingerprint is that of local files of these names.
-    """
+    """One request per object, whatever the signature; the fingerprint is that of local files of these names."""
     fingerprints = set()
     for number in range(3):
         store.objects[f"bucket/{number}"] = tfrecord_bytes(RECORDS)
@@ -261,10 +247,7 @@ def test_what_fails_for_ever_is_an_error(store: ObjectServer, form: str, failure
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_not_there_or_may_not_be_read_is_an_error(store: ObjectServer, scheme: str) -> None:
-    """A missing object is a FileNotFoundError, refused access a PermissionError that names the credentials.
-
-    Later it is the record's error.
-    """
+    """FileNotFoundError, or PermissionError with the names of the credentials; later it is the record's error."""
     store.objects["bucket/a"] = tfrecord_bytes(RECORDS)
     url = f"{location(store, scheme)}/a"
     with pytest.raises(FileNotFoundError, match=r"No such TFRecord file: '.*/b'"):
@@ -379,8 +362,8 @@ def test_secrets_of_a_url_are_in_no_text(
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (ImageFolderDataSource, "got '.*bucket/a"),
-        (lambda url: TfdsDataSource(url, "train"), "Not a prepared dataset.*bucket/a"),
+        (millstream.ImageFolderDataSource, "got '.*bucket/a"),
+        (lambda url: millstream.TfdsDataSource(url, "train"), "Not a prepared dataset.*bucket/a"),
         (format_of_file, "the format of '.*bucket/a"),
         (TextLineDataSource, r"bucket/a\?…' is compressed.* Download it, .* convert a a\.unpacked$"),
     ],
@@ -398,11 +381,11 @@ def test_secrets_of_urls_that_cannot_be_read_are_in_no_text(
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("m", MegatronDataSource),
-        ("m.bin", MegatronDataSource),
-        ("m.bin", lambda url: TokenDataSource(url, 15)),
-        ("mds", MdsDataSource),
-        ("x/", lambda url: ZarrDataSource({"x": url})),
+        ("m", millstream.MegatronDataSource),
+        ("m.bin", millstream.MegatronDataSource),
+        ("m.bin", lambda url: millstream.TokenDataSource(url, 15)),
+        ("mds", millstream.MdsDataSource),
+        ("x/", lambda url: millstream.ZarrDataSource({"x": url})),
     ],
 )
 def test_all_files_of_a_signed_url_are_read_by_it(
@@ -410,12 +393,12 @@ def test_all_files_of_a_signed_url_are_read_by_it(
 ) -> None:
     """The query of the URL signs each file; an error shows neither it nor another name."""
     write_megatron(tmp_path / "m", [np.arange(length, dtype=np.uint16) for length in range(1, 30)])
-    write_mds(tmp_path / "mds", {"n": "int"}, [{"n": bytes(8)}] * 29, 10)
+    write_mds(tmp_path / "mds", {"n": "int"}, [{"n": bytes([n] * 8)} for n in range(29)], 10)
     write_zarr(tmp_path / "x", np.arange(29), 4)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     store.objects |= {f"bucket/{path.relative_to(tmp_path)}": path.read_bytes() for path in files}
     url = f"{store.url}/bucket/{name}?X-Signature=0123abcd"
-    assert len(every_record(kind(url))) == 29
+    assert repr(every_record(kind(url))) == repr(every_record(kind(f"{tmp_path}/{name}")))
     assert store.queries == {"X-Signature=0123abcd"}
     store.objects.clear()
     with pytest.raises(FileNotFoundError, match=f"bucket/{name}") as caught:
@@ -494,29 +477,25 @@ def test_a_size_that_is_not_true_is_an_error(store: ObjectServer, url: str) -> N
     assert len(store.requests) < 10
 
 
-DAMAGED: dict[str, tuple[Callable[[str], Any], bytes, str]] = {
-    "cut TFRecord": (TFRecordDataSource, tfrecord_bytes(RECORDS)[:-1], "was cut short"),
-    "no TFRecord": (TFRecordDataSource, b"{}\n" * 100, "is not a TFRecord file"),
-    "gzip": (TextLineDataSource, b"\x1f\x8b\x08" + bytes(20), "is compressed as a whole"),
-    "no tar": (WebDatasetDataSource, b"{}\n" * 1000, "is not a tar archive"),
-    "no Bagz": (BagzDataSource, b"{}\n" * 1000, "is not a Bagz file"),
-    "empty CSV": (CsvDataSource, b"", "is empty: expected a row of column names"),
-    "open quotes": (CsvDataSource, b'a,b\n1,"2\n3,4\n', "unterminated quoted field"),
-    "quotes in names": (CsvDataSource, b'a"b"c",d\n1,2\n', "quoted field|names"),
-    "no Parquet": (ParquetDataSource, b"PAR1" + bytes(5000) + b"PAR1", "is not a Parquet file, is damaged"),
-    "empty Parquet": (ParquetDataSource, b"", "is not a Parquet file, is damaged"),
-    "no Megatron": (MegatronDataSource, b"abc", "is not the index of a Megatron dataset"),
-}
+DAMAGED: list[tuple[Callable[[str], Any], bytes, str]] = [
+    (TFRecordDataSource, tfrecord_bytes(RECORDS)[:-1], "was cut short"),
+    (TFRecordDataSource, b"{}\n" * 100, "is not a TFRecord file"),
+    (WebDatasetDataSource, b"{}\n" * 1000, "is not a tar archive"),
+    (millstream.BagzDataSource, b"{}\n" * 1000, "is not a Bagz file"),
+    (ParquetDataSource, b"PAR1" + bytes(5000) + b"PAR1", "is not a Parquet file, is damaged"),
+    (ParquetDataSource, b"", "is not a Parquet file, is damaged"),
+    (millstream.MegatronDataSource, b"abc", "is not the index of a Megatron dataset"),
+]
 
 
-@pytest.mark.parametrize("damage", DAMAGED)
-def test_damaged_objects_are_errors_that_name_them(store: ObjectServer, damage: str) -> None:
+@pytest.mark.parametrize(("kind", "content", "message"), DAMAGED)
+def test_damaged_objects_are_errors_that_name_them(
+    store: ObjectServer, kind: Callable[[str], Any], content: bytes, message: str
+) -> None:
     """Damaged objects are errors that name the object."""
-    kind, content, message = DAMAGED[damage]
     store.objects["bucket/a.bin"] = store.objects["bucket/a.idx"] = content
-    with pytest.raises((DataSourceError, ValueError), match=message) as caught:
+    with pytest.raises(DataSourceError, match=f"bucket/a.* {message}"):
         kind(f"{store.url}/bucket/a.bin")
-    assert "bucket/a" in str(caught.value)
 
 
 def test_a_long_object_is_read_ahead_of_the_search(
@@ -532,3 +511,71 @@ def test_a_long_object_is_read_ahead_of_the_search(
         assert [sample["txt"] for sample in every_record(source)] == [content for _, content in files]
     assert len(set(blocks)) == len(blocks)
     assert len(blocks) < len(store.objects["bucket/a"]) / 1000 - 10
+
+
+NAMES = ["ArrayRecord", "Bagz", "CSV", "JSONL", "Megatron", "Parquet", "TFRecord", "WebDataset", "text"]
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_the_records_are_those_of_the_files(scheme: str, tmp_path: Path) -> None:
+    """Records and fingerprint of every format are those of the files; a missing object or bucket is an error."""
+    sources: dict[str, Any] = {}
+    objects: dict[str, bytes] = {}
+    for name in NAMES:
+        folder = tmp_path / name
+        folder.mkdir()
+        sources[name] = SOURCES[name](folder)
+        objects |= {f"{name}/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    with {"gs": fake_gcs, "s3": fake_s3}[scheme](objects) as address, clients_of(address, tmp_path / "cache"):
+        for name, local in sources.items():
+            options = {"cache": millstream.FileCache(10**8, tmp_path / "copies")} if name == "ArrayRecord" else {}
+            expected = [repr(record) for record in every_record(local)]
+            with local, at_urls(local, f"{scheme}://bucket/{name}", **options) as source:
+                assert [repr(record) for record in every_record(source)] == expected
+                assert repr(source[NUM_RECORDS - 1]) == expected[-1]
+                assert source.fingerprint() == local.fingerprint()
+        with millstream.BagzDataSource(f"{scheme}://bucket/*/[ab].bag*") as source:
+            assert every_record(source) == [b"record %d" % number for number in range(25)]
+        for url in (f"{scheme}://bucket/folder/none", f"{scheme}://none/TFRecord/a", f"{scheme}://bucket/TFRecord/n*"):
+            with pytest.raises(FileNotFoundError) as caught:
+                millstream.TFRecordDataSource(url)
+            assert url in str(caught.value)
+
+
+LIBRARY = """
+import millstream
+source = millstream.ArrayRecordDataSource(["gs://bucket/d/b[10:12]", "gs://bucket/d/a"])
+print(len(source), source[0], source.__getitems__([101, 2, 1]), source.unit_sizes.tolist())
+print(len(millstream.ArrayRecordDataSource("gs://bucket/d/*")))
+with millstream.load(source, batch_size=51, worker_count=1, num_epochs=1) as loader:
+    print([batch.tolist()[-1] for batch in loader])
+for read in (
+    lambda: millstream.ArrayRecordDataSource("gs://bucket/d/c"),
+    lambda: millstream.ArrayRecordDataSource("gs://bucket/d/a[0:200]")[0],
+):
+    try:
+        read()
+    except millstream.DataSourceError as error:
+        print(error)
+"""
+
+
+def test_the_library_reads_array_record_files_of_a_bucket(store: ObjectServer) -> None:
+    """Objects, ranges and patterns, in workers, too; a missing object or a range beyond the end is an error."""
+    for name in (b"a", b"b"):
+        path = write_array_record(Path(name.decode()), [b"%s %d" % (name, number) for number in range(100)])
+        store.objects[f"bucket/d/{path}"] = path.read_bytes()
+    ran = python("-c", LIBRARY, env=os.environ | {"CLOUD_STORAGE_EMULATOR_ENDPOINT": store.url}, check=True)
+    *printed, missing, beyond = ran.stdout.splitlines()
+    assert printed == ["102 b'b 10' [b'a 99', b'a 0', b'b 11'] [2, 100]", "200", "[b'a 48', b'a 99']"]
+    assert missing.startswith("'gs://bucket/d/c' cannot be read: ")
+    assert beyond.endswith("'gs://bucket/d/a' has 100 records, but a range of it ends at record 200.")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a", "https://host/a", ["gs://bucket/a[0:1]", "http://host/a"]])
+def test_stores_that_the_library_does_not_read_need_a_cache(url: Any) -> None:
+    """URLs that the library cannot read are an error that names the cache, before any request."""
+    with pytest.raises(
+        ValueError, match=r"which reads local files and gs://, got '.*/a'.*cache=FileCache\(max_bytes\)"
+    ):
+        millstream.ArrayRecordDataSource(url)

@@ -122,10 +122,7 @@ def test_keys_are_left_as_they_are(source: Any) -> None:
 def test_a_relative_path_is_that_of_the_construction(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source built with relative paths is read and described, itself and a pickled copy, from every other folder.
-
-    The same files in another folder have the same fingerprint.
-    """
+    """It is read from every other folder, also by a copy; files in another folder have the same fingerprint."""
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
     elsewhere = SOURCES[name](tmp_path / "there")
@@ -144,10 +141,7 @@ def test_a_relative_path_is_that_of_the_construction(
 
 @pytest.mark.third_party
 def test_workers_and_threads_read_the_same(tmp_path: Path, store: ObjectServer) -> None:
-    """The stream over sources of all kinds, remote ones too, is the same inline, in threads and in workers.
-
-    All kinds are those of `millstream.sources`: nothing would be tested of one that SOURCES lacks.
-    """
+    """The stream over all public sources is the same inline, in threads and in workers."""
     folders = {name: tmp_path / str(number) for number, name in enumerate([*SOURCES, "remote JSONL"])}
     for folder in folders.values():
         folder.mkdir()

@@ -23,6 +23,10 @@ def drain(stream: Iterator[Any], limit: int = 100_000) -> tuple[list[Any], type[
     return elements, None
 
 
+def same(left: Any, right: Any) -> bool:
+    return bool(comparable(left) == comparable(right))
+
+
 def comparable(element: Any) -> Any:
     """Returns a value that is equal to another's exactly if the elements agree in structure, dtype, shape and bytes."""
     if isinstance(element, np.ndarray):

@@ -3,7 +3,6 @@
 import pickle
 import re
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,18 +85,16 @@ def same(found: Any, expected: Any) -> bool:
     return bool(found.dtype == native.dtype and found.shape == native.shape and found.tobytes() == native.tobytes())
 
 
-def write_demos(folder: Path) -> dict[str, list[int]]:
-    """Writes two files of three demonstrations, and returns the number of rows of each, by file."""
-    rows = {"a": [3, 0, 5], "b": [4, 2, 1]}
+def write_demos(folder: Path) -> None:
+    """Writes two files of three demonstrations."""
     start = 0
-    for name, counts in rows.items():
+    for name, counts in {"a": [3, 0, 5], "b": [4, 2, 1]}.items():
         with h5py.File(folder / f"{name}.hdf5", "w") as file:
             for number, count in enumerate(counts):
                 file[f"data/demo_{number}/obs/image"] = np.arange(start, start + count).repeat(4).reshape(-1, 2, 2)
                 file[f"data/demo_{number}/actions"] = np.arange(start, start + count, dtype=np.float32)
                 start += count
             file["data/other"] = [1]
-    return rows
 
 
 def test_patterns_are_files_and_datasets_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,77 +189,46 @@ def test_a_file_that_the_process_has_open_is_read(tmp_path: Path) -> None:
         assert file["x"][7] == 7
 
 
-def edited(edit: Callable[[Any], Any]) -> Callable[[Path], dict[str, str]]:
-    """Returns a function that writes a file with more in it, and returns a dataset `x` of it as a column."""
-
-    def write(folder: Path) -> dict[str, str]:
-        with h5py.File(folder / "a.h5", "w") as file:
-            file["y"] = np.arange(4)
-            edit(file)
-        return {"x": f"{folder}/a.h5/x"}
-
-    return write
-
-
-def with_blosc(file: Any) -> None:
-    """Adds a dataset with a filter that h5py does not have."""
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_chunk((4,))
-    properties.set_filter(32001, h5py.h5z.FLAG_OPTIONAL)
-    h5py.h5d.create(file.id, b"x", h5py.h5t.STD_I8LE, h5py.h5s.create_simple((4,)), properties)
-
-
 @pytest.mark.parametrize(
-    ("write", "error", "message"),
+    ("path", "error", "message"),
     [
-        (edited(lambda file: file.create_dataset("x", data=["a", "bc"])), ValueError, "variable length"),
-        (edited(lambda file: file.create_dataset("x", data=3)), ValueError, "one row per record"),
-        (edited(lambda file: file.create_dataset("x", data=h5py.Empty("f4"))), ValueError, "one row per record"),
-        (edited(lambda file: file.create_group("x")), ValueError, "no dataset matches 'x'"),
-        (edited(id), ValueError, "no dataset matches 'x'"),
-        (
-            edited(lambda file: file.__setitem__("x", h5py.ExternalLink("b.h5", "z"))),
-            DataSourceError,
-            "a.h5': it is not",
-        ),
-        (edited(with_blosc), ValueError, r"'x' has the filter 32001 \(.*\), which h5py lacks"),
-        (
-            edited(lambda file: file.create_dataset("x", (4,), "i4", external=[("values", 0, 16)])),
-            ValueError,
-            "in other files",
-        ),
-        (lambda folder: {"x": f"{folder}/none.h5/x"}, FileNotFoundError, "No HDF5 file is at the beginning"),
-        (lambda folder: edited(lambda file: file)(folder) | {"x": f"{folder}/a.h5"}, ValueError, "'train.h5/images'"),
-        (lambda folder: [f"{folder}/a.h5/x"], TypeError, "must be a mapping of columns"),
-        (lambda _: {}, ValueError, "at least one column"),
-        (
-            lambda folder: (
-                edited(lambda file: file.create_dataset("x", data=[1, 2]))(folder) | {"y": f"{folder}/a.h5/y"}
-            ),
-            ValueError,
-            "'x' has 2, 'y' has 4",
-        ),
-        (
-            lambda folder: (
-                (folder / "no.h5").write_bytes(b"%PDF" * 100),
-                {"x": f"{folder}/no.h5/x"},
-            )[1],
-            DataSourceError,
-            "no.h5': it is not an HDF5 file",
-        ),
+        ("a.h5/text", ValueError, "variable length"),
+        ("a.h5/scalar", ValueError, "one row per record"),
+        ("a.h5/empty", ValueError, "one row per record"),
+        ("a.h5/group", ValueError, "no dataset matches 'group'"),
+        ("a.h5/none", ValueError, "no dataset matches 'none'"),
+        ("a.h5/link", DataSourceError, "a.h5': it is not"),
+        ("a.h5/blosc", ValueError, r"'blosc' has the filter 32001 \(.*\), which h5py lacks"),
+        ("a.h5/external", ValueError, "in other files"),
+        ("a.h5/short", ValueError, "'short' has 2, 'y' has 4"),
+        ("a.h5", ValueError, "'train.h5/images'"),
+        ("none.h5/x", FileNotFoundError, "No HDF5 file is at the beginning"),
+        ("no.h5/x", DataSourceError, "no.h5': it is not an HDF5 file"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_at_construction(
-    tmp_path: Path, write: Callable[[Path], Any], error: type[Exception], message: str
+    tmp_path: Path, path: str, error: type[Exception], message: str
 ) -> None:
     """With the file, the dataset and the reason."""
-    datasets = write(tmp_path)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["y"], file["short"], file["text"], file["scalar"] = np.arange(4), [1, 2], ["a", "bc"], 3
+        file["empty"], file["group/x"], file["link"] = h5py.Empty("f4"), 1, h5py.ExternalLink("b.h5", "z")
+        file.create_dataset("external", (4,), "i4", external=[("values", 0, 16)])
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk((4,))
+        properties.set_filter(32001, h5py.h5z.FLAG_OPTIONAL)
+        h5py.h5d.create(file.id, b"blosc", h5py.h5t.STD_I8LE, h5py.h5s.create_simple((4,)), properties)
+    (tmp_path / "no.h5").write_bytes(b"%PDF" * 100)
     with pytest.raises(error, match=message):
-        Hdf5DataSource(datasets)
+        Hdf5DataSource({"x": f"{tmp_path}/{path}", "y": f"{tmp_path}/{path.partition('/')[0]}/y"})
 
 
 def test_columns_and_files_that_do_not_belong_together_are_errors(tmp_path: Path) -> None:
-    """Other matches of a pattern, another dtype in another file, and columns of different files."""
+    """Other matches of a pattern, another dtype in another file, columns of different files, and no columns."""
+    wrong: list[tuple[Any, type[Exception], str]] = [({}, ValueError, "one column"), (["a"], TypeError, "a mapping of")]
+    for columns, error, message in wrong:
+        with pytest.raises(error, match=message):
+            Hdf5DataSource(columns)
     write_demos(tmp_path)
     with h5py.File(tmp_path / "c.hdf5", "w") as file:
         file["data/demo_0/actions"] = np.arange(3)

@@ -1,6 +1,5 @@
-"""Windows of flat token files: any window and stride, every header, and what is refused."""
+"""Windows of flat token files, and the sequences of Megatron's indexed datasets: what is read, and what is refused."""
 
-import contextlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
-from millstream.sources import TokenDataSource
-from support.files.record_files import write_megatron
+from millstream.sources import MegatronDataSource, TokenDataSource
+from millstream.sources.arrays import megatron
+from millstream.transforms.batching.stack import stack
+from support.files.record_files import MEGATRON_CODES, emptied, every_record, write_megatron
 from support.stores.object_server import ObjectServer
 
 
@@ -69,24 +70,20 @@ def test_headers_are_skipped_and_give_the_dtype(tmp_path: Path) -> None:
 
 
 @pytest.mark.third_party
-def test_batches_come_from_a_store_too(tmp_path: Path) -> None:
+def test_batches_come_from_a_store_too(tmp_path: Path, store: ObjectServer) -> None:
     """Windows of objects are those of files, and a batch asks for its windows of all objects before it waits."""
     paths = [tmp_path / f"{number}.bin" for number in range(4)]
     for number, path in enumerate(paths):
         (np.arange(100, dtype=np.uint16) + 100 * number).tofile(path)
+        store.objects[f"bucket/{path.name}"] = path.read_bytes()
     local = TokenDataSource(paths, 10, dtype="uint16")
-    with contextlib.closing(ObjectServer()) as store:
-        store.objects.update({f"bucket/{path.name}": path.read_bytes() for path in paths})
-        source = TokenDataSource([f"{store.url}/bucket/{path.name}" for path in paths], 10, dtype="uint16")
+    keys = [5, 15, 25, 35, 6]
+    with TokenDataSource([f"{store.url}/bucket/{path.name}" for path in paths], 10, dtype="uint16") as source:
         store.forget()
         store.gathering = len(paths)
-        keys = [5, 15, 25, 35, 6]
-
-        here: Any = local.__getitems__(keys)
-        far: Any = source.__getitems__(keys)
-        np.testing.assert_array_equal(far.stack(np.empty)["tokens"], here.stack(np.empty)["tokens"])
-        assert store.most_at_once >= len(paths)
-        source.close()
+        here, far = (stack(each.__getitems__(keys))["tokens"] for each in (local, source))
+    assert far.tolist() == here.tolist()
+    assert store.most_at_once >= len(paths)
 
 
 def test_wrong_arguments_and_files_are_refused(tmp_path: Path) -> None:
@@ -122,12 +119,73 @@ def test_wrong_arguments_and_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_tells_windows_apart(tmp_path: Path) -> None:
-    """Another window, stride or dtype is another source; another folder is not."""
-    for folder in (tmp_path / "a", tmp_path / "b"):
-        folder.mkdir()
-        np.arange(64, dtype=np.uint16).tofile(folder / "x.bin")
+    """Another window, stride or dtype is another source."""
+    np.arange(64, dtype=np.uint16).tofile(tmp_path / "x.bin")
     cases = [(8, 8, "uint16"), (8, 4, "uint16"), (4, 8, "uint16"), (8, 8, "int16")]
-    prints = [TokenDataSource(tmp_path / "a" / "x.bin", *case).fingerprint() for case in cases]
+    assert len({TokenDataSource(tmp_path / "x.bin", *case).fingerprint() for case in cases}) == len(cases)
 
-    assert len(set(prints)) == len(cases)
-    assert TokenDataSource(tmp_path / "b" / "x.bin", *cases[0]).fingerprint() == prints[0]
+
+SEQUENCES = [np.arange(length, dtype=np.uint16) * 300 for length in (3, 0, 5, 2)]
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=20), st.sampled_from(sorted(MEGATRON_CODES)), st.integers(1, 5)
+)
+def test_any_sequences_are_read_in_any_order(folder: Path, lengths: list[int], dtype: str, at_once: int) -> None:
+    """Any sequences, empty ones too, are read in any order; each is an array of its own that can be written to."""
+    rng = np.random.default_rng(0)
+    sequences = [rng.integers(0, 100, length).astype(dtype) for length in lengths]
+    prefix = write_megatron(emptied(folder) / "data", sequences)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(megatron, "_SEQUENCES_PER_READ", at_once)
+        with MegatronDataSource(prefix) as source:
+            order = rng.permutation(len(lengths))
+            records = source.__getitems__(order)
+
+    assert [record.tolist() for record in records] == [sequences[key].tolist() for key in order]
+    assert {record.dtype for record in records} == {np.dtype(dtype)}
+    assert all(record.flags.writeable for record in records)
+
+
+def test_paths_are_prefixes_files_and_patterns(tmp_path: Path) -> None:
+    """Paths are prefixes, files or patterns, with and without the ending of the data's file."""
+    for name in ("b", "a"):
+        write_megatron(tmp_path / f"{name}_document", [np.array([ord(name)], np.int32)])
+    for prefix in (
+        tmp_path / "*_document",
+        tmp_path / "*.bin",
+        [tmp_path / "a_document", f"{tmp_path}/b_document.bin"],
+    ):
+        with MegatronDataSource(prefix) as source:
+            assert [record.tolist() for record in every_record(source)] == [[97], [98]]
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value", "words"),
+    [
+        (0, "<B", 0, "does not begin as one"),
+        (9, "<Q", 2, "version 2"),
+        (17, "<B", 99, "dtype 99"),
+        (18, "<Q", 2**40, "ends before the offsets"),
+        (18, "<Q", 3, "not contiguous|have [0-9]+ bytes"),
+        (34, "<i", -1, "not contiguous"),  # The first length.
+        (34, "<i", 4, "not contiguous"),
+        (58, "<q", 2, "not contiguous"),  # The second offset.
+    ],
+)
+def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path, offset: int, form: str, value: int, words: str) -> None:
+    """An index that does not fit is an error at construction that says what is wrong with it."""
+    prefix = write_megatron(tmp_path / "data", SEQUENCES)
+    content = bytearray((tmp_path / "data.idx").read_bytes())
+    struct.pack_into(form, content, offset, value)
+    (tmp_path / "data.idx").write_bytes(content)
+    with pytest.raises(DataSourceError, match=rf"data\.idx' is not the index .*({words})"):
+        MegatronDataSource(prefix)
+
+
+def test_a_missing_index_is_the_usual_error(tmp_path: Path) -> None:
+    """A missing index is a FileNotFoundError that names the file."""
+    (tmp_path / "data.bin").write_bytes(bytes(8))
+    with pytest.raises(FileNotFoundError, match=r"data\.idx"):
+        MegatronDataSource(tmp_path / "data")

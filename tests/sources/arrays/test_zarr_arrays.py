@@ -18,7 +18,6 @@ from millstream.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import ZarrDataSource
 from support.files.record_files import write_zarr
-from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
 
@@ -85,17 +84,6 @@ def test_units_are_the_chunks_that_are_decoded(tmp_path: Path) -> None:
     for batch in batches:
         assert (batch["x"][:, 0] == batch["label"]).all()
         assert len(np.unique(batch["label"] // 6)) <= 2 * source.window_units
-
-
-def test_arrays_of_a_server_are_read(tmp_path: Path, store: ObjectServer) -> None:
-    """By their URL, like those of a disk."""
-    rows = np.arange(60).reshape(20, 3)
-    write_zarr(tmp_path / "x", rows, 4)
-    for path in (tmp_path / "x").rglob("*"):
-        if path.is_file():
-            store.objects[f"bucket/x/{path.relative_to(tmp_path / 'x')}"] = path.read_bytes()
-    source = ZarrDataSource({"x": f"{store.url}/bucket/x"})
-    assert [record["x"].tolist() for record in source.__getitems__(range(20))] == rows.tolist()
 
 
 def test_damage_is_an_error_with_array_and_record_or_what_stands_in_the_file(tmp_path: Path) -> None:

@@ -159,10 +159,7 @@ def test_a_folder_of_images_may_be_in_a_bucket(tmp_path: Path, store: ObjectServ
 
 
 def test_types_of_files_are_read_from_the_list_of_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files in folders are not looked up one by one, because each look is a request of network storage.
-
-    A link and a few files of a large folder are.
-    """
+    """A look at a file is a request of network storage: only a link, and few files of a large folder, get one."""
     names = [f"{folder}/{number}.bin" for folder in "abc" for number in range(20)]
     write(tmp_path, [*names, *(f"large/{number}.txt" for number in range(100)), "large/a.bin"])
     (tmp_path / "a" / "link.bin").symlink_to(tmp_path / "b" / "0.bin")
@@ -249,10 +246,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_records_and_their_order_are_those_of_torchvision(root: Path, tmp_path: Path) -> None:
-    """Class by class, in a class folder by folder, in a folder by name; capital letters come first.
-
-    Links to files and folders are followed; one to a folder that contains it is an error. Hidden files are skipped.
-    """
+    """By class, folder and name, through links; hidden files are skipped, and links in a circle are an error."""
     write(tmp_path / "other", ["in/1.jpg"])
     (root / "dog" / "folder").symlink_to(tmp_path / "other")
     (root / "dog" / "link.jpg").symlink_to(tmp_path / "other" / "in" / "1.jpg")

@@ -17,7 +17,7 @@ from millstream.sources.records.tfds_splits import Split, ranges_of
 from millstream.transforms.batching.stack import stack
 from support.faults.memory_limits import measured_peak
 from support.files.record_files import write_tfds, write_tfrecord
-from support.streams import comparable
+from support.streams import same
 
 
 def feature(kind: str, name: str, **described: Any) -> dict[str, Any]:
@@ -160,10 +160,6 @@ FEATURES: dict[str, tuple[dict[str, Any], Callable[[int], Any], Callable[[int], 
         lambda n: np.full(2, n, np.int16),
     ),
 }
-
-
-def same(left: Any, right: Any) -> bool:
-    return bool(comparable(left) == comparable(right))
 
 
 @pytest.mark.parametrize("name", FEATURES)

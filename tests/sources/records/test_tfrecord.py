@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,8 +11,7 @@ from millstream.errors import DataSourceError
 from millstream.sources import TFRecordDataSource
 from millstream.sources.formats import format_of_file
 from millstream.sources.records import tfrecord
-from millstream.sources.records.tfrecord import masked_crc32c_of_lengths
-from support.files.record_files import assert_records, emptied, masked_crc, records_of, write_tfrecord
+from support.files.record_files import assert_records, emptied, records_of, write_tfrecord
 
 
 @settings(max_examples=50)
@@ -69,10 +67,3 @@ def test_a_range_beyond_its_file_is_an_error(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "a", [b"%d" % n for n in range(10)])
     with pytest.raises(DataSourceError, match=r"a' has 10 records, but a range of it ends at record 40"):
         TFRecordDataSource(f"{tmp_path}/a[2:40]")
-
-
-@given(st.lists(st.binary(min_size=8, max_size=8), max_size=20))
-def test_checksums_of_lengths_are_those_of_the_library(lengths: list[bytes]) -> None:
-    """The tables give the library's checksum of each row of eight bytes."""
-    rows = np.frombuffer(b"".join(lengths), np.uint8).reshape(-1, 8)
-    assert masked_crc32c_of_lengths(rows).tobytes() == b"".join(map(masked_crc, lengths))

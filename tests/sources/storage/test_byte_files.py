@@ -57,20 +57,6 @@ def test_near_spans_are_read_by_one_call(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(calls) == (1 if name in TOGETHER else len(starts))
 
 
-@pytest.mark.parametrize("step", [LENGTH, LENGTH + 7])
-def test_spans_beyond_the_end_are_short(tmp_path: Path, step: int) -> None:
-    """Of spans that are near each other, those that the file has are whole."""
-    content = np.arange(200, dtype=np.uint8)
-    content.tofile(tmp_path / "a")
-    starts = [number * step for number in range(20)]
-    rows = np.zeros((20, LENGTH), np.uint8)
-    with contextlib.closing(LocalFile(str(tmp_path / "a"))) as file:
-        lengths = file.read_into(starts, rows)
-    assert lengths == [min(LENGTH, max(0, 200 - start)) for start in starts]
-    for start, length, row in zip(starts, lengths, rows, strict=True):
-        assert row[:length].tolist() == content[start : start + length].tolist()
-
-
 @given(st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 60)), max_size=60))
 def test_spans_are_joined_where_that_costs_little(spans: list[tuple[int, int]]) -> None:
     """Each span that is not empty is in one request; requests are in order, far apart, and not long."""

@@ -23,7 +23,9 @@ from millstream.samplers import HierarchicalSampler
 from millstream.sources import FileCache, TFRecordDataSource
 from millstream.sources.storage import file_cache
 from millstream.sources.storage.paths import FileIdentity
+from support.faults.memory_limits import limited
 from support.files.record_files import every_record, records_of, tfrecord_bytes
+from support.processes.process_tree import open_descriptors
 from support.stores.object_server import ObjectServer, Request
 
 pytestmark = pytest.mark.third_party
@@ -63,10 +65,7 @@ def copied(store: ObjectServer) -> list[str]:
 
 
 def test_each_file_is_copied_once(store: ObjectServer, urls: list[str], tmp_path: Path) -> None:
-    """A file is copied at its first read; later sources and processes only request its version.
-
-    The default folder of copies is `files` in the folder of the indices.
-    """
+    """At its first read, by default to `files` in the folder of indices; later sources only request its version."""
     cache = FileCache(FILES * LARGEST)
     with TFRecordDataSource(urls, cache=cache) as source:
         assert every_record(source) == RECORDS
@@ -141,20 +140,17 @@ def test_idle_files_are_closed_for_a_copy_if_no_descriptor_is_free(urls: list[st
     """The copy is opened as any other file is: the source closes files that nobody reads, one after another."""
     cache = FileCache(FILES * LARGEST, tmp_path / "copies")
     assert records_of(TFRecordDataSource(urls, cache=cache)) == RECORDS
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken: list[int] = []
     with TFRecordDataSource(urls, cache=cache) as source:
         assert source.__getitems__(range(0, 7 * ROWS, ROWS)) == RECORDS[: 7 * ROWS : ROWS]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 50, limits[1]))  # noqa: PTH208
-        try:
+        with limited(resource.RLIMIT_NOFILE, len(open_descriptors()) + 50):
             with contextlib.suppress(OSError):
                 while True:
                     taken.append(os.open(os.devnull, os.O_RDONLY))
-            assert source[7 * ROWS] == RECORDS[7 * ROWS]
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            for descriptor in taken:
-                os.close(descriptor)
+            record = source[7 * ROWS]
+        for descriptor in taken:
+            os.close(descriptor)
+        assert record == RECORDS[7 * ROWS]
 
 
 def test_what_a_killed_process_leaves_is_taken_away(store: ObjectServer, urls: list[str], tmp_path: Path) -> None:
@@ -209,10 +205,7 @@ def test_a_damaged_copy_is_made_again(
 
 @pytest.mark.parametrize("suffix", ["", ".part"])
 def test_nothing_outside_the_folder_is_touched(urls: list[str], tmp_path: Path, suffix: str) -> None:
-    """Links in the folder, symbolic and hard ones, are neither followed nor used, whatever names they have.
-
-    Files that the cache did not write are neither counted nor removed.
-    """
+    """Links in the folder are neither followed nor used, and files of others are neither counted nor removed."""
     cache = FileCache(LARGEST, tmp_path / "copies")
     with TFRecordDataSource(urls[0], cache=cache) as source:
         assert source[3] == RECORDS[3]
@@ -257,10 +250,7 @@ def test_the_folder_is_private(urls: list[str], tmp_path: Path) -> None:
 def test_a_hierarchical_order_copies_each_file_once_an_epoch(
     store: ObjectServer, urls: list[str], worker_count: int, room: int, most: int
 ) -> None:
-    """A hierarchical order copies each file once per epoch with room for two windows, in workers with room for all.
-
-    The records are those that are read without copies.
-    """
+    """With room for two windows, or in workers with room for all; the records are those of the files."""
     cache = FileCache(room * LARGEST)
 
     def batches(source: Any, worker_count: int) -> list[Any]:
@@ -307,23 +297,16 @@ def test_a_copy_that_fails_leaves_nothing(
     [("copies", 1000, "No such file"), ("copies", 100, "File too large"), ("mds.zstd/x", 1000, "'.*/x': Not a dir")],
 )
 def test_a_copy_that_cannot_begin_is_not_waited_for(tmp_path: Path, folder: str, limit: int, message: str) -> None:
-    """If the file is gone, the disk full or the folder a file, the next reader gets that error, too.
-
-    No descriptor stays open.
-    """
+    """If the file is gone, the disk full or the folder a file, the next reader gets that error, too."""
     cache, path = FileCache(1 << 20, tmp_path / folder), tmp_path / "mds.zstd"
     path.write_bytes(zstandard.compress(bytes(1000)))
     identity = FileIdentity.of(str(path))
     if "No such" in message:
         path.unlink()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        for _ in range(2):
-            with pytest.raises(DataSourceError, match=rf"Cannot copy '.*mds\.zstd' .*{message}"):
-                cache.acquire(str(path), identity, 1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for _ in range(2):
+        error = pytest.raises(DataSourceError, match=rf"Cannot copy '.*mds\.zstd' .*{message}")
+        with limited(resource.RLIMIT_FSIZE, limit), error:
+            cache.acquire(str(path), identity, 1000)
     assert not (tmp_path / "copies").exists() or copies(tmp_path / "copies") == []
 
 

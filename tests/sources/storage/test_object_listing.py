@@ -21,23 +21,13 @@ def fill(store: ObjectServer, folders: list[str], count: int) -> list[str]:
     return names
 
 
-def gather_after(store: ObjectServer, requests: int, together: int) -> None:
-    """Makes the requests after the first ones wait until so many are there at one time."""
-
-    def on_headers(_: object) -> None:
-        if len(store.requests) >= requests:
-            store.gathering = together
-
-    store.on_headers = on_headers
-
-
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_large_folders_are_listed_together(store: ObjectServer, scheme: str) -> None:
     """One request finds that folders are large, one finds the folders, and all of these are in flight together."""
     names = [*fill(store, FOLDERS, 70), "train/z.flac"]
     store.objects["bucket/train/z.flac"] = b"x"
     store.objects["bucket/other/z.flac"] = b"x"
-    gather_after(store, 2, len(FOLDERS))
+    store.on_headers = lambda _: setattr(store, "gathering", len(FOLDERS) * (len(store.requests) >= 2))
 
     assert sorted(list_keys(Url(scheme, "bucket", "train/"))) == names
     assert len(store.requests) == 2 + len(FOLDERS)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from millstream.sources.storage import open_files
 from millstream.sources.storage.open_files import OpenFiles, descriptor_share
+from support.faults.memory_limits import limited
 from support.processes.forked import text_after_fork
 
 
@@ -169,22 +170,18 @@ def test_sources_share_half_of_the_descriptors(monkeypatch: pytest.MonkeyPatch) 
     """Of 40 descriptors, one source keeps 20 files open and two keep 10 each, until one of them is closed."""
     # Sources of earlier tests may still wait for the collector.
     monkeypatch.setattr(open_files, "_registry", functools.cache(open_files._Registry))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     disk, one, other = Disk(), OpenFiles[File](100), OpenFiles[File](100)
 
     def open_all(files: OpenFiles[File]) -> int:
         use(files, disk, *map(str, range(30)))
         return len(files)
 
-    resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard))
-    try:
+    with limited(resource.RLIMIT_NOFILE, 40):
         assert descriptor_share() == 20
         assert open_all(one) == 20
         assert (open_all(other), len(one)) == (10, 10)
         one.close()
         assert (open_all(other), len(disk.open)) == (20, 20)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     other.close()
 
 

@@ -53,16 +53,6 @@ def test_what_is_gathered_is_what_the_buffers_hold(
     assert bits.tolist() == [bool(run[0] >> 3 & 1) for run in expected]
 
 
-def test_buffers_may_be_added_between_reads() -> None:
-    """A read that takes numbers from several buffers finds those that were added after the read before."""
-    memory, dtype = Memory(), np.dtype(np.int64)
-    buffers, addresses = [], []
-    for number in range(20):
-        buffers.append(pa.array([number]).buffers()[1])
-        addresses.append(memory.address_of(buffers[-1]) // 8)
-        assert memory.take(np.array(addresses), dtype).tolist() == list(range(number + 1))
-
-
 def test_bytes_need_not_be_aligned() -> None:
     """A buffer of bytes at an odd address, below one of numbers, shifts none of them."""
     content = np.arange(4096, dtype=np.uint8)

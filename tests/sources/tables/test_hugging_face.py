@@ -93,28 +93,21 @@ def test_the_records_are_those_of_the_dataset(dataset: datasets.Dataset, name: s
 
 def test_numbers_keep_the_width_of_their_column() -> None:
     """Numbers, booleans, times and arrays of a fixed shape have NumPy's dtype of the column."""
-    features = datasets.Features(
-        {
-            "small": datasets.Value("uint8"),
-            "flag": datasets.Value("bool"),
-            "when": datasets.Value("timestamp[s]"),
-            "label": datasets.ClassLabel(names=["no", "yes"]),
-            "image": datasets.Array2D((2, 3), "float32"),
-            "fixed": datasets.Sequence(datasets.Value("int16"), length=2),
-        }
-    )
     image = np.arange(6, dtype=np.float32).reshape(2, 3)
-    rows = {"small": [7], "flag": [True], "when": [60], "label": [1], "image": [image], "fixed": [[1, 2]]}
+    kinds: dict[str, tuple[Any, Any, str]] = {
+        "small": (datasets.Value("uint8"), 7, "|u1"),
+        "flag": (datasets.Value("bool"), True, "|b1"),
+        "when": (datasets.Value("timestamp[s]"), 60, "<M8[s]"),
+        "label": (datasets.ClassLabel(names=["no", "yes"]), 1, "<i8"),
+        "image": (datasets.Array2D((2, 3), "float32"), image, "<f4"),
+        "fixed": (datasets.Sequence(datasets.Value("int16"), length=2), [1, 2], "<i2"),
+    }
+    features = datasets.Features({name: feature for name, (feature, _, _) in kinds.items()})
+    rows = {name: [value] for name, (_, value, _) in kinds.items()}
     record = HuggingFaceDataSource(datasets.Dataset.from_dict(rows, features=features))[0]
 
-    assert {name: np.asarray(value).dtype.str for name, value in record.items()} == {
-        "small": "|u1",
-        "flag": "|b1",
-        "when": "<M8[s]",
-        "label": "<i8",
-        "image": "<f4",
-        "fixed": "<i2",
-    }
+    for name, (_, _, dtype) in kinds.items():
+        assert np.asarray(record[name]).dtype.str == dtype
     assert record["image"].tolist() == image.tolist()
 
 

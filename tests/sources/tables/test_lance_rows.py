@@ -113,10 +113,7 @@ def test_what_cannot_be_read_is_an_error_at_construction(tmp_path: Path) -> None
 
 
 def test_damage_is_an_error_or_what_stands_in_the_file(tmp_path: Path) -> None:
-    """A file of a fragment or a manifest that is gone, cut, or has a flipped byte: refused with the path, or an error.
-
-    The error names the row; other fragments stay as they are. Lance panics for some, and a panic is not an Exception.
-    """
+    """A file that is gone, cut or flipped, for which Lance may panic: refused, or an error that names the row."""
     path, rows = tmp_path / "a.lance", {"id": np.arange(12), "text": [f"row {number}" for number in range(12)]}
     lance.write_dataset(pa.table(rows), str(path), max_rows_per_file=6)
     fragments = [path / "data" / fragment.data_files()[0].path for fragment in lance.dataset(path).get_fragments()]

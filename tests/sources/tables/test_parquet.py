@@ -6,7 +6,6 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from millstream.sources.tables.arrow_tables import normalised, plain_types
 from millstream.transforms.batching.stack import stack
 from support.files.record_files import every_record
 from support.stores.object_server import ObjectServer
-from support.streams import comparable
+from support.streams import same
 
 ROWS = 100
 
@@ -53,27 +52,8 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "a.parquet"
 
 
-def same(left: Any, right: Any) -> bool:
-    return bool(comparable(left) == comparable(right))
-
-
 ZONE = dt.timezone(dt.timedelta(hours=1))
 NOON = dt.datetime(2024, 2, 29, 12, 0, 0, 123456, tzinfo=dt.UTC)
-
-
-class _Words(pa.ExtensionType):  # type: ignore[misc]  # it has no types
-    """A type of somebody's own."""
-
-    def __init__(self) -> None:
-        super().__init__(pa.string(), "test.words")
-
-    def __arrow_ext_serialize__(self) -> bytes:
-        return b""
-
-    @classmethod
-    def __arrow_ext_deserialize__(cls, storage: Any, serialized: bytes) -> "_Words":
-        del storage, serialized
-        return cls()
 
 
 TYPES: dict[str, tuple[Any, Any]] = {
@@ -126,19 +106,9 @@ TYPES: dict[str, tuple[Any, Any]] = {
         np.arange(12, 18, dtype=np.int32).reshape(2, 3),
     ),
     "uuid": (pa.array([b"0123456789abcdef"] * 3, pa.uuid()), b"0123456789abcdef"),
-    "extension": (pa.ExtensionArray.from_storage(_Words(), pa.array(["a", "b", "c"])), "c"),
 }
 
 
-@pytest.fixture
-def known_extension() -> Iterator[None]:
-    """The library knows the extension type: what is stored says so."""
-    pa.register_extension_type(_Words())
-    yield
-    pa.unregister_extension_type("test.words")
-
-
-@pytest.mark.usefixtures("known_extension")
 @pytest.mark.parametrize("name", TYPES)
 def test_each_type_has_its_meaning(tmp_path: Path, name: str) -> None:
     """The last of three records, alone and in a read of all; a batch is what its records stack to, and writable."""
@@ -185,10 +155,7 @@ def test_a_changed_record_changes_no_other(path: Path) -> None:
 
 
 def test_the_rows_of_several_files_and_ranges_lie_end_to_end(tmp_path: Path, path: Path) -> None:
-    """The units are their row groups, cut where a range cuts them; one that a range leaves out is not there.
-
-    Files without rows, or without row groups, have no records.
-    """
+    """The units are their row groups, cut where a range cuts them; files without rows or row groups have none."""
     shutil.copy(path, tmp_path / "b.parquet")
     with ParquetDataSource([f"{path}[20:70]", tmp_path / "b.parquet", f"{path}[95:95]", f"{path}[31:33]"]) as source:
         ids = [int(record["id"]) for record in every_record(source)]
@@ -204,32 +171,29 @@ def test_the_rows_of_several_files_and_ranges_lie_end_to_end(tmp_path: Path, pat
     assert sizes.dtype == np.int64
 
 
+class Counting(ParquetDataSource):
+    """Counts the row groups that are decoded."""
+
+    decoded = 0
+
+    def _decoded(self, number: int, key: int, row: int) -> Any:
+        self.decoded += 1
+        return super()._decoded(number, key, row)
+
+
 @pytest.mark.parametrize("window", [1, 2, 100])
 def test_a_window_shuffle_reads_each_row_once_and_decodes_each_row_group_once(path: Path, window: int) -> None:
     """A window shuffle in four threads delivers each row once and decodes each row group once."""
-    decoded: list[int] = []
-
-    class Watched(parquet_file.ParquetFile):
-        def read_group(self, group: int, *rest: Any) -> list[Any]:
-            decoded.append(group)
-            return super().read_group(group, *rest)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(millstream.sources.tables.parquet, "ParquetFile", Watched)
-        with ParquetDataSource(path) as source:
-            sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=window, seed=0, num_epochs=1)
-            loader = millstream.DataLoader(
-                data_source=source,
-                sampler=sampler,
-                operations=[millstream.Batch(8)],
-                shard_options=millstream.NoSharding(),
-                read_options=millstream.ReadOptions(num_threads=4),
-            )
-            with iter(loader) as batches:
-                ids = np.concatenate([batch["id"] for batch in batches])
-
-    assert sorted(ids.tolist()) == list(range(ROWS))
-    assert sorted(decoded) == [0, 1, 2, 3]
+    with Counting(path) as source:
+        sampler = millstream.HierarchicalSampler(source.unit_sizes, window_units=window, seed=0, num_epochs=1)
+        threads = millstream.ReadOptions(num_threads=4)
+        loader = millstream.DataLoader(
+            data_source=source, sampler=sampler, operations=[millstream.Batch(8)], read_options=threads
+        )
+        with iter(loader) as batches:
+            ids = np.concatenate([batch["id"] for batch in batches])
+        assert sorted(ids.tolist()) == list(range(ROWS))
+        assert source.decoded == 4
 
 
 @pytest.mark.parametrize(("batch_size", "cache_bytes"), [(1, 700), (3, 0), (3, 700), (40, 700), (40, 1 << 20)])
@@ -250,10 +214,7 @@ def test_batches_that_need_some_row_groups_of_a_window_get_their_rows(
 
 
 def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A global shuffle that drops row groups mostly unread logs once which sampler to use.
-
-    So does a row group without room in the cache, with both sizes.
-    """
+    """If row groups are dropped mostly unread, which sampler to use; if one has no room in the cache, both sizes."""
     pq.write_table(pa.table({"id": range(2000)}), tmp_path / "a.parquet", row_group_size=20)
     with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=700) as source:
         keys = np.random.default_rng(0).permutation(2000)
@@ -270,16 +231,6 @@ def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog:
     assert len(caplog.messages) == 2
 
 
-class Counting(ParquetDataSource):
-    """Counts the row groups that are decoded."""
-
-    decoded = 0
-
-    def _decoded(self, number: int, key: int, row: int) -> Any:
-        self.decoded += 1
-        return super()._decoded(number, key, row)
-
-
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_shuffled_load_of_more_than_fits_decodes_each_row_group_once(tmp_path: Path, *, mixed: bool) -> None:
     """`load(shuffle=True)` shuffles by windows if the file exceeds the cache, and globally if it fits."""
@@ -287,12 +238,9 @@ def test_a_shuffled_load_of_more_than_fits_decodes_each_row_group_once(tmp_path:
     with Counting(tmp_path / "a.parquet", cache_bytes=8000) as source:
         assert source.window_units is not None
         assert 2 <= source.window_units <= 25
-        if mixed:
-            loader = millstream.load(
-                {"a": source}, weights={"a": 1}, shuffle=True, seed=3, num_epochs=1, batch_size=10, drop_remainder=True
-            )
-        else:
-            loader = millstream.load(source, shuffle=True, seed=3, num_epochs=1, batch_size=10)
+        options: Any = {"weights": {"a": 1}, "drop_remainder": True} if mixed else {}
+        sources = {"a": source} if mixed else source
+        loader = millstream.load(sources, shuffle=True, seed=3, num_epochs=1, batch_size=10, **options)
         ids = np.concatenate([batch["id"] for batch in loader])
         assert sorted(ids.tolist()) == list(range(2000))
         assert ids.tolist() != sorted(ids.tolist())
@@ -300,16 +248,12 @@ def test_a_shuffled_load_of_more_than_fits_decodes_each_row_group_once(tmp_path:
     with ParquetDataSource(tmp_path / "a.parquet") as small:
         assert small.window_units is None
         loader = millstream.load(small, shuffle=True, seed=3, num_epochs=1)
-        assert [int(record["id"]) for record in loader] == (
-            millstream.IndexSampler(2000, shuffle=True, seed=3).record_keys(0, 2000).tolist()
-        )
+        keys = millstream.IndexSampler(2000, shuffle=True, seed=3).record_keys(0, 2000)
+        assert [int(record["id"]) for record in loader] == keys.tolist()
 
 
 def test_windows_count_the_wanted_columns_and_decoded_numbers(tmp_path: Path) -> None:
-    """Numbers count as decoded, though a file may have them in a dictionary; other columns do not count.
-
-    A name may have a dot, and begin like another one.
-    """
+    """Numbers count as decoded, without the dictionary of the file; columns of similar names do not count."""
     table = pa.table({"the.id": np.zeros(4000, np.int64), "the.id2": ["x" * 100] * 4000})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
     for columns, cache_bytes, expected in ((["the.id"], 32_000, None), (["the.id"], 31_000, 19), (None, 1000, 1)):
@@ -387,10 +331,7 @@ def test_a_flipped_byte_is_found_by_the_checksums_of_pages(tmp_path: Path) -> No
 def test_columns_of_a_row_group_come_by_a_few_requests_at_once(
     store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns near each other take one request; a large one takes several, in flight together; others none.
-
-    Nothing but the footer is read before it is needed, and a pickled copy knows it.
-    """
+    """Near columns by one request, a large one by several in flight together; before that, the footer only."""
     monkeypatch.setattr(parquet_file, "_CHUNK_BYTES", 100_000)
     monkeypatch.setattr(object_stores, "_REQUEST_BYTES", 100_000)
     content = store.objects["bucket/a"] = content_of(tmp_path)

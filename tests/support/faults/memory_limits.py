@@ -1,6 +1,7 @@
-"""Memory: limits, set as containers and batch systems set them, and the peak of what Python allocates."""
+"""Limits of memory, descriptors and file sizes, and the peak of what Python allocates."""
 
 import contextlib
+import resource
 import time
 import tracemalloc
 import uuid
@@ -59,3 +60,14 @@ def measured_peak() -> Iterator[Callable[[], int]]:
         yield lambda: tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+
+
+@contextlib.contextmanager
+def limited(kind: int, soft: int) -> Iterator[None]:
+    """Sets a limit of this process, such as `resource.RLIMIT_NOFILE`, for the length of a block."""
+    before = resource.getrlimit(kind)
+    resource.setrlimit(kind, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(kind, before)

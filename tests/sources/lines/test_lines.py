@@ -1,5 +1,7 @@
-"""Lines of text, and JSON values on lines: every one as it was written, whatever ends it."""
+"""Lines of text, JSON values on lines, and rows of CSV: every one as it was written, whatever ends it."""
 
+import csv
+import io
 import json
 import sys
 from pathlib import Path
@@ -9,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.sources import JsonLinesDataSource, TextLineDataSource
+from millstream.errors import DataSourceError
+from millstream.sources import CsvDataSource, JsonLinesDataSource, TextLineDataSource
 from millstream.sources.files import span_files
 from millstream.sources.lines import json_lines, text_lines
 from support.files.record_files import assert_records, every_record, records_of, write_alone
@@ -113,3 +116,81 @@ def test_values_are_the_same_without_orjson(tmp_path: Path, monkeypatch: pytest.
 
     big = [-(2**63) - 1, {"c": 2**64}, 0.1]
     assert with_library == [{"a": [1, 2.5, "é"]}, {"b": float("inf")}, "\ud800", 2**64 - 1, big]
+
+
+FIELD = st.text(st.sampled_from("ab,;\t\"'\n\r é"), max_size=6)
+TABLES = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.lists(FIELD, min_size=width, max_size=width), min_size=1, max_size=8)
+)
+
+
+@settings(max_examples=50)
+@given(
+    TABLES,
+    # For Python's writer: delimiter, line end and quoting; with "\n" as line end, it would leave "\r" unquoted.
+    st.sampled_from([(",", "\n", csv.QUOTE_ALL), (";", "\r\n", csv.QUOTE_ALL), ("\t", "\r\n", csv.QUOTE_MINIMAL)]),
+    st.integers(3, 40),
+    st.booleans(),
+)
+def test_any_table_is_read_in_any_order(
+    folder: Path, table: list[list[str]], style: tuple[str, str, Any], block_bytes: int, has_mark: bool
+) -> None:
+    """Any table is read in any order, whatever is in its fields, wherever blocks end, and with blank lines."""
+    delimiter, end, quoting = style
+    names = [f"column {number},\n" for number in range(len(table[0]))]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter, lineterminator=end, quoting=quoting)
+    text.write("\ufeff" if has_mark else "")
+    text.write(end)
+    writer.writerow(names)
+    for row in table:
+        text.write(end)
+        writer.writerow(row)
+    path = write_alone(folder, text.getvalue().encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(span_files, "BLOCK_BYTES", block_bytes)
+        with CsvDataSource(path, delimiter=delimiter) as source:
+            rows = [dict(zip(names, row, strict=True)) for row in table]
+            assert_records(source, rows)
+        with CsvDataSource(path, columns=names[:0:-1] or names, delimiter=delimiter) as source:
+            assert [list(row) for row in every_record(source)] == [names[:0:-1] or names] * len(table)
+            assert every_record(source) == [{name: row[name] for name in names[:0:-1] or names} for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("files", "columns", "expected"),
+    [
+        (["a,b\n1,2\n", "b,a\n4,3"], None, [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]),
+        (["a,b\n1,2\n", "b,c\n4,3"], ["b"], [{"b": "2"}, {"b": "4"}]),
+        (["a,b\n1,2\n", "b,c\n4,3"], None, "1' has the columns 'b', 'c', but 'a', 'b' are those of the first file"),
+        (["a,b\n1,2\n", "b,c\n4,3"], ["c"], "0' has the columns 'a', 'b', but 'c' are wanted"),
+        (["a,b,a\n1,2,3\n"], ["b"], [{"b": "2"}]),
+        (["a,b,a\n1,2,3\n"], None, "the column 'a' twice"),
+        (["a,b", "a,b\n1,2\n"], None, [{"a": "1", "b": "2"}]),
+        ([""], None, "0' is empty: expected a row of column names"),
+        (['a,b\n1,"2\n3,4\n'], None, "0' has an unterminated quoted field"),
+        (['a"b"c",d\n1,2\n'], None, "0' .*quoted field"),
+    ],
+)
+def test_columns_are_those_of_the_first_file_or_those_asked_for(
+    tmp_path: Path, files: list[str], columns: Any, expected: Any
+) -> None:
+    """In that order. A file that lacks one, has another, or has it twice is an error; one may have no rows."""
+    paths = [tmp_path / f"{number}" for number in range(len(files))]
+    for path, content in zip(paths, files, strict=True):
+        path.write_text(content)
+    if isinstance(expected, str):
+        with pytest.raises((ValueError, DataSourceError), match=expected):
+            CsvDataSource(paths, columns=columns)
+    else:
+        assert repr(records_of(CsvDataSource(paths, columns=columns))) == repr(expected)
+
+
+def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
+    """Fields of any length are read; the limit that Python's csv module has stays as it was."""
+    limit = csv.field_size_limit()
+    path = write_alone(tmp_path, b"a,b\n" + b"x" * 300_000 + b",2\n")
+    with CsvDataSource(path) as source:
+        assert source[0] == {"a": "x" * 300_000, "b": "2"}
+
+    assert csv.field_size_limit() == limit
