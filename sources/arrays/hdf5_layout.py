@@ -109,13 +109,13 @@ def _matching_files(path: str) -> list[str]:
         except ValueError:  # A bucket.
             return []
         if not GLOB.search(path):
-            return [path] * exists(path)
+            return [path] if exists(path) else []
         try:
             return [file.path for file in resolve_paths(path, "HDF5")] if can_list else []
         except FileNotFoundError:
             return []
-    if os.path.isfile(path) or not GLOB.search(path):  # noqa: PTH113
-        return [path] * os.path.isfile(path)  # noqa: PTH113
+    if os.path.isfile(path):  # noqa: PTH113
+        return [path]
     return sorted(filter(os.path.isfile, glob.glob(path)))  # noqa: PTH207
 
 
@@ -187,13 +187,14 @@ def _matches(
     component, *others = components
     if not hasattr(group, "keys"):
         return
-    is_pattern = component not in group and GLOB.search(component) is not None
-    for member in fnmatch.filter(group.keys(), component) if is_pattern else [component] * (component in group):
-        full, capture = f"{name}/{member}".lstrip("/"), (*captured, *[member] * is_pattern)
+    is_name = component in group
+    for member in [component] if is_name else fnmatch.filter(group.keys(), component):
+        full = f"{name}/{member}".lstrip("/")
+        names = captured if is_name else (*captured, member)
         if others:
-            yield from _matches(group[member], others, capture, full)
+            yield from _matches(group[member], others, names, full)
         elif hasattr(group[member], "shape"):
-            yield capture, full
+            yield names, full
 
 
 def _layout(h5py: Any, path: str, file: Any, dataset: Any) -> DatasetLayout:

@@ -85,7 +85,7 @@ class MegatronDataSource(SpanRecords[NDArray[Any]]):
         return np.concatenate(lengths)
 
     def _count(self, path: str) -> int:
-        self._dtypes[path] = np.dtype(_read_header(path)[0]).name
+        self._dtypes[path] = np.dtype(read_header(path)[0]).name
         return super()._count(path)
 
     def _format_of(self, path: str) -> SpanFormat[NDArray[Any]]:
@@ -105,7 +105,7 @@ class _MegatronFormat(SpanFormat[NDArray[Any]]):
         return [index_path_of(path)]
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
-        dtype, count = _read_header(scan.path)
+        dtype, count = read_header(scan.path)
         stop = 0
         # Opened twice, because it is read at two alternating offsets, and files in stores are read ahead.
         with _open_index(scan.path) as (lengths_file, _), _open_index(scan.path) as (starts_file, _):
@@ -138,10 +138,6 @@ def _data_paths(prefix: Any) -> Any:
     return prefix
 
 
-def token_dtype(path: str) -> str:
-    return _read_header(path)[0]
-
-
 def index_path_of(path: str) -> str:
     return with_other_name(path, lambda name: name.removesuffix(".bin") + ".idx")
 
@@ -155,7 +151,8 @@ def _open_index(path: str) -> Iterator[tuple[StoredFile, int]]:
         yield file, identity.size
 
 
-def _read_header(path: str) -> tuple[str, int]:
+def read_header(path: str) -> tuple[str, int]:
+    """Returns the dtype of the tokens of a .bin file, and the number of its sequences."""
     with _open_index(path) as (file, size):
         header = file.read(0, HEADER.size)
     if len(header) < HEADER.size or not header.startswith(MAGIC):

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from millstream.checks import as_integer
 from millstream.errors import DataSourceError
-from millstream.sources.arrays.megatron import index_path_of, token_dtype
+from millstream.sources.arrays.megatron import index_path_of, read_header
 from millstream.sources.base import RecordKeys
 from millstream.sources.column_records import records_of_arrays
 from millstream.sources.files.file_records import FileRecords
@@ -29,6 +29,7 @@ from millstream.sources.files.span_files import SpanRequest, check_reads, comple
 from millstream.sources.remote.urls import without_query
 from millstream.sources.storage.byte_files import MAX_PREAD_BYTES, LocalFile, StoredFile, exists, open_stored
 from millstream.sources.storage.file_cache import FileCache
+from millstream.sources.storage.paths import FileIdentity
 
 _NPY_MAGIC = b"\x93NUMPY"
 _LLM_C = struct.Struct("<3i")
@@ -122,18 +123,14 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
         return f"{super().fingerprint()} window={self._window} stride={self._stride} dtype={self.dtype.name}"
 
     def _count(self, path: str) -> int:
-        layout = _layout_of(path, self._open_stored(path, path), self._identities[path].size, self._dtype)
-        self._layouts[path] = layout
+        layout = self._layouts[path] = _layout_of(path, self._identities[path], self._dtype)
         return max(0, (layout.num_tokens - self._window) // self._stride + 1)
-
-    def _open_stored(self, path: str, location: str) -> StoredFile:
-        return open_stored(location, self._identities[path])
 
     def _open(self, path: str, location: str) -> "_TokenFile":
         layout = self._layouts[path]
         return _TokenFile(
             path,
-            self._open_stored(path, location),
+            open_stored(location, self._identities[path]),
             layout,
             self._stride * layout.dtype.itemsize,
             self._window * layout.dtype.itemsize,
@@ -189,15 +186,15 @@ def _integer_dtype(given: Any) -> np.dtype[Any]:
     return dtype.newbyteorder("<")
 
 
-def _layout_of(path: str, file: StoredFile, size: int, given: np.dtype[Any] | None) -> TokenLayout:
-    """Returns the position of the tokens in a file, and closes it."""
-    with contextlib.closing(file):
+def _layout_of(path: str, identity: FileIdentity, given: np.dtype[Any] | None) -> TokenLayout:
+    size = identity.size
+    with contextlib.closing(open_stored(path, identity)) as file:
         beginning = file.read(0, min(size, _BEGINNING_BYTES))
     layout = _layout_by_header(path, beginning)
     if layout is None:
         dtype = given
         if dtype is None and without_query(path).endswith(".bin") and exists(index_path_of(path)):
-            dtype = np.dtype(token_dtype(path))
+            dtype = np.dtype(read_header(path)[0])
         if dtype is None:
             raise ValueError(
                 f"dtype must be given, because {path!r} has no header. Pass dtype='uint16' for the tokens of a "

@@ -109,7 +109,7 @@ class ZarrDataSource(ReadsBatches):
     def _open(self) -> dict[str, Any]:
         tensorstore = _tensorstore()
         context = tensorstore.Context({"cache_pool": {"total_bytes_limit": self._cache_bytes}})
-        arrays = {name: _open(tensorstore, url, context) for name, url in self._urls.items()}
+        arrays = {name: _open_array(tensorstore, url, context) for name, url in self._urls.items()}
         for name, array in arrays.items():
             described = _describe(array)
             if self._metadata.setdefault(name, described) != described:
@@ -130,7 +130,7 @@ class ZarrDataSource(ReadsBatches):
         return columns
 
 
-def _open(tensorstore: Any, url: str, context: Any) -> Any:
+def _open_array(tensorstore: Any, url: str, context: Any) -> Any:
     """Returns an open array, with the order of axes of Zarr."""
     folder = with_other_name(url, lambda path: path.rstrip("/") + "/")
     store: Any = str(folder) if is_url(url) else {"driver": "file", "path": folder}

@@ -42,13 +42,10 @@ class SpanRequest:
     def line_of(self, row: int) -> str:
         """Returns the line of the file, from 1, that a record begins in; or its offset if counting would take long."""
         start = self.starts[row]
-        if is_url(self.path) or start > _COUNTED_BYTES:
-            return f"byte {start:,} of the file"
-        try:
-            with contextlib.closing(LocalFile(self.path)) as file:
+        if not is_url(self.path) and start <= _COUNTED_BYTES:
+            with contextlib.suppress(OSError), contextlib.closing(LocalFile(self.path)) as file:
                 return f"line {1 + file.read(0, start).count(NEWLINE):,} of the file"
-        except OSError:
-            return f"byte {start:,} of the file"
+        return f"byte {start:,} of the file"
 
     def error(self, row: int, reason: str) -> DataSourceError:
         """Returns the error of one of the records; `row` is its number in the read, from 0."""

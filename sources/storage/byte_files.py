@@ -231,8 +231,8 @@ class RemoteFile:
         if stop <= start:
             return b""
         # Only a reader that continues at its position is worth reading ahead for.
-        is_sequential = first in self._blocks or first - 1 in self._blocks
-        prefetched = min(last + _PREFETCHED_BLOCKS * is_sequential, (self._identity.size - 1) // _BLOCK_BYTES)
+        ahead = _PREFETCHED_BLOCKS if first in self._blocks or first - 1 in self._blocks else 0
+        prefetched = min(last + ahead, (self._identity.size - 1) // _BLOCK_BYTES)
         self._blocks = {number: block for number, block in self._blocks.items() if number >= first}
         blocks = []
         for number in range(first, last + 1):

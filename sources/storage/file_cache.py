@@ -105,20 +105,20 @@ class FileCache:
                 or a timeout expired while other processes used the whole cache or downloaded the same object.
             OSError: no descriptor is free.
         """
-        path, source = self._path_of(url, identity.version), identity
+        path, copied = self._path_of(url, identity.version), identity
         if unpacked_size is not None:
             path = self._path_of(url, b"unpacked" + (identity.version or repr(identity.content_state).encode()))
-            identity = identity._replace(size=unpacked_size)
-        deadline = time.monotonic() + 2 * STALL_SECONDS + identity.size / SLOWEST_BYTES_PER_SECOND
+            copied = identity._replace(size=unpacked_size)
+        deadline = time.monotonic() + 2 * STALL_SECONDS + copied.size / SLOWEST_BYTES_PER_SECOND
         try:
             make_private_folder(self.folder)
             while True:
                 with self._locked(deadline, url):
-                    if (copy := _open_complete(path, identity)) is not None:
+                    if (copy := _open_complete(path, copied)) is not None:
                         return copy
-                    partial = self._reserve(path, identity.size)
+                    partial = self._reserve(path, copied.size)
                 if partial is not None:
-                    return self._download(partial, path, url, source, identity)
+                    return self._download(partial, path, url, identity, copied)
                 self._sleep(deadline, url)
         except DataSourceError:
             raise
@@ -166,20 +166,20 @@ class FileCache:
             os.ftruncate(partial, size)
         return partial
 
-    def _download(self, partial: int, path: str, url: str, source: FileIdentity, identity: FileIdentity) -> "LocalCopy":
+    def _download(self, partial: int, path: str, url: str, identity: FileIdentity, copied: FileIdentity) -> "LocalCopy":
         """Fills the partial file, and renames it. The identity of the copy may have the size of unpacked content."""
         with _removed_on_error(path, partial):
-            with contextlib.closing(open_stored(url, source)) as file:
-                blocks: Iterable[bytes] = (file.read(at, _CHUNK_BYTES) for at in range(0, source.size, _CHUNK_BYTES))
-                if source is not identity:
-                    blocks = unpacked_zstd(url, file.read, source.size)
-                _write_all(partial, url, blocks, identity.size)
-            os.utime(partial, ns=(time.time_ns(), identity.modified))
+            with contextlib.closing(open_stored(url, identity)) as file:
+                blocks: Iterable[bytes] = (file.read(at, _CHUNK_BYTES) for at in range(0, identity.size, _CHUNK_BYTES))
+                if copied is not identity:
+                    blocks = unpacked_zstd(url, file.read, identity.size)
+                _write_all(partial, url, blocks, copied.size)
+            os.utime(partial, ns=(time.time_ns(), copied.modified))
             os.fsync(partial)
             with self._locked(time.monotonic() + STALL_SECONDS, url):
                 fcntl.flock(partial, fcntl.LOCK_SH)
                 os.rename(path + _PARTIAL_SUFFIX, path)  # noqa: PTH104
-        return LocalCopy(path, partial, identity)
+        return LocalCopy(path, partial, copied)
 
     @contextlib.contextmanager
     def _locked(self, deadline: float, url: str) -> Iterator[None]:

@@ -172,8 +172,10 @@ class Lists(_Offsets):
 
     def _equal_length(self, rows: Rows) -> int:
         """Returns the length of the lists of the rows; -1 if lengths differ, or there are no rows."""
-        if not len(rows) or (length := self._length_of_all(rows)) >= 0:
-            return length if len(rows) else -1
+        if not len(rows):
+            return -1
+        if (length := self._length_of_all(rows)) >= 0:
+            return length
         _, lengths = self.bounds(rows)
         return int(lengths[0]) if (lengths == lengths[0]).all() else -1
 

@@ -96,7 +96,7 @@ class RowGroups:
         """
         wanted = {group.number for group in groups}
         last = self._recent[0].groups if self._recent else ()
-        others = [group for group in last if group.number not in wanted and not self.units.is_used_up(group.number)]
         if all(group.number not in wanted for group in last):
             return []
+        others = [group for group in last if group.number not in wanted and not self.units.is_used_up(group.number)]
         return others if sum(group.num_bytes for group in [*groups, *others]) <= self._max_bytes else []
