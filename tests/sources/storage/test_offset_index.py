@@ -34,6 +34,7 @@ from millstream.sources.storage.offset_index import (
 )
 from millstream.sources.storage.offsets import DamagedIndexError, HeldOffsets, StoredOffsets
 from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.progress import Progress
 from support.faults.memory_limits import limited
 from support.files.record_files import every_record, records_of, write_megatron
 from support.processes.worker_pools import python
@@ -303,12 +304,14 @@ def test_limits_that_change_beside_a_bagz_file_are_noticed(path: Path) -> None:
 def test_an_index_damaged_while_it_is_open_is_rebuilt(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: str
 ) -> None:
-    """An index that is read from its file: never a signal, never a wrong record, and one line in the log."""
+    """Never a signal, never a wrong record, and one line in the log; the progress that is shown ends."""
     monkeypatch.setattr(offsets_module, "HELD_BYTES", 0)
     path.write_text("".join(f"line {number}\n" for number in range(20_000)))
     index = index_in_cache(path)
     with TextLineDataSource(path) as source:
         assert source[0] == "line 0"
+        closed: list[bool] = []
+        monkeypatch.setattr(Progress, "close", lambda _: closed.append(True))
         if damage == "cut short":
             os.truncate(index, 4096)
         else:
@@ -317,6 +320,7 @@ def test_an_index_damaged_while_it_is_open_is_rebuilt(
                 file.write(b"\0")
         assert source.__getitems__([1, 14_999, 15_000, 19_999]) == [f"line {n}" for n in (1, 14_999, 15_000, 19_999)]
         assert source.span_sizes()[15_000] == len("line 15000\n")
+    assert len(closed) == 1
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         f"millstream: the index of {str(path)!r} is rebuilt: {reason}."
         for reason in [{"cut short": "it was truncated", "changed": "the checksum of its block 3 is wrong"}[damage]]

@@ -54,11 +54,13 @@ def memory_limit(num_bytes: int) -> Iterator[MemoryLimit]:
 
 @contextlib.contextmanager
 def measured_peak() -> Iterator[Callable[[], int]]:
-    """Yields a function that returns how many bytes Python has allocated at most since the block began."""
+    """Yields a function that returns how many bytes Python has allocated at most since the block began, or in it."""
+    peak = 0
     tracemalloc.start()
     try:
-        yield lambda: tracemalloc.get_traced_memory()[1]
+        yield lambda: peak or tracemalloc.get_traced_memory()[1]
     finally:
+        peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
 
 
