@@ -14,7 +14,7 @@ DOCUMENT = Path(__file__).parents[1] / "docs" / "coming-from-pytorch.md"
 LAWS = {
     # What maps to what.
     "`Dataset` with `__getitem__`, `__getitems__`": "reading_one_by_one_or_many_at_once_is_the_same_stream",
-    "`TensorDataset(images, labels)`": "columns_stack_as_their_records_do",
+    "`TensorDataset(images, labels)`": "columns_give_rows",
     "`ConcatDataset` of files": "parts_of_files_laid_end_to_end",
     "`Subset(dataset, indices)`, `random_split`": "keys_are_what_the_rows_stand_for",
     "transforms inside `__getitem__`": "an_error_comes_at_its_turn_and_says_where",

@@ -41,7 +41,7 @@ class Placement:
             self._row_group = RowGroup.of(device)
             _check_shard(shard, self._row_group)
         # `with jax.default_device(...)` applies to one thread only, and another one transfers the batches.
-        self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined]  # set at run time
+        self._default_device = jax.config.jax_default_device  # type: ignore[attr-defined, unused-ignore]
 
     def __repr__(self) -> str:
         return "the default device" if self._device is None else str(self._device)

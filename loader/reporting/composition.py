@@ -113,7 +113,7 @@ def composition_of(plan: Plan, start: int, stop: int | None, lengths: Any) -> Co
         for number, (count, records) in enumerate(zip(documents.tolist(), sizes, strict=True))
     ]
     shared = documents if tokens is None else tokens
-    shares = (shared / max(1, shared.sum())).tolist()
+    shares = (shared / max(1, int(shared.sum()))).tolist()
     listed = [None] * len(names) if tokens is None else tokens.tolist()
     counts = map(ComponentCount, documents.tolist(), listed, epochs, shares)
     return Composition(start, stop, dict(zip(names, counts, strict=True)))

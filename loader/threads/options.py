@@ -15,6 +15,7 @@ def available_cores() -> int:
     It is limited by the process's affinity (from Python 3.13 on also by `PYTHON_CPU_COUNT`) and by the quotas of its
     control groups: a container that may use 2 cores of 64 has 2. A fractional quota is rounded up.
     """
+    cores: int | None
     if hasattr(os, "process_cpu_count"):
         cores = os.process_cpu_count()
     elif hasattr(os, "sched_getaffinity"):

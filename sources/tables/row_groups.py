@@ -76,8 +76,8 @@ class RowGroups:
         """Returns joined row groups, and the index in them of the row group of each record, at least one."""
         for recent in self._recent:
             if (indices := recent.find(numbers)) is not None:
-                counts = np.bincount(indices).tolist()
-                self.units.touch((group.number, count) for group, count in zip(recent.groups, counts, strict=False))
+                found = np.bincount(indices).tolist()
+                self.units.touch((group.number, count) for group, count in zip(recent.groups, found, strict=False))
                 return recent, indices
         needed, counts = np.unique(numbers, return_counts=True)
         wanted = dict(zip(needed.tolist(), counts.tolist(), strict=True))
