@@ -65,7 +65,7 @@ def test_any_float_has_a_pixel(array: NDArray[np.float32]) -> None:
     if finite.size == array.size and finite.min() >= 0 and finite.max() <= 1:
         assert np.array_equal(pixels[:, :, 0], np.round(array.astype(np.float64) * 255))
     elif finite.size == array.size and finite.min() < finite.max():
-        assert (pixels.min(), pixels.max()) == (0, 255)
+        assert (int(pixels.min()), int(pixels.max())) == (0, 255)
 
 
 def test_images_and_labels_are_shown_row_by_row() -> None:

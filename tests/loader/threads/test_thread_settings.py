@@ -38,7 +38,7 @@ def settings_here(number: Any) -> Any:
 
     seen = [
         int(jnp.asarray(np.float64(0)).dtype == np.float64),
-        int(jax.config.jax_debug_nans),  # type: ignore[attr-defined]  # made when JAX is run
+        int(jax.config.jax_debug_nans),  # type: ignore[attr-defined, unused-ignore]
         decimal.getcontext().prec,
         int(np.geterr()["divide"] == "raise"),
         VARIABLE.get(),

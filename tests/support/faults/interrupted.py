@@ -83,22 +83,22 @@ def before_instructions(check: Callable[[CodeType, int], None]) -> Iterator[None
         finally:
             monitoring.set_events(monitoring.DEBUGGER_ID, monitoring.events.NO_EVENTS)
             monitoring.free_tool_id(monitoring.DEBUGGER_ID)
-        return
+    else:
 
-    def enter(frame: FrameType, _event: str, _argument: object) -> Any:
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return step
+        def enter(frame: FrameType, _event: str, _argument: object) -> Any:
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            return step
 
-    def step(frame: FrameType, event: str, _argument: object) -> Any:
-        if event == "opcode":
-            check(frame.f_code, frame.f_lasti)
-        return step
+        def step(frame: FrameType, event: str, _argument: object) -> Any:
+            if event == "opcode":
+                check(frame.f_code, frame.f_lasti)
+            return step
 
-    traced = sys.gettrace()
-    # Python 3.12 has these events only if a frame asks for them before `settrace`.
-    sys._getframe().f_trace_opcodes = True
-    sys.settrace(enter)
-    try:
-        yield
-    finally:
-        sys.settrace(traced)
+        traced = sys.gettrace()
+        # Python 3.12 has these events only if a frame asks for them before `settrace`.
+        sys._getframe().f_trace_opcodes = True
+        sys.settrace(enter)
+        try:
+            yield
+        finally:
+            sys.settrace(traced)
