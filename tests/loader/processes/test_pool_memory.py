@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,16 @@ def is_shared(batch: Any) -> bool:
     while isinstance(batch, np.ndarray):
         batch = batch.base
     return isinstance(batch, ctypes.Array)
+
+
+def test_dev_shm_is_not_used() -> None:
+    """Arenas are anonymous memory: containers limit /dev/shm, and other programs may fill it."""
+    with iter(big_loader()) as iterator:
+        batch = next(iterator)
+        mapped = Path("/proc/self/maps").read_text()
+        assert "/memfd:millstream-arena" in mapped
+        assert not [line for line in mapped.splitlines() if "millstream" in line and "/dev/shm" in line]
+        del batch
 
 
 @pytest.mark.parametrize("budget", [1 << 30, 12 << 20, 1 << 12], ids=["room for all", "room for some", "no room"])
