@@ -2,7 +2,7 @@
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from millstream.dataset import (
     ZipIterDataset,
 )
 from millstream.loader.threads import shared_threads, thread_executor
+from support.draw.chains import CountedSource
 from support.stores.waiting_storage import Storage
 
 NUM_STREAMS = 4
@@ -147,30 +148,14 @@ def test_all_streams_together_are_read_as_far_ahead_as_one(join: str) -> None:
     assert begun <= used + 2 * buffer
 
 
-class Batched:
-    """A source that counts its reads."""
-
-    num_reads = 0
-
-    def __len__(self) -> int:
-        return LENGTH
-
-    def __getitem__(self, key: int) -> int:
-        return self.__getitems__([key])[0]
-
-    def __getitems__(self, keys: Sequence[int]) -> list[int]:
-        self.num_reads += 1
-        return [*keys]
-
-
 def test_many_fast_streams_are_read_in_calls_that_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The share of each stream in the buffer is two records, but a call of a thread reads more if they take no time."""
     monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 1e-4)
-    source = Batched()
+    source = CountedSource(0, LENGTH)
     streams = [MapDataset.source(source).to_iter_dataset(ReadOptions(2, 128)).filter(bool) for _ in range(64)]
     with iter(IterDataset.mix(streams).batch(64)) as iterator:
         assert len(list(itertools.islice(iterator, 150))) == 150
-    assert source.num_reads < 64 * 150 / 3
+    assert len(source.calls) < 64 * 150 / 3
 
 
 def test_short_streams_are_opened_before_their_turn() -> None:

@@ -12,9 +12,12 @@ from millstream.experimental import ElasticIterator
 GLOBAL = 12
 
 
-def dataset(count: int = 50) -> MapDataset[Any]:
-    shuffled = MapDataset.range(count).shuffle(seed=3).random_map(lambda n, rng: (n, rng.random()), seed=5)
-    return shuffled.repeat(2)
+def draw(number: int, rng: np.random.Generator) -> tuple[int, float]:
+    return number, rng.random()
+
+
+def dataset(count: int = 50, epochs: int = 2) -> MapDataset[Any]:
+    return MapDataset.range(count).shuffle(seed=3).random_map(draw, seed=5).repeat(epochs)
 
 
 def shards(count: int, workers: int = 0, ds: MapDataset[Any] | None = None) -> list[ElasticIterator]:
@@ -59,24 +62,21 @@ def test_any_number_of_shards_resumes(before: int, after: int, workers: int) -> 
 
 
 @pytest.mark.parametrize(
-    "state",
+    ("other", "global_batch", "steps", "words"),
     [
-        None,
-        {},
-        {"global_next_index": 0},
-        {"global_next_index": 0, "dataset": "another"},
-        {"global_next_index": 5},
-        {"global_next_index": 1200},
+        (dataset(60), GLOBAL, 1, "belongs to another dataset"),
+        (dataset(), 8, 1, "where no global batch of 12 begins"),
+        (dataset(epochs=3), GLOBAL, 12, "lies beyond the end"),
     ],
-    ids=str,
 )
-def test_another_state_is_refused(state: Any) -> None:
-    """A state of another dataset, between batches, beyond the end, or invalid is refused without moving."""
+def test_another_state_is_refused(other: MapDataset[Any], global_batch: int, steps: int, words: str) -> None:
+    """A state of another dataset, between batches, or beyond the end is refused without moving."""
+    with ElasticIterator(other, global_batch, ShardOptions(0, 1)) as saved:
+        saved.seek(steps)
+        state = saved.get_state()
     with ElasticIterator(dataset(), GLOBAL, ShardOptions(0, 1)) as iterator:
         own = iterator.get_state()
-        if isinstance(state, dict) and state.get("global_next_index"):
-            state = {**own, **state}
-        with pytest.raises(CheckpointError):
+        with pytest.raises(CheckpointError, match=words):
             iterator.set_state(state)
         assert iterator.get_state() == own
 
