@@ -220,16 +220,10 @@ class MixedIterator(RecoveringIterator[Any]):
             raise CheckpointError(
                 "A mixture of a mapping has its states by name, and one of a list in order: build it as it was saved."
             )
-        if not isinstance(saved, Mapping) and not is_list(saved):
-            raise CheckpointError("The state of a mixture cannot be read: parents. Give what get_state() returned.")
+        # Without names, there are as many states as weights.
         states = list(saved)
         if self._names is not None:
             states = [saved[name] if name in saved else self._beginnings[name] for name in self._names]
-        if len(states) != len(self._parents):
-            raise CheckpointError(
-                f"The state is of a mixture of {len(states)} datasets, but there are {len(self._parents)} here. "
-                "Mixtures of a mapping can be resumed with others: name the datasets."
-            )
         for parent, own in zip(self._parents, states, strict=True):
             move_to(parent, own)
         self._step, self._ended, self._due = checked["position"], checked["ended"], np.empty(0, np.int64)

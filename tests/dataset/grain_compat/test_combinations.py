@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millstream import IterDataset, MapDataset
+from millstream import CheckpointError, IterDataset, MapDataset
 from millstream.dataset import (
     CacheIterDataset,
     InterleaveIterDataset,
@@ -43,6 +43,43 @@ def test_a_named_mixture_is_resumed_with_others(workers: int) -> None:
         list(itertools.islice(other, 5))
         other.set_state(json.loads(json.dumps(iterator.get_state())))
         assert sorted(itertools.islice(other, 6)) == [104, 105, 106, 200, 201, 202]
+
+
+class Lasting(IterDataset[int]):
+    """A stream of its own class."""
+
+    def __iter__(self) -> Any:
+        return iter(range(9))
+
+
+TWO, THREE = [numbers(9), numbers(9, 100)], [numbers(9), numbers(9, 100), numbers(9, 200)]
+
+
+@pytest.mark.parametrize(
+    ("saved", "here", "words"),
+    [
+        (IterDataset.mix(TWO), IterDataset.mix({"a": TWO[0], "b": TWO[1]}), "by name, and one of a list in order"),
+        (IterDataset.mix({"a": TWO[0], "b": TWO[1]}), IterDataset.mix(TWO), "by name, and one of a list in order"),
+        (IterDataset.mix(TWO), IterDataset.mix(THREE), "other weights"),
+        (IterDataset.mix(TWO), IterDataset.mix([TWO[1], TWO[0]]), "belongs to another one: here its identity is"),
+        (ZipIterDataset(TWO), ZipIterDataset(THREE), "of 2 zipped datasets, but there are 3"),
+        (
+            InterleaveIterDataset(THREE, cycle_length=2),
+            InterleaveIterDataset(THREE, cycle_length=3),
+            "cycle_length that",
+        ),
+        (IterDataset.source(range(9)), Lasting(), "belongs to another stream: saved"),
+    ],
+)
+def test_the_state_of_another_combination_is_refused(saved: Any, here: Any, words: str) -> None:
+    """The error says what differs, and the iterator stays where it was."""
+    with iter(saved) as other, iter(here) as iterator:
+        list(itertools.islice(other, 3))
+        next(iterator)
+        before = iterator.get_state()
+        with pytest.raises(CheckpointError, match=words):
+            iterator.set_state(other.get_state())
+        assert iterator.get_state() == before
 
 
 class MayBeGone(IterDataset[int]):
