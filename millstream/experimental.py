@@ -6,6 +6,10 @@ from millstream import dataset, lazy_imports
 
 if TYPE_CHECKING:
     from millstream.dataset import *  # noqa: F403  (most of its names)
+    from millstream.dataset.grain_compat.file_streams import (  # noqa: F401  (programs derive from Grain's)
+        _TFRecordDatasetIterator,
+        _TFRecordReader,
+    )
     from millstream.dataset.grain_compat.prefetching import device_put
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
 
@@ -26,6 +30,8 @@ if not TYPE_CHECKING:
             "FlatMapTransform": "millstream.transforms",
             "MapWithIndexTransform": "millstream.transforms",
             "PackAndBatchOperation": "millstream.transforms",
+            "_TFRecordDatasetIterator": "millstream.dataset.grain_compat.file_streams",
+            "_TFRecordReader": "millstream.dataset.grain_compat.file_streams",
             "device_put": "millstream.dataset.grain_compat.prefetching",
         },
     )

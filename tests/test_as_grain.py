@@ -8,6 +8,7 @@ import pytest
 
 import millstream
 from millstream import grain_imports
+from support.files.record_files import write_tfrecord
 
 LIBRARY = """
 import grain.python as pygrain
@@ -113,6 +114,59 @@ for name in ("import grain.tensorflow", "grain.NoSuchName", "from grain._src.cor
         f"millstream serves grain, but has no 'grain.tensorflow'. It has {modules}.",
         "module 'grain', served by millstream, has no attribute 'NoSuchName'",
         "cannot import name 'no_such' from 'grain._src.core.sharding' (unknown location)",
+    ]
+
+
+FILES_OF_A_STORE = """
+import grain.python as grain
+import millstream
+from grain._src.python.dataset.sources.tfrecord_dataset import _TFRecordDatasetIterator, _TFRecordReader
+from grain.experimental import TFRecordIterDataset
+
+
+class StoreReader(_TFRecordReader):
+    def __init__(self, path):
+        self._reader = open(path, "rb")
+
+
+class StoreIterator(_TFRecordDatasetIterator):
+    def __init__(self, path):
+        grain.DatasetIterator.__init__(self)
+        self._reader = StoreReader(path)
+
+
+class StoreDataset(TFRecordIterDataset):
+    def __iter__(self):
+        return StoreIterator(self._path)
+
+
+records = iter(StoreDataset("numbers").map(int).batch(2))
+state = [next(records), records.get_state()][1]
+print([batch.tolist() for batch in records], _TFRecordDatasetIterator("numbers").get_state())
+records.set_state(state)
+print(next(records).tolist())
+for damaged in ("short", "other"):
+    try:
+        list(_TFRecordDatasetIterator(damaged))
+    except millstream.DataSourceError as error:
+        print(error)
+"""
+
+
+def test_readers_of_tfrecord_files_can_be_derived(tmp_path: Path) -> None:
+    """A project opens TFRecord files of its store by subclasses of Grain's private classes, as MaxText does."""
+    content = write_tfrecord(tmp_path / "numbers", [b"%d" % number for number in range(6)]).read_bytes()
+    (tmp_path / "short").write_bytes(content[:-1])
+    (tmp_path / "other").write_bytes(content[1:])
+    (tmp_path / "files.py").write_text(FILES_OF_A_STORE)
+    ended = run(tmp_path, "-m", "millstream.as_grain", "files.py")
+
+    assert ended.stderr == ""
+    assert ended.stdout.splitlines() == [
+        "[[2, 3], [4, 5]] {'reader_offset': 0}",
+        "[2, 3]",
+        "<_io.BufferedReader name='short'> ends within the record at byte 85. Restore the file.",
+        "<_io.BufferedReader name='other'> has no TFRecord at byte 0: the length is damaged.",
     ]
 
 

@@ -4,13 +4,15 @@ import errno
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from pathlib import Path
+from typing import Any, BinaryIO, final
 
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, dataset_of, node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import DataSourceError
-from millstream.sources.records.tfrecord import TFRecordDataSource
+from millstream.sources.records.tfrecord import HEADER_BYTES, TRAILER_BYTES, TFRecordDataSource, is_tfrecord
 from millstream.sources.storage.paths import FileIdentity, FileRange
 from millstream.sources.tables.arrow_tables import filesystems
 from millstream.sources.tables.parquet import ParquetDataSource
@@ -42,6 +44,57 @@ class TFRecordIterDataset(ReadIterDataset):
 
     def __init__(self, path: Any) -> None:
         super().__init__(MapDataset.source(TFRecordDataSource(path)))
+        self._path = path
+
+
+class _TFRecordReader:
+    """The records of a file, read from front to back, without an index. For programs that derive from Grain's.
+
+    Subclasses set `_reader` to a binary file that they open themselves. Only the checksums of lengths are compared.
+    """
+
+    def __init__(self, path: Any) -> None:
+        self._reader: BinaryIO = Path(path).open("rb")  # noqa: SIM115  (closed by `__del__`)
+
+    def __next__(self) -> bytes:
+        start = self._reader.tell()
+        header = self._reader.read(HEADER_BYTES)
+        if not header:
+            raise StopIteration
+        if not is_tfrecord(header):
+            raise DataSourceError(f"{self._reader!r} has no TFRecord at byte {start:,}: the length is damaged.")
+        num_bytes = int.from_bytes(header[:8], "little") + TRAILER_BYTES
+        record = self._reader.read(num_bytes)
+        if len(record) < num_bytes:
+            raise DataSourceError(f"{self._reader!r} ends within the record at byte {start:,}. Restore the file.")
+        return record[:-TRAILER_BYTES]
+
+    def seek(self, offset: int) -> None:
+        self._reader.seek(offset)
+
+    def tell(self) -> int:
+        return self._reader.tell()
+
+    def __del__(self) -> None:
+        if "_reader" in vars(self):
+            self._reader.close()
+
+
+class _TFRecordDatasetIterator(DatasetIterator[bytes]):
+    """The records of a file, in order. Subclasses replace the reader by their own."""
+
+    def __init__(self, path: Any) -> None:
+        super().__init__()
+        self._reader = _TFRecordReader(path)
+
+    def __next__(self) -> bytes:
+        return next(self._reader)
+
+    def get_state(self) -> dict[str, int]:
+        return {"reader_offset": self._reader.tell()}
+
+    def set_state(self, state: dict[str, int]) -> None:
+        self._reader.seek(state["reader_offset"])
 
 
 class ParquetIterDataset(ReadIterDataset):

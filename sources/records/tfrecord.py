@@ -30,9 +30,9 @@ from millstream.sources.files.spans import SpanRecords
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, is_zlib
 from millstream.sources.storage.file_cache import FileCache
 
-_HEADER_BYTES = 12
-_TRAILER_BYTES = 4
-_FRAME_BYTES = _HEADER_BYTES + _TRAILER_BYTES
+HEADER_BYTES = 12
+TRAILER_BYTES = 4
+_FRAME_BYTES = HEADER_BYTES + TRAILER_BYTES
 
 _BLOCK_BYTES = 4 << 20
 """The size of a read to find the headers of small records."""
@@ -127,9 +127,9 @@ class _TFRecordFormat(SpanFormat[bytes]):
         yield np.array([offset])
 
     def decode(self, spans: list[bytes], request: SpanRequest) -> list[bytes]:
-        records = [span[_HEADER_BYTES:-_TRAILER_BYTES] for span in spans]
+        records = [span[HEADER_BYTES:-TRAILER_BYTES] for span in spans]
         if self.check_crc:
-            stored = np.frombuffer(b"".join([span[-_TRAILER_BYTES:] for span in spans]), "<u4")
+            stored = np.frombuffer(b"".join([span[-TRAILER_BYTES:] for span in spans]), "<u4")
             wrong = np.flatnonzero(masked_crc32c(records) != stored)
             if wrong.size:
                 raise request.error(
@@ -142,22 +142,22 @@ class _TFRecordFormat(SpanFormat[bytes]):
 
 def is_tfrecord(start: bytes) -> bool:
     """Returns True if a file begins with the header of a record: a length with its checksum."""
-    header = start[:_HEADER_BYTES]
-    return len(header) == _HEADER_BYTES and not _damaged_headers(header).size
+    header = start[:HEADER_BYTES]
+    return len(header) == HEADER_BYTES and not _damaged_headers(header).size
 
 
 def _headers_of_block(scan: Scan, offset: int) -> tuple[bytes, NDArray[np.int64], int]:
     """Returns the headers in the block that begins at a record, their offsets, and the offset of the next record."""
     block = scan.read(offset, _BLOCK_BYTES)
     found: list[int] = []
-    unpack, within, last = struct.Struct("<Q").unpack_from, 0, len(block) - _HEADER_BYTES
+    unpack, within, last = struct.Struct("<Q").unpack_from, 0, len(block) - HEADER_BYTES
     while within <= last:
         found.append(within)
         within += unpack(block, within)[0] + _FRAME_BYTES
     if not found:
         raise _cut_short_in_header(scan, offset)
     starts = np.array(found)
-    headers = np.frombuffer(block, np.uint8)[starts[:, np.newaxis] + np.arange(_HEADER_BYTES)]
+    headers = np.frombuffer(block, np.uint8)[starts[:, np.newaxis] + np.arange(HEADER_BYTES)]
     return headers.tobytes(), starts + offset, offset + within
 
 
@@ -166,8 +166,8 @@ def _headers_alone(scan: Scan, offset: int) -> tuple[bytes, NDArray[np.int64], i
     headers: list[bytes] = []
     found: list[int] = []
     while len(found) < _HEADERS_ALONE and offset < scan.size:
-        header = scan.read(offset, _HEADER_BYTES)
-        if len(header) < _HEADER_BYTES:
+        header = scan.read(offset, HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
             raise _cut_short_in_header(scan, offset)
         headers.append(header)
         found.append(offset)
@@ -189,7 +189,7 @@ def _check_headers(scan: Scan, headers: bytes, found: NDArray[np.int64], count: 
 
 def _damaged_headers(headers: bytes) -> NDArray[np.int64]:
     """Returns the numbers of the headers whose length does not have the checksum stored with it."""
-    table = np.frombuffer(headers, np.uint8).reshape(-1, _HEADER_BYTES)
+    table = np.frombuffer(headers, np.uint8).reshape(-1, HEADER_BYTES)
     stored = np.ascontiguousarray(table[:, 8:]).view("<u4")[:, 0]
     return np.flatnonzero(masked_crc32c_of_lengths(table[:, :8]) != stored)
 
