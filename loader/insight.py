@@ -195,11 +195,6 @@ class Insight:
         are_batches = any(operation.makes_batches for operation in pipeline.operations)
         return batches, are_batches, getattr(pipeline.source, "classes", ())
 
-    def count_delivered(self) -> None:
-        """Adds the batches that iterators have delivered since the last time. Any thread may call it."""
-        for iterator in self.living_iterators():
-            iterator.count_delivered()
-
     def living_iterators(self) -> "list[Measured]":
         """Returns the iterators that still exist, the newest last."""
         references = self.iterators.valuerefs()
@@ -210,10 +205,10 @@ class Insight:
         from millstream.loader.reporting.snapshot import Measurements  # noqa: PLC0415  (lazy, as above)
         from millstream.loader.snapshot_of_loader import ComponentCounter  # noqa: PLC0415
 
-        self.count_delivered()
-        plan, profiler = self._plan, self.profiler
+        plan, profiler, living = self._plan, self.profiler, self.living_iterators()
+        for iterator in living:
+            iterator.count_delivered()
         seconds = profiler.read()
-        living = self.living_iterators()
         beginning = profiler.last_position or (0, epoch_of(plan, plan.beginning))
         step, epoch = living[-1].delivered_position() if living else beginning
         self._counter = self._counter or ComponentCounter(plan)

@@ -73,57 +73,36 @@ def compile_stages(
 ) -> tuple[Stage, ...]:
     """Returns the compiled stages. `is_template` is true of a block whose record is read as a template only."""
     stages: list[Stage] = []
-    streams = functools.partial(streams_of, pipeline.order)
-    labels, number, random_number, shuffle_number = pipeline.labels, 0, 0, 0
-    producer: str | None = None
-    num_remote = len(labels) - pipeline.num_local
+    start = 0
     for stage, group in enumerate(groups):
-        first = number
-        steps: list[Step] = []
-        filters: list[str] = []
-        own_filters: list[str] = []
+        stop = start + len(group)
+        next_one = groups[stage + 1][0] if stage + 1 < len(groups) else None
         grouping: Grouping | None = group[0] if stages and isinstance(group[0], Grouping) else None
-        if stage + 1 == len(groups) and pipeline.share is not None:
+        if next_one is None and pipeline.share is not None:
             grouping = pipeline.share
         unit = None if grouping is None else grouping.output_size
-        next_one = groups[stage + 1][0] if stage + 1 < len(groups) else None
         divides_units = unit is not None and _changes_count(group[1:], next_one)
-        for operation in group:
-            where = pipeline.error_labels[number]
-            if isinstance(operation, Pack):
-                step = pack_step(operation, pipeline.order, where)
-            elif isinstance(operation, GroupingOperation):
-                with_seed = _seeded(operation, pipeline.order, shuffle_number)
-                step = group_step(with_seed, where, numbers_units=divides_units)
-                shuffle_number += operation.seed is None
-            else:
-                step = compile_step(
-                    operation,
-                    where,
-                    producer=producer,
-                    streams=streams,
-                    random_number=random_number,
-                    is_template=is_template,
-                    components=pipeline.components,
-                )
-                if not operation.keeps_count:
-                    (filters if operation.is_between else own_filters).append(labels[number])
-            steps.append(instrument(labels[number], step))
-            producer = producer if isinstance(operation, Filter) else labels[number]
-            number += 1
-            random_number += operation.num_random
+        labels, filters, own_filters = pipeline.labels[start:stop], list[str](), list[str]()
+        steps = [
+            instrument(label, _step_of(pipeline, number, is_template, numbers_units=divides_units))
+            for number, label in enumerate(labels, start)
+        ]
+        for operation, label in zip(group, labels, strict=True):
+            if not operation.keeps_count and not operation.regroups:
+                (filters if operation.is_between else own_filters).append(label)
         if isinstance(next_one, GroupingOperation):
             # Elements are reduced to what it needs by the worker that makes them.
-            steps.append(instrument(labels[number], prepare_step(next_one, pipeline.error_labels[number])))
-            filters.append(labels[number])
+            steps.append(instrument(pipeline.labels[stop], prepare_step(next_one, pipeline.error_labels[stop])))
+            filters.append(pipeline.labels[stop])
         gathering = [row for row, operation in enumerate(group) if operation.gathers]
+        num_remote = len(pipeline.operations) - pipeline.num_local
         stages.append(
             Stage(
                 steps=tuple(steps),
                 grouping=grouping,
                 num_record_steps=gathering[0] if gathering else len(steps),
                 # Each operation is a step. The preparation for a grouping belongs to the operation that groups.
-                num_remote_steps=min(len(steps), max(0, num_remote - first)),
+                num_remote_steps=min(len(steps), max(0, num_remote - start)),
                 # If user operations drop elements, the others need not be named.
                 filters=tuple(own_filters or filters),
                 unit=unit,
@@ -131,7 +110,28 @@ def compile_stages(
                 runs_user_code=not (stages and len(group) == 1 and _only_copies(group[0])),
             )
         )
+        start = stop
     return tuple(stages)
+
+
+def _step_of(pipeline: Pipeline, number: int, is_template: Callable[[int], bool], *, numbers_units: bool) -> Step:
+    """Returns the step of an operation, given its number in the pipeline."""
+    operation, before, where = pipeline.operations[number], pipeline.operations[:number], pipeline.error_labels[number]
+    if isinstance(operation, Pack):
+        return pack_step(operation, pipeline.order, where)
+    if isinstance(operation, GroupingOperation):
+        shuffle_number = sum(isinstance(one, GroupingOperation) and one.seed is None for one in before)
+        return group_step(_seeded(operation, pipeline.order, shuffle_number), where, numbers_units=numbers_units)
+    producers = [label for one, label in zip(before, pipeline.labels, strict=False) if not isinstance(one, Filter)]
+    return compile_step(
+        operation,
+        where,
+        producer=producers[-1] if producers else None,
+        streams=functools.partial(streams_of, pipeline.order),
+        random_number=sum(one.num_random for one in before),
+        is_template=is_template,
+        components=pipeline.components,
+    )
 
 
 def _changes_count(operations: Sequence[Transformation], next_one: Transformation | None) -> bool:
