@@ -491,10 +491,8 @@ def test_batches_of_chains_on_the_device(chain: Callable[[], Any], place: str) -
                 assert [batch.tolist() for batch in resumed] == expected[number:]
     if place == "outermost":
         with PLACES[place](chain()) as batches:
-            next(batches)
-            assert batches.step == 1
             batches.set_state(states[2], strict=True)
-            assert next(batches).tolist() == expected[2]
+            assert (batches.step, next(batches).tolist()) == (2, expected[2])
 
 
 @each_place
@@ -556,15 +554,9 @@ def test_the_waits_that_are_reported_are_those_of_the_training_loop(monkeypatch:
             next(batches)
             clock[0] += 1.0
         monkeypatch.undo()
+        names = ("batches", "step", "first_wait_seconds", "wait_seconds", "trainer_seconds", "wait_share")
         # The last second is not over before the next call.
-        expected: dict[str, float] = {
-            "batches": 9,
-            "step": 9,
-            "first_wait_seconds": 2,
-            "wait_seconds": 16,
-            "trainer_seconds": 8,
-        }
-        expected["wait_share"] = 2 / 3
+        expected = dict(zip(names, (9, 9, 2, 16, 8, 2 / 3), strict=True))
         for metrics in (batches.metrics(), loader.metrics()):
             assert {name: metrics[f"loader/{name}"] for name in expected} == expected
         assert batches.profile()["consumer"] == loader.profile()["consumer"] == 8

@@ -163,22 +163,6 @@ def test_operations_behind_a_regrouping_run_at_once() -> None:
     assert list(rushed(loader)) == [[key, key + 2] for key in range(1, 24, 4)]
 
 
-@pytest.mark.usefixtures("all_by_threads")
-def test_order_is_kept_when_later_blocks_finish_first() -> None:
-    """A block that is ready waits for those before it: here each of the first four ends only after the next one."""
-    ready = [threading.Event() for _ in range(5)]
-    ready[4].set()
-
-    def wait_for_the_next(batch: list[int]) -> int:
-        number = batch[0] // 2
-        assert ready[min(number + 1, 4)].wait(WAIT_SECONDS)
-        ready[min(number, 4)].set()
-        return number
-
-    loader = loader_of(4, Batch(2, batch_fn=list), Map(wait_for_the_next), source=BatchedSource(16))
-    assert list(rushed(loader)) == list(range(8))
-
-
 def our_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
 
