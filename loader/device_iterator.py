@@ -309,9 +309,9 @@ class DeviceIterator(Inspectable, ResumableIterator):
         if (current := self._staging) is not None:
             current.next_position = None
             current.is_over = True
-            if current.is_awaited:
+            if current.is_awaited and hasattr(self._iterator, "interrupt"):
                 # The consumer was interrupted, possibly because the thread waits for a batch that never comes.
-                getattr(self._iterator, "interrupt", _do_nothing)()
+                self._iterator.interrupt()
         self._staging = None
 
     def _closed_error(self) -> ValueError:
@@ -321,7 +321,3 @@ class DeviceIterator(Inspectable, ResumableIterator):
         if self._is_closed:
             raise self._closed_error()
         self._readers.check_process()
-
-
-def _do_nothing() -> None:
-    """Interrupts nothing, because only the thread waits for a stream."""

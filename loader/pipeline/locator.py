@@ -56,7 +56,7 @@ class Locator:
         locate = functools.partial(_locate_records, partition, order, RecycledMemory().allocate)
         if is_packed(order):
             keys, self._is_ragged = CHUNK_KEYS // DOCUMENTS_PER_ROW, True
-            locate = functools.partial(_locate_documents, partition, order)
+            locate = functools.partial(locate_segments, partition, order)
         if is_mixed(order):
             keys *= min(len(order.names), MAX_CHUNK_FACTOR)
             keys = int(keys / max(1, _epochs_before(order, keys) / MAX_CHUNK_EPOCHS))
@@ -113,9 +113,3 @@ def _locate_records(
         table[4], table[2], table[1] = 0, positions, checked_keys_at(order, positions)
     table.flags.writeable = False
     return Origins(table, names)
-
-
-def _locate_documents(partition: Partition, order: Any, start: int, stop: int) -> Origins:
-    positions = partition.positions(start, stop)
-    positions.flags.writeable = False
-    return locate_segments(order, partition, positions)

@@ -32,8 +32,14 @@ _BEGIN, _END, _LEFT, _TOKENS = 5, 6, 7, 8
 _LARGEST = np.iinfo(np.int64).max
 
 
-def locate_segments(order: PackedSampler, partition: Partition, positions: NDArray[np.int64]) -> Origins:
-    """Returns the origins of the documents in the rows. Document j of a row has the index position * row_length + j."""
+def locate_segments(partition: Partition, order: PackedSampler, start: int, stop: int) -> Origins:
+    """Returns the origins of the documents in the rows of blocks `start … stop - 1`.
+
+    Document j of a row has the index position * row_length + j.
+    """
+    positions = partition.positions(start, stop)
+    # User code may see them, and batches share them.
+    positions.flags.writeable = False
     names: tuple[Any, ...] = ()
     if is_mixed_and_packed(order):
         names = order.names
