@@ -110,6 +110,8 @@ class InMemoryDataSource(RenderedSource):
         if name is not None:
             if records is not None and _is_columns(records):
                 raise TypeError(f"InMemoryDataSource(records, name={name!r}) takes a list of records, got columns.")
+            if records is not None:
+                _sequence_length(records)  # Raises for text, whose characters would be records.
             records, self._memory = _shared_list(records, name)
         elif records is None:
             raise ValueError("InMemoryDataSource must have records, or a name of shared memory that has them.")

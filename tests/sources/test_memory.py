@@ -261,9 +261,9 @@ def test_records_that_shared_memory_would_change_are_refused() -> None:
     """In a process of its own, because workers of one that uses shared memory share Python's tracker of it."""
     script = """
 import millstream
-for record in ({}, 2**63, -(2**63) - 1, b"a\\0", "a\\0", millstream):
+for records in (b"text", *([0, record] for record in ({}, 2**63, -(2**63) - 1, b"a\\0", "a\\0", millstream))):
     try:
-        millstream.InMemoryDataSource([0, record], name="records-of-a-test")
+        millstream.InMemoryDataSource(records, name="records-of-a-test")
     except TypeError as error:
         print(str(error).partition("got ")[2])
 try:
@@ -272,6 +272,7 @@ except FileNotFoundError as error:
     print(*error.__notes__)
 """
     assert python("-c", script, check=True).stdout.splitlines() == [
+        "bytes.",
         *(f"{kind} as record 1." for kind in ("dict", "int", "int", "bytes", "str", "module")),
         "Create InMemoryDataSource(records, name='records-of-a-test') first, in a process of this machine.",
     ]

@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from millstream.sources.tables.decoded_cache import UnitCache
 
-SECONDS = 30
-"""More than anything here takes."""
-
 
 class Unit(NamedTuple):
     number: int
@@ -27,7 +24,7 @@ def test_those_that_are_missing_are_decoded_at_the_same_time() -> None:
 
     def load(number: int) -> Unit:
         loads.append(number)
-        both.wait(SECONDS)
+        both.wait(30)
         return Unit(number)
 
     cache = UnitCache[Unit](1000)
