@@ -198,9 +198,8 @@ class _InterleaveIterator(RecoveringIterator[Any]):
                 f"The state is of {len(checked['slots'])} datasets that were open at a time, but here it is "
                 f"{len(self._slots)}: build InterleaveIterDataset with the cycle_length that it had."
             )
-        numbers = [[saved["dataset"], saved["ended"]] for saved in checked["slots"]]
-        count, last = len(self._datasets), max([checked["next"] - 1, *(number for number, _ in numbers)])
-        if last >= count or min([-1, *(number for number, _ in numbers)]) < -1 or checked["turn"] > len(numbers):
+        count, last = len(self._datasets), checked["next"] - 1
+        if last >= count:
             raise CheckpointError(
                 f"The state is at dataset {last} of those that are interleaved, and there are {count} here: give "
                 "InterleaveIterDataset those that it had."
