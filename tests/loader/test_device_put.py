@@ -273,7 +273,13 @@ def test_an_interrupt_ends_the_wait_for_a_worker_that_hangs(tmp_path: Path) -> N
 
 
 def close_meanwhile(iterator: millstream.DeviceIterator) -> None:
-    with in_background(iterator.close), pytest.raises(ValueError, match="closed"):
+    def close_while_it_waits() -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while iterator._staging is None or not iterator._staging.is_awaited:
+            assert time.monotonic() < deadline
+        iterator.close()
+
+    with in_background(close_while_it_waits), pytest.raises(ValueError, match="closed"):
         next(iterator)
 
 
