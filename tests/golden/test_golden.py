@@ -49,7 +49,7 @@ from millstream.transforms import (
     Transformation,
     WindowShuffle,
 )
-from support.public_samplers import public_samplers
+from support.draw.orders import public_samplers
 
 STREAMS = json.loads(Path(__file__).with_name("streams.json").read_text())
 STATES = json.loads(Path(__file__).with_name("states.json").read_text())

@@ -5,16 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import millstream
 from millstream import BalancedSampler, IndexSampler, MixtureSampler, PackingSampler, ShardOptions
-from support.draw.orders import mixtures, records_at
-
-
-def costs_of(rng: np.random.Generator, num_records: int) -> Any:
-    """Returns costs as documents have them: many small ones and few large ones."""
-    return rng.lognormal(0, 1.2, num_records)
+from support.draw.orders import balanced, mixtures, records_at
 
 
 def imbalance(costs: Any, parts: int) -> Any:
@@ -27,11 +21,11 @@ def imbalance(costs: Any, parts: int) -> Any:
 def test_parts_cost_alike(parts: int) -> None:
     """At 16 records a part of log-normal costs: within 15 % of the mean, or of the largest record."""
     size, num_batches = 16 * parts, 50
-    costs = costs_of(np.random.default_rng(0), size * num_batches)
+    costs = np.random.default_rng(0).lognormal(0, 1.2, size * num_batches)
     order = IndexSampler(len(costs), shuffle=True, seed=0, num_epochs=1)
-    balanced = BalancedSampler(order, costs=costs, global_batch_size=size, parts=parts)
+    sampler = BalancedSampler(order, costs=costs, global_batch_size=size, parts=parts)
 
-    dealt = costs[balanced.record_keys(0, len(costs))].reshape(num_batches, size)
+    dealt = costs[sampler.record_keys(0, len(costs))].reshape(num_batches, size)
     plain = costs[order.record_keys(0, len(costs))].reshape(num_batches, size)
     assert np.array_equal(np.sort(dealt, axis=1), np.sort(plain, axis=1))
     largest = np.maximum(1, dealt.max(axis=1) / (dealt.sum(axis=1) / parts))
@@ -45,41 +39,20 @@ def test_parts_cost_alike(parts: int) -> None:
 
 
 @settings(max_examples=12)
-@given(
-    drawn=mixtures() | mixtures(rows=True),
-    parts=st.integers(1, 4),
-    size=st.integers(1, 4),
-    seed=st.integers(0, 9),
-    stop=st.integers(0, 60),
-)
-def test_global_batches_are_those_of_the_order(
-    drawn: tuple[Any, int], parts: int, size: int, seed: int, stop: int
-) -> None:
-    """Each has the same records, the last one in the same order; all ways to ask agree, backwards too."""
-    order, num_records = drawn
-    costs = costs_of(np.random.default_rng(seed), num_records)
-    balanced = BalancedSampler(order, costs=costs, global_batch_size=parts * size, parts=parts)
-    row_length = getattr(order, "row_length", None)
-    assert (balanced.length, getattr(balanced, "row_length", None)) == (order.length, row_length)
+@given(drawn=balanced(mixtures() | mixtures(rows=True)))
+def test_global_batches_are_those_of_the_order(drawn: tuple[Any, int]) -> None:
+    """Each has the same records, the last one in the same order."""
+    sampler = drawn[0]
+    order, size = sampler.order, sampler.global_batch_size
+    assert (sampler.length, sampler.row_length) == (order.length, getattr(order, "row_length", None))
 
     length = 60 if order.length is None else min(order.length, 60)
-    everything = np.arange(length)
-    found, plain = records_at(balanced, everything), records_at(order, everything)
-    whole = length // (parts * size) * parts * size
-    for start in range(0, whole, parts * size):
-        batch = slice(start, start + parts * size)
-        assert sorted(found[batch]) == sorted(plain[batch])
+    found, plain = (records_at(each, np.arange(length)) for each in (sampler, order))
+    whole = length // size * size
+    for start in range(0, whole, size):
+        assert sorted(found[start : start + size]) == sorted(plain[start : start + size])
     if length == order.length:
         assert found[whole:] == plain[whole:]
-    assert records_at(balanced, everything[::-1]) == found[::-1]
-    firsts = [segments[0][0] for segments in found]
-    assert balanced.record_keys(0, length).tolist() == firsts
-    assert [balanced[position].record_key for position in range(0, length, 9)] == firsts[::9]
-    table = balanced.positions_of(range(num_records), min(stop, length)).tolist()
-    assert [[position for position in row if position >= 0] for row in table] == [
-        [position for position, segments in enumerate(found[:stop]) if key in {segment[0] for segment in segments}]
-        for key in range(num_records)
-    ]
 
 
 @pytest.mark.parametrize("kind", ["records", "mixture", "rows"])
@@ -98,14 +71,14 @@ def test_any_number_of_processes_has_the_same_global_batch(kind: str) -> None:
     if kind == "rows":
         order = PackingSampler(lengths, 32, shuffle=True, seed=1, num_epochs=1)
         operations = [millstream.Pack({"tokens": 32}), lambda row: row["tokens"]]
-    balanced = BalancedSampler(order, costs=lengths**2, global_batch_size=64, parts=16)
+    sampler = BalancedSampler(order, costs=lengths**2, global_batch_size=64, parts=16)
     batches = {}
     for count in (1, 4, 16):
         shares = []
         for index in range(count):
             loader = millstream.DataLoader(
                 data_source=source,
-                sampler=balanced,
+                sampler=sampler,
                 operations=[*operations, millstream.Batch(64 // count)],
                 shard_options=ShardOptions(index, count, drop_remainder=True),
             )
@@ -122,8 +95,8 @@ class Jitter(millstream.RandomMapTransform):
         return element + rng.random()
 
 
-def test_a_state_resumes_and_steps_are_found() -> None:
-    """Of a mixture, after some steps: the same batches; other costs are another stream; lineage follows the rows."""
+def test_a_state_resumes() -> None:
+    """Of a mixture, after some steps: the same batches; other costs are another stream."""
     costs = np.arange(1, 61)
 
     def loader(costs: Any) -> millstream.DataLoader:
@@ -141,12 +114,7 @@ def test_a_state_resumes_and_steps_are_found() -> None:
         assert np.array_equal(next(resumed), next(batches))
         with pytest.raises(millstream.CheckpointError, match="costs"):
             other.set_state(batches.get_state())
-    made = loader(costs)
-    for key, row in enumerate(made.steps_of(range(60), stop=12).tolist()):
-        assert [step for step in row if step >= 0] == [
-            step for step in range(12) if key in made.record_keys(step).tolist()
-        ]
-    assert [count.documents for count in made.composition(2, 7).components.values()] == [20, 20]
+    assert [count.documents for count in loader(costs).composition(2, 7).components.values()] == [20, 20]
 
 
 class Turned:
@@ -165,10 +133,10 @@ class Turned:
 def test_a_custom_order_keeps_its_members() -> None:
     """Its shard is read, and its largest key known; it is neither a mixture nor rows."""
     order = Turned()
-    balanced = BalancedSampler(order, costs=np.ones(8), global_batch_size=4, parts=2)
-    assert (balanced.order, balanced.largest_key, balanced.shard_options) == (order, 7, order.shard_options)
-    assert (balanced.names, balanced.row_length, hasattr(balanced, "source_lengths")) == ((), None, False)
-    loader = millstream.DataLoader(data_source=range(8), sampler=balanced, operations=[millstream.Batch(2)])
+    sampler = BalancedSampler(order, costs=np.ones(8), global_batch_size=4, parts=2)
+    assert (sampler.order, sampler.largest_key, sampler.shard_options) == (order, 7, order.shard_options)
+    assert (sampler.names, sampler.row_length, hasattr(sampler, "source_lengths")) == ((), None, False)
+    loader = millstream.DataLoader(data_source=range(8), sampler=sampler, operations=[millstream.Batch(2)])
     assert [sorted(batch.tolist()) for batch in loader] == [[4, 6], [0, 2]]
 
 
@@ -192,23 +160,15 @@ def loader_of(*operations: Any, shards: int = 1) -> None:
     )
 
 
-def balanced_of(costs: Any, parts: int = 4) -> None:
-    BalancedSampler(IndexSampler(8, num_epochs=1), costs=costs, global_batch_size=8, parts=parts)
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: balanced_of(np.ones(8), 3), ValueError, "global_batch_size must be a multiple of parts=3, got 8"),
-        (lambda: balanced_of(np.ones(5)), ValueError, "for each record key, up to 7, got 5 numbers"),
-        (lambda: balanced_of([1, -1] * 4), ValueError, r"costs must be finite numbers from 0 on, got -1.0 to 1.0"),
-        (lambda: balanced_of(["a"] * 8), TypeError, "costs must be numbers"),
         (lambda: loader_of(millstream.Batch(4)), ValueError, r"the batch size of the pipeline times .*, 4 \* 1, got 8"),
         (lambda: loader_of(millstream.Batch(1), shards=8), ValueError, "a multiple of the number of shards, 8"),
         (lambda: loader_of(millstream.FilterTransform(bool), millstream.Batch(8)), ValueError, "needs a 1:1 pipeline"),
     ],
 )
-def test_arguments_that_do_not_fit_are_refused(make: Any, error: type[Exception], message: str) -> None:
-    """Costs, parts, and the global batch of the loader."""
+def test_a_loader_that_does_not_fit_is_refused(make: Any, error: type[Exception], message: str) -> None:
+    """The global batch is that of the loader, whose pipeline is 1:1."""
     with pytest.raises(error, match=message):
         make()

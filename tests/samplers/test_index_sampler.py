@@ -156,40 +156,6 @@ def test_numpy_integers_are_integers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"num_records": -1}, ValueError, "num_records must be between 0 and 2\\*\\*63, got -1"),
-        ({"num_records": 2**63 + 1}, ValueError, "num_records"),
-        ({"num_records": 2.0}, TypeError, "num_records must be an integer, got 2.0 of type float"),
-        ({"num_records": True}, TypeError, "num_records must be an integer, got True"),
-        ({"num_records": None}, TypeError, "num_records"),
-        ({"num_epochs": 0}, ValueError, "num_epochs must be at least 1, or None, got 0"),
-        ({"num_epochs": "2"}, TypeError, "num_epochs"),
-        ({"num_epochs": False}, TypeError, "num_epochs"),
-        ({"seed": -1}, ValueError, "seed must be between 0 and 2\\*\\*64 - 1, got -1"),
-        ({"seed": 2**64}, ValueError, "seed"),
-        ({"seed": 1.5}, TypeError, "seed"),
-        ({"shuffle": True}, ValueError, "shuffle needs a seed"),
-        ({"shuffle": 1, "seed": 1}, TypeError, "shuffle must be True or False, got 1"),
-        ({"shard_options": None}, TypeError, "shard_options must be of type ShardOptions"),
-        ({"shard_options": (0, 2)}, TypeError, "shard_options must be of type ShardOptions"),
-        ({"keys": [1, 2]}, ValueError, r"num_records=5 records, got 2: .*IndexSampler\(len\(keys"),
-        ({"keys": []}, ValueError, "num_records=5 records, got 0"),
-        ({"keys": np.ones((5, 1), int)}, ValueError, r"shape \(5, 1\)"),
-        ({"keys": 5}, ValueError, r"shape \(\)"),
-        ({"keys": np.ones(5)}, TypeError, "keys must be integers, got an array of dtype float64"),
-        ({"keys": [True] * 5}, TypeError, "keys must be integers, got an array of dtype bool"),
-        ({"keys": [0, 1, 2, 3, -1]}, ValueError, r"keys must be between 0 and 2\*\*63 - 1, got -1 to 3"),
-        ({"keys": np.array([0, 1, 2, 3, 2**63], np.uint64)}, ValueError, f"got 0 to {2**63}"),
-    ],
-)
-def test_wrong_arguments_are_named(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
-    """Each wrong argument has its own error at construction, which names it, its rule and what was got."""
-    with pytest.raises(error, match=text):
-        IndexSampler(**{"num_records": 5, **arguments})
-
-
-@pytest.mark.parametrize(
     "sampler",
     [
         IndexSampler(5, shuffle=True, num_epochs=2, seed=1),

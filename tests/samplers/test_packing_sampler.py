@@ -254,29 +254,3 @@ def test_lengths_of_any_integer_dtype_and_words() -> None:
     others += [PackingSampler(lengths, 255, **ORDER, unit_sizes=[2, 2], window_units=1)]
     others += [PackingSampler(lengths, 255, **ORDER, unit_sizes=[1, 1, 2], window_units=size) for size in (1, 2)]
     assert len({sampler.fingerprint() for sampler in (plain, *others)}) == 10
-
-
-@pytest.mark.parametrize(
-    ("lengths", "options", "error", "message"),
-    [
-        ([], {}, ValueError, "at least one integer"),
-        ([0, 0], {}, ValueError, "nothing but zeros"),
-        ([-1], {}, ValueError, "between 0 and"),
-        ([1.5], {}, TypeError, "must be integers"),
-        ([1], {"row_length": 0}, ValueError, "row_length must be at least 1"),
-        ([1], {"row_length": 2**40}, ValueError, "row_length must be at most 16,777,216"),
-        ([1], {"overflow": "cut"}, ValueError, "overflow must be one of 'error', 'truncate', 'split', 'drop'"),
-        ([1], {"strategy": "worst"}, ValueError, "strategy must be"),
-        ([1], {"strategy": "concat_then_split", "overflow": "drop"}, ValueError, "takes no overflow"),
-        ([1], {"shuffle": True}, ValueError, "shuffle needs a seed"),
-        ([9], {"overflow": "drop"}, ValueError, "No document is left"),
-        ([1, 2], {"unit_sizes": [1], "window_units": 1}, ValueError, "unit_sizes must have the sum 2, .* got 1"),
-        ([1], {"window_units": 1}, ValueError, "unit_sizes must be given with window_units"),
-        ([1], {"unit_sizes": [1], "window_units": 0}, ValueError, "window_units must be at least 1"),
-        ([1], {"num_epoch": 1}, TypeError, "did you mean 'num_epochs'"),
-    ],
-)
-def test_wrong_arguments_are_refused(lengths: Any, options: Any, error: type[Exception], message: str) -> None:
-    """Wrong arguments are errors when the sampler is built."""
-    with pytest.raises(error, match=message):
-        PackingSampler(lengths, **{"row_length": 5, **options})

@@ -12,9 +12,9 @@ from millstream.samplers import SequentialSampler
 from soak.__main__ import Soak, TrialError
 from soak.courses import Course
 from soak.faults import Fault, KilledForkServer, KilledWorkers, StoppedWorkers
+from support.draw.orders import public_samplers
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import environment
-from support.public_samplers import public_samplers
 
 pytestmark = pytest.mark.slow
 

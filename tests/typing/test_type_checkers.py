@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.public_samplers import public_samplers
+from support.draw.orders import public_samplers
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("typed_program.py")

@@ -1,13 +1,23 @@
-"""Orders of every kind: all or some records of one source, units, rows of documents, and mixtures of these."""
+"""Orders of every kind: all or some records of one source, units, rows of documents, mixtures; and these balanced."""
 
 from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
 
-from millstream import HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler
+from millstream import BalancedSampler, HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, samplers
 
 STOPS = ["first_exhausted", "all_exhausted", "drop_exhausted"]
+
+
+def public_samplers() -> dict[str, type[Any]]:
+    """Returns the classes of samplers that users construct, by name; no protocols."""
+    named = {name: getattr(samplers, name) for name in samplers.__all__}
+    return {
+        name: kind
+        for name, kind in named.items()
+        if hasattr(kind, "record_keys_at") and not getattr(kind, "_is_protocol", False)
+    }
 
 
 @st.composite
@@ -59,6 +69,15 @@ def mixtures(draw: st.DrawFn, *, rows: bool = False, depth: int = 1) -> tuple[An
         if mixture.length is None or position <= mixture.length:
             mixture = mixture.reweighted(position, draw(weights))
     return mixture, sum(length for _, length in parts)
+
+
+@st.composite
+def balanced(draw: st.DrawFn, of: st.SearchStrategy[tuple[Any, int]]) -> tuple[Any, int]:
+    """Draws an order whose global batches are dealt to parts; costs are those of documents: few are large."""
+    order, num_records = draw(of)
+    costs = np.random.default_rng(draw(st.integers(0, 9))).lognormal(0, 1.2, num_records)
+    parts, size = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    return BalancedSampler(order, costs=costs, global_batch_size=parts * size, parts=parts), num_records
 
 
 def records_at(sampler: Any, positions: Any) -> list[list[tuple[int, ...]]]:
