@@ -13,27 +13,6 @@ import pytest
 
 import millstream
 from millstream.sharding import NoSharding, RowGroup, ShardOptions
-from support.faults.user_faults import WAIT_SECONDS
-from support.processes.held_ports import held_port
-
-JAX_PROCESS = """
-import sys, warnings
-import jax
-jax.distributed.initialize(sys.argv[1], num_processes=2, process_id=int(sys.argv[2]))
-import millstream
-
-def batches(**options):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        loader = millstream.load(range(10), num_epochs=1, batch_size=2, **options)
-    return [batch.tolist() for batch in loader], [str(warning.message)[:45] for warning in caught]
-
-print(batches())
-print(batches(shard_options=millstream.NoSharding()))
-print(batches(shard_options=millstream.ShardByJaxProcess()))
-print(millstream.shard_by_jax_process(drop_remainder=True))
-jax.distributed.shutdown()
-"""
 
 
 @pytest.mark.parametrize(
@@ -124,46 +103,15 @@ import jax
 from jax._src import xla_bridge
 loader = millstream.load([1, 2, 3])
 print(xla_bridge.backends_are_initialized(), loader.shard_options == millstream.NoSharding())
-print(millstream.ShardByJaxProcess(), millstream.shard_by_jax_process() == millstream.ShardByJaxProcess())
+print(millstream.shard_by_jax_process(True), millstream.shard_by_jax_process() == millstream.ShardByJaxProcess())
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
 
     assert done.stdout.splitlines() == [
         "False",
         "False True",
-        "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=False, logical_shards=None) True",
+        "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=True, logical_shards=None) True",
     ]
-
-
-def test_two_jax_processes_are_warned_or_sharded(tmp_path: Path) -> None:
-    """In a real program of two JAX processes, a loader without shards warns, and `ShardByJaxProcess` deals the batches.
-
-    `NoSharding()` says that it is intended: no warning.
-    """
-    with held_port() as port:
-        command = [sys.executable, "-c", JAX_PROCESS, f"127.0.0.1:{port}"]
-        processes = [
-            subprocess.Popen(
-                [*command, str(index)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for index in range(2)
-        ]
-        try:
-            printed = [process.communicate(timeout=2 * WAIT_SECONDS)[0].splitlines() for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.communicate()
-
-    everything = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
-    shares = [[[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]]
-    for index, lines in enumerate(printed):
-        assert lines == [
-            f"({everything}, ['JAX runs 2 processes, and this DataLoader is '])",
-            f"({everything}, [])",
-            f"({shares[index]}, [])",
-            f"ShardByJaxProcess(shard_index={index}, shard_count=2, drop_remainder=True, logical_shards=None)",
-        ]
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def groups(folder: Path) -> dict[int, list[Any]]:
     """Returns the reports of the processes of each group of LIVES, by the number of processes."""
     ends: dict[str, Any] = {"end_together": {}, "evaluate": {}}
     tasks = {
-        2: ends | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}},
+        2: ends | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}, "warn_or_shard": {}},
         4: ends | {"fill_meshes": {"save_to": folder, "meshes": MESHES}},
     }
     told = {}
@@ -113,6 +113,15 @@ def test_devices_of_several_processes(groups: dict[int, list[Any]]) -> None:
         assert staged["shapes"] == [(GLOBAL_BATCH,)] * STAGED_STEPS
         assert staged["step"] == STAGED_STEPS
         assert staged["refused"] == "device must belong to this process"
+
+
+def test_two_jax_processes_are_warned_or_sharded(groups: dict[int, list[Any]]) -> None:
+    """A loader without shards warns, `NoSharding()` says that it is intended, and shards of JAX deal the batches."""
+    everything = [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    for told, share in zip(groups[2], ([[0, 1], [4, 5], [8]], [[2, 3], [6, 7], [9]]), strict=True):
+        (batches, (warning,)), *others = told["warn_or_shard"]
+        assert (batches, *others) == (everything, (everything, []), (share, []))
+        assert warning.startswith("JAX runs 2 processes, and this DataLoader is not sharded")
 
 
 def test_hosts_are_compared(groups: dict[int, list[Any]]) -> None:

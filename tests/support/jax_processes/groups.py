@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -15,8 +16,19 @@ import psutil
 
 from support.faults.user_faults import WAIT_SECONDS
 from support.jax_processes import programs
-from support.processes.held_ports import held_port
 from support.processes.worker_pools import environment, still_there
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """Yields a port that the system gives to nobody else meanwhile; a server may share it that sets SO_REUSEPORT.
+
+    gRPC's do. A port that is only looked up may be another's by the time that the server starts.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
 
 
 def run_group(program: str, count: int, log: Path, *, devices: int = 1, **task: Any) -> list[Any]:

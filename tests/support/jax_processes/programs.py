@@ -11,6 +11,7 @@ import pickle
 import shutil
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -334,6 +335,17 @@ def evaluate() -> dict[str, list[Any]]:
 def run_each(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Runs several programs one after another, each with its arguments, and reports what each returns."""
     return {program: globals()[program](**task) for program, task in tasks.items()}
+
+
+def warn_or_shard() -> list[tuple[list[Any], list[str]]]:
+    """Reports batches and warnings: of a loader without shards, of one that has none on purpose, and with shards."""
+    told = []
+    for shard in (None, millstream.NoSharding(), millstream.shard_by_jax_process()):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batches = millstream.load(range(10), num_epochs=1, batch_size=2, shard_options=shard)
+        told.append(([batch.tolist() for batch in batches], [str(warning.message) for warning in caught]))
+    return told
 
 
 def compare_hosts(bad: list[list[int]]) -> dict[str, float]:

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -21,7 +22,6 @@ from millstream.loader.processes.pool_executor import PoolExecutor
 from millstream.loader.processes.pool_processes import Worker
 from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.process_report import describe_process
-from support.clocks.awake_time import stopwatch
 from support.faults.user_faults import WAIT_SECONDS
 
 TESTS = Path(__file__).parents[2]
@@ -31,6 +31,8 @@ LATE_SECONDS = 5.0
 
 What bounds rule out are waits for what never comes, or comes at the end of a timeout of a minute.
 """
+LOOK_SECONDS = 0.05
+"""The interval of looks at what runs."""
 ATTEMPTS = 12
 """The number of late attempts after which something that must be quick counts as slow."""
 BATCH = 4
@@ -169,6 +171,38 @@ def slowness() -> float:
     factor = (time.monotonic() - start) / 0.05
     # Several processes must each get their turn, one after the other.
     return 1.0 if factor < 1.2 else 5.0 * factor
+
+
+@contextlib.contextmanager
+def stopwatch() -> Iterator[Callable[[], float]]:
+    """Yields what returns the seconds since the beginning of the block, without those in which all stood still.
+
+    A machine that is shared is suspended for seconds now and then. Clocks go on, and no process makes progress: a law
+    about seconds is about those in which it could.
+    """
+    begin, stood_still, has_ended = time.monotonic(), 0.0, threading.Event()
+
+    def watch() -> None:
+        nonlocal stood_still
+        is_over = False
+        while not is_over:
+            look = time.monotonic()
+            is_over = has_ended.wait(LOOK_SECONDS)
+            stood_still += max(0.0, time.monotonic() - look - LOOK_SECONDS)
+
+    watcher = threading.Thread(target=watch, name="stopwatch")
+
+    def seconds() -> float:
+        has_ended.set()
+        watcher.join()
+        return time.monotonic() - begin - stood_still
+
+    watcher.start()
+    try:
+        yield seconds
+    finally:
+        has_ended.set()
+        watcher.join()
 
 
 @contextlib.contextmanager
