@@ -25,7 +25,7 @@ from millstream.sources.files import multi_file
 from millstream.sources.remote import object_clients
 from millstream.tools import unpacking
 from millstream.tools.command_line import parser
-from support.documents.document_tables import RowTests, first_cells, rows
+from support.documents.document_tables import RowTests, rows
 from support.processes.worker_pools import python
 
 ROOT = Path(__file__).parents[1]
@@ -114,13 +114,6 @@ def test_every_example_runs_and_prints_what_is_shown(
     namespace.clear()
 
 
-def test_examples_are_found_with_what_they_print() -> None:
-    """A text block belongs to the Python block right above it, and to no other block."""
-    document = "a\n```python\none\n```\n\n```text\n1\n```\n```text\n2\n```\n```python\nthree\n```\nb\n```text\n3\n```\n"
-
-    assert examples_in(document) == [Example(3, "one\n", "1\n"), Example(13, "three\n", "")]
-
-
 def test_where_numbers_vary_the_words_are_compared() -> None:
     """A block that shows something measured fits other values, and no other words."""
     (example,) = examples_in("```python\nmeasure()\n```\n\n```text numbers vary\n 12.5 s  read\n```\n")
@@ -147,13 +140,9 @@ def test_every_command_is_a_target_of_the_makefile(document: Path) -> None:
     assert named - targets == set()
 
 
-def extras_of(project: dict[str, Any]) -> set[str]:
-    return set(project["project"]["optional-dependencies"])
-
-
 def test_every_extra_that_people_are_told_to_install_exists() -> None:
     """`pip install 'millstream[name]'`, in documents and in errors."""
-    extras = extras_of(tomllib.loads((ROOT / "pyproject.toml").read_text()))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     modules = [module for folder in FOLDERS for module in (ROOT / folder).rglob("*.py")]
     named = {
         extra
@@ -163,7 +152,7 @@ def test_every_extra_that_people_are_told_to_install_exists() -> None:
     }
 
     assert named >= {"all", "ray"}
-    assert named <= extras
+    assert named <= extras.keys()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=short_name)
@@ -181,13 +170,13 @@ def test_every_command_of_millstream_that_is_shown_is_taken(document: Path) -> N
 
 def ratios_in(document: str) -> list[tuple[str, ...]]:
     """Returns the rows of a document's tables of which all cells but the first ones are ratios, with two digits."""
-    rows = []
+    found = []
     for line in re.findall(r"^\| .*\|$", document, re.MULTILINE):
         cells = [cell.strip().rstrip("\N{MULTIPLICATION SIGN}") for cell in line.strip("|").split("|")]
         numbers = [f"{float(cell.replace(',', '')):.2g}" for cell in cells if re.fullmatch(r"[\d.,]+", cell)]
         if len(numbers) >= 2:
-            rows.append(tuple(numbers))
-    return rows
+            found.append(tuple(numbers))
+    return found
 
 
 def test_the_figures_of_the_first_pages_are_those_of_the_report() -> None:
@@ -249,7 +238,8 @@ def samples_on(page: str) -> list[str]:
     text = document.read_text()
     printed = {example.shown for example in examples_in(text)}
     samples = [block[2] for block in BLOCK.finditer(text) if block[1] in ("", "text") and block[2] not in printed]
-    return samples + re.findall(r"`([^`]*)`", " ".join(first_cells(document, ("Logs", "Errors and remedies"))))
+    cells = [cells[0] for cells in rows(document, ("Logs", "Errors and remedies"))]
+    return samples + re.findall(r"`([^`]*)`", " ".join(cells))
 
 
 def test_the_files_for_clusters_can_be_parsed() -> None:
@@ -392,13 +382,11 @@ GUARANTEES = {
 
 def test_each_guarantee_has_a_test() -> None:
     """Each row of the tables of docs/guarantees.md names a law that a test has."""
-    rows = [re.split(r"[:;]", cell)[0] for cell in first_cells(ROOT / "docs/guarantees.md")]
-    assert rows == [re.split(r"[:;]", row)[0] for row in GUARANTEES]
-    for law in RowTests(GUARANTEES).values():
+    document = ROOT / "docs/guarantees.md"
+    beginnings = [re.split(r"[:;]", cell)[0] for cell, *_ in rows(document)]
+    assert beginnings == [re.split(r"[:;]", row)[0] for row in GUARANTEES]
+    for law in RowTests(document, GUARANTEES).values():
         law()
-
-
-PAGE = Path(__file__).parents[1] / "docs" / "pytorch.md"
 
 
 @pytest.mark.third_party
@@ -406,7 +394,9 @@ def test_the_page_runs(tmp_path: Path) -> None:
     """Its asserts hold: states of every library resume exactly, also with another number of workers."""
     for library in ("torch", "torchdata", "lightning", "accelerate"):
         pytest.importorskip(library, reason=f"{library} is not a dependency: pip install {library}")
-    program = "\n".join(re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    program = "\n".join(
+        re.findall(r"^```py\n(.*?)^```$", (ROOT / "docs/pytorch.md").read_text(), re.MULTILINE | re.DOTALL)
+    )
     ended = python("-W", "ignore", "-c", program, cwd=tmp_path, env={**os.environ, "JAX_PLATFORMS": "cpu"})
 
     assert program.count("assert ") == 3

@@ -211,5 +211,6 @@ def errors() -> None:
     numbers.map(str.upper)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     numbers.to_iter_dataset().map(str.upper)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     millstream.MapTransfrom(len)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    millstream.checkpoint.Nonsense(3)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     records: DataSource[str] = [b"a"]  # type: ignore[list-item]  # pyright: ignore[reportAssignmentType]
     del records

@@ -30,20 +30,18 @@ def rows(document: Path, sections: Collection[str] = ()) -> list[list[str]]:
     return found
 
 
-def first_cells(document: Path, sections: Collection[str] = ()) -> list[str]:
-    """Returns the first cell of every row of the tables in the given sections, by default in all, in order."""
-    return [cells[0] for cells in rows(document, sections)]
-
-
 class RowTests(dict[str, Test]):
     """The tests of one document's rows, by the first cell of the row.
 
     Args:
+        document: the document.
         laws: for each row that states the law of a test elsewhere, the name of that test. Its file may move.
+        sections: those whose rows have a test each; by default all.
     """
 
-    def __init__(self, laws: Mapping[str, str] | None = None) -> None:
-        super().__init__({row: functools.partial(_assert_is_a_test, law) for row, law in (laws or {}).items()})
+    def __init__(self, document: Path, laws: Mapping[str, str], sections: Collection[str] = ()) -> None:
+        super().__init__({row: functools.partial(_assert_is_a_test, law) for row, law in laws.items()})
+        self._rows = {cells[0] for cells in rows(document, sections)}
 
     def of(self, first_cell: str) -> Callable[[Test], Test]:
         """Returns a decorator for the test of a row."""
@@ -54,6 +52,10 @@ class RowTests(dict[str, Test]):
             return test
 
         return register
+
+    def assert_complete(self) -> None:
+        """Asserts that each row has a test, and each test a row."""
+        assert self.keys() == self._rows
 
 
 def _assert_is_a_test(law: str) -> None:
