@@ -1,7 +1,7 @@
 """Random chains of MapDatasets, each with its plain oracle. An element shows all that was done to it."""
 
 import dataclasses
-import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -143,133 +143,79 @@ def chains(most_nodes: int = 6) -> st.SearchStrategy[Chain]:
 
 
 @st.composite
-def extended(draw: st.DrawFn, most_nodes: int) -> Chain:
+def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901  (one case a node)
     """Draws a chain with one more node."""
     chain = draw(chains(most_nodes - 1))
-    fitting = [
-        extend
-        for extend in (repeat, cut, shuffle, window, mark, hole, position, random, keep, split, batch, own)
-        if not (extend is batch and not chain.is_dense)
-    ]
-    longer = draw(st.sampled_from(fitting))(draw, chain)
-    return longer if 0 < longer.oracle.length <= LONGEST else chain
-
-
-def _after(chain: Chain, dataset: MapDataset[Any], plain: Oracle, **changes: Any) -> Chain:
-    return dataclasses.replace(chain, dataset=dataset, oracle=plain, **changes)
-
-
-def repeat(draw: st.DrawFn, chain: Chain) -> Chain:
-    number, reseed = draw(st.integers(1, 3)), draw(st.booleans())
-    plain = oracle.repeated(chain.oracle, number, reseed_each_epoch=reseed)
-    return _after(chain, chain.dataset.repeat(number, reseed_each_epoch=reseed), plain)
-
-
-def cut(draw: st.DrawFn, chain: Chain) -> Chain:
-    rows = draw(st.slices(chain.oracle.length))
-    return _after(chain, chain.dataset[rows], oracle.sliced(chain.oracle, rows))
-
-
-def shuffle(draw: st.DrawFn, chain: Chain) -> Chain:
-    seed = draw(SEEDS)
-    return _after(chain, chain.dataset.shuffle(seed=seed), oracle.shuffled(chain.oracle, seed))
-
-
-def window(draw: st.DrawFn, chain: Chain) -> Chain:
-    size, seed = draw(st.integers(1, 7)), draw(SEEDS)
-    plain = oracle.window_shuffled(chain.oracle, size, derive_seed(seed, size))
-    return _after(chain, WindowShuffleMapDataset(chain.dataset, window_size=size, seed=seed), plain)
-
-
-def mark(draw: st.DrawFn, chain: Chain) -> Chain:
-    del draw
-    return _after(chain, chain.dataset.map(Mark()), oracle.mapped(chain.oracle, Mark().map))
-
-
-def hole(draw: st.DrawFn, chain: Chain) -> Chain:
-    del draw
-    return _after(chain, chain.dataset.map(mark_some), oracle.mapped(chain.oracle, mark_some), is_dense=False)
-
-
-def position(draw: st.DrawFn, chain: Chain) -> Chain:
-    del draw
-    plain = oracle.mapped_with_index(chain.oracle, mark_position)
-    return _after(chain, chain.dataset.map_with_index(mark_position), plain)
-
-
-def random(draw: st.DrawFn, chain: Chain) -> Chain:
-    seed = draw(SEEDS)
-    plain = oracle.mapped_at_random(chain.oracle, Draw().random_map, seed, chain.seeds.count(seed))
-    longer = _after(chain, chain.dataset.random_map(Draw(), seed=seed), plain)
-    return dataclasses.replace(longer, seeds=(*chain.seeds, seed))
-
-
-def keep(draw: st.DrawFn, chain: Chain) -> Chain:
-    del draw
-    return _after(
-        chain, chain.dataset.filter(KeepSome()), oracle.filtered(chain.oracle, KeepSome().filter), is_dense=False
-    )
-
-
-def split(draw: st.DrawFn, chain: Chain) -> Chain:
-    operation = Split(draw(st.integers(1, 3)))
-    plain = oracle.split(chain.oracle, operation.flat_map, operation.max_fan_out)
-    return _after(chain, chain.dataset.flat_map(operation), plain, is_dense=False)
-
-
-def batch(draw: st.DrawFn, chain: Chain) -> Chain:
-    size, drops = draw(st.integers(1, 5)), draw(st.booleans())
-    plain = oracle.batched(chain.oracle, size, drop_remainder=drops)
-    return _after(chain, chain.dataset.apply(Batch(size, drop_remainder=drops, batch_fn=list)), plain)
-
-
-def own(draw: st.DrawFn, chain: Chain) -> Chain:
-    stride = draw(st.integers(1, 3))
-    plain = oracle.sliced(chain.oracle, slice(None, None, stride))
-    # A dataset of the user's is an epoch of its own, whatever it does.
-    return _after(chain, Every(chain.dataset, stride), dataclasses.replace(plain, epoch_length=plain.length))
+    dataset, plain, is_dense, seeds = chain.dataset, chain.oracle, chain.is_dense, chain.seeds
+    kinds = ["repeat", "cut", "shuffle", "window", "mark", "hole", "position", "random", "keep", "split", "own"]
+    match draw(st.sampled_from([*kinds, "batch"] if is_dense else kinds)):
+        case "repeat":
+            number, reseed = draw(st.integers(1, 3)), draw(st.booleans())
+            dataset = dataset.repeat(number, reseed_each_epoch=reseed)
+            plain = oracle.repeated(plain, number, reseed_each_epoch=reseed)
+        case "cut":
+            rows = draw(st.slices(plain.length))
+            dataset, plain = dataset[rows], oracle.sliced(plain, rows)
+        case "shuffle":
+            seed = draw(SEEDS)
+            dataset, plain = dataset.shuffle(seed=seed), oracle.shuffled(plain, seed)
+        case "window":
+            size, seed = draw(st.integers(1, 7)), draw(SEEDS)
+            dataset = WindowShuffleMapDataset(dataset, window_size=size, seed=seed)
+            plain = oracle.window_shuffled(plain, size, derive_seed(seed, size))
+        case "mark":
+            dataset, plain = dataset.map(Mark()), oracle.mapped(plain, Mark().map)
+        case "hole":
+            dataset, plain, is_dense = dataset.map(mark_some), oracle.mapped(plain, mark_some), False
+        case "position":
+            dataset, plain = dataset.map_with_index(mark_position), oracle.mapped_with_index(plain, mark_position)
+        case "random":
+            seed = draw(SEEDS)
+            dataset = dataset.random_map(Draw(), seed=seed)
+            plain = oracle.mapped_at_random(plain, Draw().random_map, seed, seeds.count(seed))
+            seeds = (*seeds, seed)
+        case "keep":
+            dataset, plain, is_dense = dataset.filter(KeepSome()), oracle.filtered(plain, KeepSome().filter), False
+        case "split":
+            operation = Split(draw(st.integers(1, 3)))
+            plain = oracle.split(plain, operation.flat_map, operation.max_fan_out)
+            dataset, is_dense = dataset.flat_map(operation), False
+        case "batch":
+            size, drops = draw(st.integers(1, 5)), draw(st.booleans())
+            dataset = dataset.apply(Batch(size, drop_remainder=drops, batch_fn=list))
+            plain = oracle.batched(plain, size, drop_remainder=drops)
+        case "own":
+            # A dataset of the user's is an epoch of its own, whatever it does.
+            stride = draw(st.integers(1, 3))
+            plain = oracle.sliced(plain, slice(None, None, stride))
+            dataset, plain = Every(dataset, stride), dataclasses.replace(plain, epoch_length=plain.length)
+    return Chain(dataset, plain, is_dense, seeds) if 0 < plain.length <= LONGEST else chain
 
 
 @st.composite
 def joined(draw: st.DrawFn, most_nodes: int) -> Chain:
     """Draws a dataset of several."""
     parts = draw(st.lists(chains(most_nodes // 2), min_size=1, max_size=3))
-    made = draw(st.sampled_from([concatenate, mix, select, zip_up]))(draw, parts)
-    return made if made.oracle.length <= LONGEST else parts[0]
-
-
-def _joined(parts: list[Chain], dataset: MapDataset[Any], plain: Oracle, *, is_dense: bool | None = None) -> Chain:
-    dense = all(part.is_dense for part in parts) if is_dense is None else is_dense
-    # A number is that on the path with most draws from a seed.
+    datasets, plains = [part.dataset for part in parts], [part.oracle for part in parts]
+    is_dense = all(part.is_dense for part in parts)
+    match draw(st.sampled_from(["concatenate", "mix", "select", "zip"])):
+        case "concatenate":
+            dataset, plain = MapDataset.concatenate(datasets), oracle.concatenated(plains)
+        case "mix":
+            weights = draw(st.lists(st.integers(1, 4), min_size=len(parts), max_size=len(parts)))
+            dataset = MapDataset.mix(datasets, weights)
+            plain = oracle.mixed(plains, [weight // math.gcd(*weights) for weight in weights])
+        case "select":
+            some = st.integers(0, len(parts) - 1).flatmap(
+                lambda number: st.tuples(st.just(number), st.integers(0, plains[number].length - 1))
+            )
+            pairs = draw(st.lists(some, min_size=1, max_size=8))
+            dataset, plain = MapDataset.select_from_datasets(datasets, pairs), oracle.selected(plains, pairs)
+        case _:
+            shortest = min(plain.length for plain in plains)
+            dataset, is_dense = ZipMapDataset([one[:shortest] for one in datasets]), True
+            plain = oracle.zipped([oracle.sliced(one, slice(shortest)) for one in plains])
+    # A random map has the number of those on the path with most draws from its seed.
     seeds = {seed for part in parts for seed in part.seeds}
     most = tuple(seed for seed in seeds for _ in range(max(part.seeds.count(seed) for part in parts)))
-    return Chain(dataset, plain, dense, most)
-
-
-def concatenate(draw: st.DrawFn, parts: list[Chain]) -> Chain:
-    del draw
-    plain = oracle.concatenated([part.oracle for part in parts])
-    return _joined(parts, MapDataset.concatenate([part.dataset for part in parts]), plain)
-
-
-def mix(draw: st.DrawFn, parts: list[Chain]) -> Chain:
-    weights = draw(st.lists(st.integers(1, 4), min_size=len(parts), max_size=len(parts)))
-    divisor = functools.reduce(np.gcd, weights)
-    plain = oracle.mixed([part.oracle for part in parts], [weight // int(divisor) for weight in weights])
-    return _joined(parts, MapDataset.mix([part.dataset for part in parts], weights), plain)
-
-
-def select(draw: st.DrawFn, parts: list[Chain]) -> Chain:
-    some = st.integers(0, len(parts) - 1).flatmap(
-        lambda number: st.tuples(st.just(number), st.integers(0, parts[number].oracle.length - 1))
-    )
-    pairs = draw(st.lists(some, min_size=1, max_size=8))
-    plain = oracle.selected([part.oracle for part in parts], pairs)
-    return _joined(parts, MapDataset.select_from_datasets([part.dataset for part in parts], pairs), plain)
-
-
-def zip_up(draw: st.DrawFn, parts: list[Chain]) -> Chain:
-    del draw
-    shortest = min(part.oracle.length for part in parts)
-    plain = oracle.zipped([oracle.sliced(part.oracle, slice(shortest)) for part in parts])
-    return _joined(parts, ZipMapDataset([part.dataset[:shortest] for part in parts]), plain, is_dense=True)
+    return Chain(dataset, plain, is_dense, most) if plain.length <= LONGEST else parts[0]

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -108,104 +108,107 @@ def streams(most_nodes: int = 5) -> st.SearchStrategy[Stream]:
 
 
 @st.composite
-def extended(draw: st.DrawFn, most_nodes: int) -> Stream:
+def extended(draw: st.DrawFn, most_nodes: int) -> Stream:  # noqa: C901  (one case a node)
     """Draws a stream and an operation after it."""
     stream = draw(streams(most_nodes - 1))
-    steps = [mark, position, random, seed, keep, split, batch, window, pack, rebatch]
-    steps += [ahead, halves, doubled, limit, repeat]
-    longer = draw(st.sampled_from(steps))(draw, stream)
+    dataset, elements = stream.dataset, stream.elements
+    kinds = ["mark", "position", "random", "seed", "batch", "ahead", "keep", "split", "window", "pack", "rebatch"]
+    kind = draw(st.sampled_from([*kinds, *["renumbered"] * 4]))
+    changes: dict[str, Any] = {} if kind in kinds[:6] else {"is_one_to_one": False}
+    match kind:
+        case "renumbered":
+            return limited(draw(renumbered(stream)), stream)
+        case "mark":
+            dataset, elements = dataset.map(Mark()), each(elements, Mark().map)
+        case "position":
+            dataset = dataset.map_with_index(mark_position)
+            elements = tuple((p, index, mark_position(index, value)) for p, index, value in elements)
+        case "random":
+            own = draw(st.sampled_from([0, 5, 2**64 - 1])) if stream.seed is None else draw(st.sampled_from([None, 5]))
+            seed = stream.seed if own is None else own
+            assert seed is not None
+            changes = {"draws": (*stream.draws, seed)}
+            number, epoch_length = stream.draws.count(seed), stream.epoch_length or 2**63
+            dataset = dataset.random_map(Draw(), seed=own)
+            elements = tuple(
+                (position, index, Draw().random_map(value, generator(seed, position // epoch_length, index, number)))
+                for position, index, value in elements
+            )
+        case "seed":
+            changes = {"seed": draw(st.sampled_from([0, 5, 7]))}
+            dataset = dataset.seed(changes["seed"])
+        case "batch":
+            size, drops = draw(st.integers(1, 5)), draw(st.booleans())
+            dataset = dataset.batch(size, drop_remainder=drops, batch_fn=list)
+            groups = [elements[start : start + size] for start in range(0, len(elements), size)]
+            elements = tuple(
+                (*group[0][:2], [value for _, _, value in group]) for group in groups if len(group) == size or not drops
+            )
+        case "ahead":
+            # Threads make what is below, which changes nothing.
+            options: Any = draw(st.sampled_from([0, ReadOptions(2, 4), ReadOptions(0, 0)]))
+            dataset = dataset.prefetch(options)
+        case "keep":
+            dataset = dataset.filter(KeepSome())
+            elements = tuple(element for element in elements if KeepSome().filter(element[2]))
+        case "split":
+            operation = Split(draw(st.integers(1, 3)))
+            dataset = dataset.apply(operation)
+            elements = tuple(
+                (position, part_index(index, operation.max_fan_out, number), child)
+                for position, index, value in elements
+                for number, child in enumerate(operation.flat_map(value))
+            )
+        case "window":
+            shuffle = WindowShuffle(draw(st.integers(1, 6)), seed=3)
+            dataset, elements = dataset.apply(shuffle), tuple(PLAIN[WindowShuffle](shuffle, elements))
+        case "pack" | "rebatch":
+            # Each element becomes a document or a batch, and what is made of these becomes tuples.
+            grouping = draw(packers() if kind == "pack" else st.builds(Rebatch, st.integers(1, 5), st.booleans()))
+            dataset = dataset.map(as_document).apply(grouping).map(from_arrays)
+            elements = each(tuple(PLAIN[type(grouping)](grouping, each(elements, as_document))), from_arrays)
+    return limited(dataclasses.replace(stream, dataset=dataset, elements=elements, **changes), stream)
+
+
+def limited(longer: Stream, stream: Stream) -> Stream:
     return longer if len(longer.elements) <= 100 else stream
 
 
-def _numbered(stream: Stream, dataset: IterDataset[Any], values: Iterator[Any] | list[Any]) -> Stream:
+@st.composite
+def renumbered(draw: st.DrawFn, stream: Stream) -> Stream:
+    """Draws a dataset that iterates over a stream: what comes after sees its elements by their numbers."""
+    parent, values, count = stream.dataset, stream.values, draw(st.integers(1, 10))
+    repeated = values * (1 + count % 3)
+    choices = [
+        (Halves(parent), values[::2]),
+        (Doubled(parent), [value for value in values for _ in range(2)]),
+        (LimitIterDataset(parent, count), values[:count]),
+        (RepeatIterDataset(parent, 1 + count % 3), repeated),
+        (RepeatIterDataset(CacheIterDataset(parent), 1 + count % 3), repeated),
+    ]
+    return _numbered(stream, *draw(st.sampled_from(choices)))
+
+
+def _numbered(stream: Stream, dataset: IterDataset[Any], values: Iterable[Any]) -> Stream:
     """Returns a stream of a new origin: what comes after sees its elements by their numbers."""
     elements = tuple((number, number, value) for number, value in enumerate(values))
     return dataclasses.replace(stream, dataset=dataset, elements=elements, epoch_length=None, is_one_to_one=False)
 
 
-def _each(stream: Stream, dataset: IterDataset[Any], values: list[Any], **changes: Any) -> Stream:
-    """Returns a stream of other values."""
-    elements = tuple((p, i, value) for (p, i, _), value in zip(stream.elements, values, strict=True))
-    return dataclasses.replace(stream, dataset=dataset, elements=elements, **changes)
+def each(elements: Iterable[Element], function: Callable[[Any], Any]) -> tuple[Element, ...]:
+    return tuple((position, index, function(value)) for position, index, value in elements)
 
 
-def mark(draw: st.DrawFn, stream: Stream) -> Stream:
-    del draw
-    return _each(stream, stream.dataset.map(Mark()), [Mark().map(value) for value in stream.values])
-
-
-def position(draw: st.DrawFn, stream: Stream) -> Stream:
-    del draw
-    marked = [mark_position(index, value) for _, index, value in stream.elements]
-    return _each(stream, stream.dataset.map_with_index(mark_position), marked)
-
-
-def random(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Adds a random map, with a seed of its own or the nearest one."""
-    own = draw(st.sampled_from([0, 5, 2**64 - 1])) if stream.seed is None else draw(st.sampled_from([None, 5]))
-    seed = stream.seed if own is None else own
-    assert seed is not None
-    number = stream.draws.count(seed)
-    drawn = [
-        Draw().random_map(value, generator(seed, position // (stream.epoch_length or 2**63), index, number))
-        for position, index, value in stream.elements
-    ]
-    return _each(stream, stream.dataset.random_map(Draw(), seed=own), drawn, draws=(*stream.draws, seed))
-
-
-def seed(draw: st.DrawFn, stream: Stream) -> Stream:
-    chosen = draw(st.sampled_from([0, 5, 7]))
-    return dataclasses.replace(stream, dataset=stream.dataset.seed(chosen), seed=chosen)
-
-
-def keep(draw: st.DrawFn, stream: Stream) -> Stream:
-    del draw
-    kept = tuple(element for element in stream.elements if KeepSome().filter(element[2]))
-    return dataclasses.replace(stream, dataset=stream.dataset.filter(KeepSome()), elements=kept, is_one_to_one=False)
-
-
-def split(draw: st.DrawFn, stream: Stream) -> Stream:
-    operation = Split(draw(st.integers(1, 3)))
-    children = tuple(
-        (position, part_index(index, operation.max_fan_out, number), child)
-        for position, index, value in stream.elements
-        for number, child in enumerate(operation.flat_map(value))
-    )
-    return dataclasses.replace(stream, dataset=stream.dataset.apply(operation), elements=children, is_one_to_one=False)
-
-
-def batch(draw: st.DrawFn, stream: Stream) -> Stream:
-    size, drops = draw(st.integers(1, 5)), draw(st.booleans())
-    batches = []
-    remaining = iter(stream.elements)
-    while (group := list(itertools.islice(remaining, size))) and not (drops and len(group) < size):
-        batches.append((group[0][0], group[0][1], [value for _, _, value in group]))
-    dataset = stream.dataset.batch(size, drop_remainder=drops, batch_fn=list)
-    return dataclasses.replace(stream, dataset=dataset, elements=tuple(batches))
-
-
-def window(draw: st.DrawFn, stream: Stream) -> Stream:
-    operation = WindowShuffle(draw(st.integers(1, 6)), seed=3)
-    shuffled = tuple(PLAIN[WindowShuffle](operation, stream.elements))
-    return dataclasses.replace(stream, dataset=stream.dataset.apply(operation), elements=shuffled, is_one_to_one=False)
-
-
-def pack(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Packs documents that tell which elements they are of into rows, and shows these as tuples."""
+@st.composite
+def packers(draw: st.DrawFn) -> Transformation:
     lengths, bins = {"x": 7}, draw(st.integers(1, 3))
-    packers = [
+    kinds = [
         FirstFitPack(lengths, num_packing_bins=bins, seed=draw(st.sampled_from([0, 9]))),
         BestFitPack(lengths, num_packing_bins=bins, shuffle_bins=False, max_sequences_per_bin=2),
         FirstFitPack({"x": 3}, num_packing_bins=bins, overflow="split"),
         ConcatThenSplit({"x": 5}),
     ]
-    return _grouped(stream, draw(st.sampled_from(packers)), as_document, from_arrays)
-
-
-def rebatch(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Makes batches of elements, each of which becomes a batch, and shows them as tuples."""
-    operation = Rebatch(draw(st.integers(1, 5)), draw(st.booleans()))
-    return _grouped(stream, operation, as_document, from_arrays)
+    return draw(st.sampled_from(kinds))
 
 
 def as_document(element: Any) -> dict[str, Any]:
@@ -218,69 +221,26 @@ def from_arrays(arrays: dict[str, Any]) -> tuple[Any, ...]:
     return tuple((name, *array.tolist()) for name, array in sorted(arrays.items()))
 
 
-def _grouped(
-    stream: Stream,
-    operation: Transformation,
-    before: Callable[[Any], dict[str, Any]],
-    after: Callable[[dict[str, Any]], Any],
-) -> Stream:
-    """Returns a stream of what a grouping makes of elements, which other maps prepare and show."""
-    dataset = stream.dataset.map(before).apply(operation).map(after)
-    groups = PLAIN[type(operation)](operation, [(p, i, before(value)) for p, i, value in stream.elements])
-    made = tuple((p, i, after(value)) for p, i, value in groups)
-    return dataclasses.replace(stream, dataset=dataset, elements=made, is_one_to_one=False)
-
-
-def ahead(draw: st.DrawFn, stream: Stream) -> Stream:
-    """Has threads make what is below; which changes nothing."""
-    options: Any = draw(st.sampled_from([0, ReadOptions(2, 4), ReadOptions(0, 0)]))
-    return dataclasses.replace(stream, dataset=stream.dataset.prefetch(options))
-
-
-def halves(draw: st.DrawFn, stream: Stream) -> Stream:
-    del draw
-    return _numbered(stream, Halves(stream.dataset), stream.values[::2])
-
-
-def doubled(draw: st.DrawFn, stream: Stream) -> Stream:
-    del draw
-    return _numbered(stream, Doubled(stream.dataset), [value for value in stream.values for _ in range(2)])
-
-
-def limit(draw: st.DrawFn, stream: Stream) -> Stream:
-    count = draw(st.integers(1, 10))
-    return _numbered(stream, LimitIterDataset(stream.dataset, count), stream.values[:count])
-
-
-def repeat(draw: st.DrawFn, stream: Stream) -> Stream:
-    number, is_cached = draw(st.integers(1, 3)), draw(st.booleans())
-    parent = CacheIterDataset(stream.dataset) if is_cached else stream.dataset
-    return _numbered(stream, RepeatIterDataset(parent, number), stream.values * number)
-
-
 @st.composite
 def combined(draw: st.DrawFn, most_nodes: int) -> Stream:
     """Draws a stream of several, without seeds: how these combine, another test says."""
     parts = draw(st.lists(streams(most_nodes // 2), min_size=1, max_size=3))
     datasets = [part.dataset for part in parts]
-    together = Stream(datasets[0], (), None, draws=_most(parts))
+    # A random map has the number of those on the path with most draws from its seed.
+    seeds = {seed for part in parts for seed in part.draws}
+    draws = tuple(seed for seed in seeds for _ in range(max(part.draws.count(seed) for part in parts)))
+    together = Stream(datasets[0], (), None, draws=draws)
     if any(part.seed is not None for part in parts):
         return parts[0]
     values = [part.values for part in parts]
     match draw(st.sampled_from(["zip", "mix", "interleave"])):
         case "zip":
-            return _numbered(together, ZipIterDataset(datasets, strict=False), list(zip(*values, strict=False)))
+            return _numbered(together, ZipIterDataset(datasets, strict=False), zip(*values, strict=False))
         case "mix":
-            return _numbered(together, IterDataset.mix(datasets), list(_in_turn(values)))
+            return _numbered(together, IterDataset.mix(datasets), _in_turn(values))
     cycle_length = draw(st.integers(1, 3))
     interleaved = InterleaveIterDataset(datasets, cycle_length=cycle_length)
-    return _numbered(together, interleaved, list(_interleaved(values, cycle_length)))
-
-
-def _most(parts: list[Stream]) -> tuple[int, ...]:
-    """Returns the draws of the path that has most of them, seed by seed."""
-    seeds = {seed for part in parts for seed in part.draws}
-    return tuple(seed for seed in seeds for _ in range(max(part.draws.count(seed) for part in parts)))
+    return _numbered(together, interleaved, _interleaved(values, cycle_length))
 
 
 def _in_turn(parts: list[list[Any]]) -> Iterator[Any]:
