@@ -1,4 +1,4 @@
-"""Rows that are laid out are a batch already: whoever stacks them gets what stacking them one by one gives."""
+"""Rows that are laid out are a batch already, and the older operation packs and batches in one."""
 
 import itertools
 from typing import Any
@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import millstream
 from millstream.segments import Segments
-from millstream.transforms import Pack
+from millstream.transforms import FirstFitPack, Pack, PackAndBatchOperation
 from millstream.transforms.batching.stack import stack
 from millstream.transforms.packing.rows import RowFormat
+from support.streams import equal_streams
 
 ROW_LENGTH = 9
 
@@ -28,10 +30,8 @@ def test_the_batch_of_rows_is_that_of_the_rows_one_by_one(rows: list[list[int]])
 
     batch, expected = stack(laid_out), stack(list(laid_out))
     assert list(batch) == list(expected) == ["tokens", "tokens_segment_ids", "tokens_positions"]
-    for name, array in batch.items():
-        assert array.dtype == expected[name].dtype
-        assert np.array_equal(array, expected[name])
-        assert np.shares_memory(array, laid_out[0][name])
+    assert equal_streams([expected], [batch])
+    assert all(np.shares_memory(array, laid_out[0][name]) for name, array in batch.items())
     assert [row["tokens"].sum() for row in laid_out] == [
         sum(documents[piece].sum() for piece in range(start, stop)) for start, stop in itertools.pairwise(starts)
     ]
@@ -60,3 +60,56 @@ def test_rows_with_lists_are_stacked_one_by_one(carried: tuple[str, ...]) -> Non
     rows = made.lay_out(documents, Segments(np.array([0, 2]), np.arange(2)), np.empty)
     assert (rows.stack(np.empty) is None) == bool(carried)
     assert [row.get("name") for row in rows] == [["a", "b"] if carried else None]
+
+
+def documents(count: int) -> list[dict[str, Any]]:
+    return [{"a": np.full(1 + number * 5 % 6, number), "left out": 3} for number in range(1, count + 1)]
+
+
+def made_of(source: list[Any], *operations: Any, **options: Any) -> list[Any]:
+    return list(millstream.load(source, num_epochs=1, transformations=operations, **options))
+
+
+@pytest.mark.parametrize("worker_count", [0, 2])
+@pytest.mark.parametrize("most", [None, 2])
+def test_batches_are_the_rows_of_first_fit(worker_count: int, most: int | None) -> None:
+    """Three dicts a batch: tokens, segment ids and positions, for any number of workers."""
+    first_fit = FirstFitPack({"a": 6}, num_packing_bins=4, shuffle_bins=False, max_sequences_per_bin=most)
+    rows = made_of(documents(31), first_fit)
+    made = made_of(documents(31), PackAndBatchOperation({"a": 6}, 4, most), worker_count=worker_count)
+
+    assert all(len(batch) == 3 and {*map(len, batch)} == {1} for batch in made)
+    assert {len(batch[0]["a"]) for batch in made} == {4}
+    for part, name in enumerate(("a", "a_segment_ids", "a_positions")):
+        whole = np.concatenate([batch[part]["a"] for batch in made])
+        assert whole[: len(rows)].tolist() == [row[name].tolist() for row in rows]
+        assert not whole[len(rows) :].any()
+
+
+def test_features_may_be_nested() -> None:
+    """The three dicts have the form of length_struct, and the arrays of features that are not nested."""
+    nested = [{"x": {"y": {"a": document["a"]}, "b": document["a"] + 1}, "z": 0} for document in documents(31)]
+    flat = [{"a": document["a"], "b": document["a"] + 1} for document in documents(31)]
+    pack = PackAndBatchOperation({"x": {"y": {"a": 6}, "b": 7}}, 4)
+    of_flat = made_of(flat, PackAndBatchOperation({"a": 6, "b": 7}, 4))
+
+    for nested_batch, flat_batch in zip(made_of(nested, pack), of_flat, strict=True):
+        for part, expected in zip(nested_batch, flat_batch, strict=True):
+            assert part.keys() == {"x"}
+            assert part["x"].keys() == {"y", "b"}
+            np.testing.assert_array_equal(part["x"]["y"]["a"], expected["a"])
+            np.testing.assert_array_equal(part["x"]["b"], expected["b"])
+    with pytest.raises(ValueError, match=r"The feature \['x'\]\['y'\] is missing"):
+        made_of([{"x": {"b": np.ones(2)}}], pack)
+
+
+def test_it_resumes_and_refuses() -> None:
+    """A state at any batch resumes with the same batches; a document longer than a row is an error."""
+    pack = PackAndBatchOperation(length_struct={"a": 6}, batch_size=4)
+    loader = millstream.load(documents(31), num_epochs=1, transformations=[pack])
+    with iter(loader) as iterator, iter(loader) as other:
+        next(iterator)
+        other.set_state(iterator.get_state())
+        assert equal_streams(list(iterator), list(other))
+    with pytest.raises(ValueError, match="longer row"):
+        made_of(documents(5), PackAndBatchOperation(length_struct={"a": 3}, batch_size=4))
