@@ -4,7 +4,6 @@ Relative and bare imports are found by ruff, whose rules are in pyproject.toml.
 """
 
 import ast
-import dataclasses
 import functools
 import graphlib
 import re
@@ -12,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -94,17 +94,8 @@ IMPORTERS = {
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
 LATE_IMPORTS = {
-    "array_record",
-    "google_crc32c",
-    "huggingface_hub",
-    "jax",
-    "obstore",
-    "orjson",
-    "pyarrow",
-    "ray",
-    "rich",
-    "tqdm",
-    "zstandard",
+    *("array_record", "google_crc32c", "huggingface_hub", "jax", "obstore", "orjson"),
+    *("pyarrow", "ray", "rich", "tqdm", "zstandard"),
 }
 """Packages that are imported inside functions only. The modules that import the others are themselves imported late."""
 FOR_TYPE_CHECKERS = {"typing_extensions"}
@@ -133,20 +124,12 @@ LONG_MODULES = {
 VAGUE_NAMES = {"common", "helper", "helpers", "manager", "misc", "util", "utils"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Import:
-    """One name that a module imports.
-
-    Attributes:
-        target: the whole dotted name, `a.b.c` for `from a.b import c`.
-        line: where.
-        is_late: whether it stands inside a function, or where type checkers alone look.
-        is_for_checkers: whether type checkers alone look at it, so that it never is imported when the program runs.
-    """
+class Import(NamedTuple):
+    """One name that a module imports, `a.b.c` for `from a.b import c`."""
 
     target: str
     line: int
-    is_late: bool = False
+    is_late: bool = False  # inside a function, or for type checkers
     is_for_checkers: bool = False
 
 
@@ -206,24 +189,23 @@ def import_violations(module: str, source: str) -> list[str]:
     return found
 
 
+HEIGHTS = {"tools": 3, "dataset": 2, "loader": 1}
+"""Tools and chains stand on the loader, the loader on the other three parts; all stand on the core."""
+
+
 def _layer_violations(module: str, item: Import) -> Iterator[str]:
     """Yields a violation unless the importing part may use the imported one."""
     importer, imported = part_of(module), part_of(item.target)
+    is_below = imported in ("core", importer) or HEIGHTS.get(importer, 0) > HEIGHTS.get(imported, 0)
     if module not in FACADE and (item.target == CORE or item.target.startswith("millstream.checkpoint")):
         yield f"line {item.line}: {module} imports the façade"
-    elif module not in FACADE and imported not in ("core", importer) and not _may_import(importer, imported):
+    elif module not in FACADE and not is_below:
         yield f"line {item.line}: {importer} imports {imported}"
     room, other = room_of(module), room_of(item.target)
     if room is not None and imported == importer:
         allowed = ROOMS[importer][room] | {room}
         if not {other, *item.target.split(".")[2:3]} & allowed:
             yield f"line {item.line}: {room} imports {other or item.target}"
-
-
-def _may_import(importer: str, imported: str) -> bool:
-    """Says whether one part may import another: tools and chains stand on the loader, the loader on the other three."""
-    heights = {"tools": 3, "dataset": 2, "loader": 1}
-    return heights.get(importer, 0) > heights.get(imported, 0)
 
 
 def _third_party_violations(module: str, item: Import, top: str) -> Iterator[str]:

@@ -1,7 +1,6 @@
 """Programs that import Grain run on millstream without a change, in worker processes too."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import pytest
 import millstream
 from millstream import grain_imports
 from support.files.record_files import write_tfrecord
+from support.processes.worker_pools import python
 
 LIBRARY = """
 import grain.python as pygrain
@@ -20,7 +20,7 @@ from grain._src.python.dataset.transformations import flatmap
 class Double(transforms.Map):
     def map(self, element):
         import grain
-        return 2 * element + (grain.__file__ is None)  # a worker has no other grain
+        return 2 * element + (not hasattr(grain, "__file__"))  # a worker has no other grain
 
 
 class Evens(dataset.MapDataset):
@@ -53,10 +53,9 @@ print(sys.argv[1:], [batch.tolist() for batch in loader])
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Runs Python in a folder that holds the script and the library."""
-    (folder / "library.py").write_text(LIBRARY.replace("grain.__file__ is None", "not hasattr(grain, '__file__')"))
+    (folder / "library.py").write_text(LIBRARY)
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
+    return python(*arguments, cwd=folder)
 
 
 @pytest.mark.parametrize("arguments", [["script.py", "0"], ["-m", "script", "1"]])
@@ -184,8 +183,6 @@ def test_the_loader_has_the_private_names_of_grains() -> None:
 
 def test_without_a_script_the_usage_is_shown(tmp_path: Path) -> None:
     """No script is an error of usage, and help is not."""
-    assert [run(tmp_path, "-m", "millstream.as_grain", *given).returncode for given in ([], ["-m"], ["-h"])] == [
-        2,
-        2,
-        0,
-    ]
+    statuses = {"": 2, "-m": 2, "-h": 0}
+    for given, status in statuses.items():
+        assert run(tmp_path, "-m", "millstream.as_grain", *given.split()).returncode == status

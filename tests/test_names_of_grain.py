@@ -11,8 +11,6 @@ import json
 import operator
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +314,7 @@ def _() -> None:
     assert grain.sources.SharedMemoryDataSource is grain.python.InMemoryDataSource is grain.InMemoryDataSource
     assert values(grain.InMemoryDataSource({"x": np.arange(2)})) == [{"x": 0}, {"x": 1}]
     Path("script.py").write_text(SHARED_LIST)
-    ended = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
+    ended = python("script.py", check=True)
     assert ended.stdout.splitlines() == ["[1, 'b', None, 1, 'b', None]"] * 2 + ["[1, 'b', None]", "gone"]
     assert ended.stderr == ""
 

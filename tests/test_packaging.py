@@ -3,23 +3,15 @@
 import configparser
 import json
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 
 import millstream
+from support.processes.worker_pools import python
 
 ROOT = Path(__file__).parents[1]
-
-
-def setup_options() -> configparser.SectionProxy:
-    """Returns the section of setup.cfg that maps folders to packages."""
-    configuration = configparser.ConfigParser()
-    configuration.read_string((ROOT / "setup.cfg").read_text())
-    return configuration["options"]
 
 
 def test_every_folder_with_code_is_mapped_to_its_package() -> None:
@@ -27,7 +19,9 @@ def test_every_folder_with_code_is_mapped_to_its_package() -> None:
     folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     names = {folder: "millstream" if folder == "millstream" else f"millstream.{folder}" for folder in folders}
     rooms = {f"{names[folder]}.{path.parts[-2]}" for folder in folders for path in ROOT.glob(f"{folder}/*/__init__.py")}
-    options = setup_options()
+    configuration = configparser.ConfigParser()
+    configuration.read(ROOT / "setup.cfg")
+    options = configuration["options"]
     mapped = dict(line.split(" = ") for line in options["package_dir"].split("\n") if line)
 
     assert {folder: name for name, folder in mapped.items()} == names
@@ -39,7 +33,7 @@ def test_processes_of_tests_import_the_installed_package(program: str) -> None:
     """A test and the processes that it starts import the same millstream, and not the one in the checkout."""
     code = "import millstream; print(millstream.__file__)"
     arguments, text = (["-c", code], "") if program == "-c" else (["-"], code)
-    done = subprocess.run([sys.executable, *arguments], input=text, capture_output=True, text=True, check=True)
+    done = python(*arguments, input=text, check=True)
 
     assert done.stdout.strip() == millstream.__file__
     assert Path(millstream.__file__).parent != ROOT / "millstream"

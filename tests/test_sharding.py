@@ -2,8 +2,6 @@
 
 import dataclasses
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 import millstream
 from millstream.sharding import NoSharding, RowGroup, ShardOptions
+from support.processes.worker_pools import python
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ loader = millstream.load([1, 2, 3])
 print(xla_bridge.backends_are_initialized(), loader.shard_options == millstream.NoSharding())
 print(millstream.shard_by_jax_process(True), millstream.shard_by_jax_process() == millstream.ShardByJaxProcess())
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("-c", code, cwd=tmp_path, check=True)
 
     assert done.stdout.splitlines() == [
         "False",

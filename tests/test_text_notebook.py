@@ -5,13 +5,11 @@ the notebook's own text, in an interpreter of its own.
 """
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from support.processes.worker_pools import environment
+from support.processes.worker_pools import environment, python
 
 pytestmark = pytest.mark.third_party
 
@@ -62,32 +60,19 @@ for number, cell in enumerate(sys.stdin.read().split("# %%\\n")):
 """
 
 
-def as_python(cell: str, folder: Path) -> str:
-    """Returns the Python of a cell, whose files are in another folder."""
-    return re.sub(r"^!(.*)$", lambda line: f"shell({line[1]!r})", cell.replace(FOLDER, str(folder)), flags=re.MULTILINE)
-
-
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, str], str]:
     """The output of each cell, and the log."""
     folder = tmp_path_factory.mktemp("notebook")
     (folder / "transformers.py").write_text(TRANSFORMERS)
     (folder / "tensorflow_datasets.py").write_text(TENSORFLOW_DATASETS)
-    text = "# %%\n".join(as_python(cell, folder) for cell in CELLS)
+    text = "# %%\n".join(CELLS).replace(FOLDER, str(folder))
+    text = re.sub(r"^!(.*)$", lambda line: f"shell({line[1]!r})", text, flags=re.MULTILINE)
     for number, smaller in SMALLER.items():
         assert text.count(number) == 1, number
         text = text.replace(number, smaller)
 
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env=environment() | {"PYTHONPATH": str(folder)},
-        timeout=300,
-    )
+    done = python("-c", NOTEBOOK, input=text, cwd=folder, env=environment() | {"PYTHONPATH": str(folder)}, timeout=300)
 
     assert done.returncode == 0, done.stderr
     parts = re.split(r"^\[cell (\d+)\]\n", done.stdout, flags=re.MULTILINE)[1:]

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -52,20 +52,8 @@ class Size(tuple[Any, ...]):
         return super().__new__(cls, items)
 
 
-class Table(Mapping[Any, Any]):
+class Table(collections.UserDict[Any, Any]):
     """A mapping that is not a dict."""
-
-    def __init__(self, **items: Any) -> None:
-        self._items = items
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._items[key]
-
-    def __iter__(self) -> Any:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
 
 
 KINDS: dict[str, tuple[Callable[[Any, Any], Any], type]] = {
@@ -140,9 +128,8 @@ def test_what_is_a_number_is_a_leaf() -> None:
 
 def test_a_field_that_is_not_set_is_an_error() -> None:
     """A field that is not set is an error: there is no part to give."""
-    half = object.__new__(Frozen)
     with pytest.raises(AttributeError):
-        tree.children(half)
+        tree.children(object.__new__(Frozen))
 
 
 @BOTH
