@@ -7,6 +7,7 @@ the product's random numbers. These files do not change. A new case prints its v
 import enum
 import importlib
 import inspect
+import itertools
 import json
 import operator
 import re
@@ -97,12 +98,7 @@ def numbers_in(element: Any) -> list[int]:
 
 def values_of(elements: Iterable[Any]) -> list[int]:
     """Returns the first numbers in the elements of a stream."""
-    values: list[int] = []
-    for element in elements:
-        values += numbers_in(element)
-        if len(values) >= NUM_VALUES:
-            break
-    return values[:NUM_VALUES]
+    return list(itertools.islice(itertools.chain.from_iterable(map(numbers_in, elements)), NUM_VALUES))
 
 
 def keys_of(sampler: Any, start: int = 0, count: int = NUM_VALUES) -> list[int]:
@@ -132,8 +128,7 @@ def mixture(stop: str) -> MixtureSampler:
 def packed_rows(**options: Any) -> list[int]:
     """Returns the values of rows that are packed in advance."""
     sampler = PackingSampler(LENGTHS, 16, **{"shuffle": True, "seed": 3, "num_epochs": 1, **options})
-    loader = millstream.DataLoader(data_source=Documents(), sampler=sampler, operations=[Pack(ROWS)])
-    return values_of(loader)
+    return values_of(millstream.DataLoader(data_source=Documents(), sampler=sampler, operations=[Pack(ROWS)]))
 
 
 NO_SHARD = ShardOptions(0, 1)
