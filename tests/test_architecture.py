@@ -36,9 +36,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "monitoring": {"processes", "reporting"},
         "reporting": {"measuring", "pipeline"},
     },
-    "dataset": {
-        "nodes": set(),
-    },
+    "dataset": {"nodes": set()},
     "sources": {
         "remote": {"library_reads"},
         "storage": {"remote", "digests"},
@@ -52,10 +50,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "mixtures": {"base", "index", "occurrences", "order", "permutation", "protocols"},
         "rows": {"base", "epochs", "hierarchical", "occurrences", "order", "permutation"},
     },
-    "transforms": {
-        "packing": {"grouping", "transformation"},
-        "batching": {"packing", "base", "batch", "grouping"},
-    },
+    "transforms": {"packing": {"grouping", "transformation"}, "batching": {"packing", "base", "batch", "grouping"}},
 }
 """The rooms of the parts, and what else of its part each may import. What lies beside the rooms imports all."""
 OUTSIDE_THE_PIPELINE = {

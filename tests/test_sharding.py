@@ -124,11 +124,7 @@ print(millstream.shard_by_jax_process(True), millstream.shard_by_jax_process() =
     ],
 )
 def test_checkpoints_that_bind_to_the_shards_are_told_of(
-    operations: list[Any],
-    shard_count: int,
-    logical_shards: int | None,
-    is_told: bool,
-    caplog: pytest.LogCaptureFixture,
+    operations: list[Any], shard_count: int, logical_shards: int | None, is_told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever builds a loader whose checkpoints need the same number of shards learns it then, and not at a restore.
 

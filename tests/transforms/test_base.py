@@ -15,15 +15,7 @@ import numpy as np
 import pytest
 
 from millstream import transforms
-from millstream.transforms import (
-    Batch,
-    Filter,
-    FlatMap,
-    Map,
-    MapWithIndex,
-    RandomMap,
-    RandomMapTransform,
-)
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, RandomMapTransform
 from millstream.transforms.base import METHODS
 from millstream.transforms.given import as_transformation
 

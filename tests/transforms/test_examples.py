@@ -240,11 +240,7 @@ def test_what_does_not_fit_is_an_error_with_the_element(feature: Any, words: str
         (lambda: decode_examples({"x": np.int64}), TypeError, "FixedLengthFeature or VariableLength"),  # type: ignore[dict-item]
         (lambda: FixedLengthFeature((), np.int32), ValueError, r"must be np\.int64, np\.float32 or bytes"),
         (lambda: FixedLengthFeature((-1,), np.int64), ValueError, "at least 0, got -1"),
-        (
-            lambda: FixedLengthFeature((2,), np.int64, default=[1, 2, 3]),
-            ValueError,
-            r"shape \(2,\) .* got \[1, 2, 3\]",
-        ),
+        (lambda: FixedLengthFeature((2,), np.int64, default=[1, 2, 3]), ValueError, r"shape \(2,\) .* got \[1, 2, 3\]"),
         (lambda: FixedLengthFeature((), np.int64, default="x"), ValueError, "dtype int64, got 'x'"),
         (lambda: FixedLengthFeature((), np.int64, default=1.5), ValueError, r"dtype int64, got 1\.5"),
         (lambda: FixedLengthFeature((), np.int64, default=2**63), ValueError, "dtype int64, got 9223372036854775808"),

@@ -37,25 +37,15 @@ class FrozenExample:
     image: Any
 
 
+DTYPES = [*map(np.dtype, ["u1", "i8", ">i4", "f4", "c16", "?", "<U5", "S3", "M8[s]"]), BFLOAT16, STRUCTURED]
+
+
 def array_of(number: int) -> NDArray[Any]:
     """Returns an array that a number says all about: its dtype, shape, layout, flags and content."""
-    number, which = divmod(number, 11)
-    dtype = [
-        np.uint8,
-        np.int64,
-        ">i4",
-        np.float32,
-        np.complex128,
-        np.bool_,
-        "<U5",
-        "S3",
-        "M8[s]",
-        BFLOAT16,
-        STRUCTURED,
-    ][which]
+    number, which = divmod(number, len(DTYPES))
     number, shape = divmod(number, len(SHAPES))
     number, layout = divmod(number, 6)
-    return with_layout(filled(SHAPES[shape], np.dtype(dtype), number), layout)
+    return with_layout(filled(SHAPES[shape], DTYPES[which], number), layout)
 
 
 def filled(shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> NDArray[Any]:

@@ -19,18 +19,8 @@ from millstream.loader.transport.arena import Allocator
 from millstream.transforms import Map
 
 EDGES = (
-    "unpickle",
-    "before receive",
-    "after receive",
-    "before take back",
-    "after take back",
-    "before allocate",
-    "before fill",
-    "before pack",
-    "after pack",
-    "before send",
-    "half sent",
-    "after send",
+    *("unpickle", "before receive", "after receive", "before take back", "after take back", "before allocate"),
+    *("before fill", "before pack", "after pack", "before send", "half sent", "after send"),
 )
 
 
@@ -130,7 +120,14 @@ def install(edge: str, passes: Callable[[], None]) -> None:
         case "before receive" | "after receive":
             wrap_receive(when, passes)
         case "half sent":
-            wrap_socket(passes)
+            original = Channel.send
+
+            def send(channel: Channel, *args: Any) -> None:
+                if not isinstance(channel._socket, HalvingSocket):
+                    vars(channel)["_socket"] = HalvingSocket(channel._socket, passes)
+                original(channel, *args)
+
+            setattr(Channel, "send", send)  # noqa: B010  (mypy: a method is not to be assigned to)
         case "before fill":
             wrap(Allocator, "allocate", "after", passes)
         case "before pack" | "after pack":
@@ -190,15 +187,3 @@ class HalvingSocket:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
-
-
-def wrap_socket(passes: Callable[[], None]) -> None:
-    """Puts a passage into the middle of each frame."""
-    original = Channel.send
-
-    def send(channel: Channel, *args: Any) -> None:
-        if not isinstance(channel._socket, HalvingSocket):
-            vars(channel)["_socket"] = HalvingSocket(channel._socket, passes)
-        original(channel, *args)
-
-    setattr(Channel, "send", send)  # noqa: B010  (mypy: a method is not to be assigned to)

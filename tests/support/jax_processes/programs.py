@@ -189,24 +189,18 @@ def restore_each(folder: Path) -> dict[str, tuple[str, bool]]:
     return told
 
 
-def save_with_manager(folder: Path, batches: millstream.DataLoaderIterator) -> None:
-    with ocp.CheckpointManager(folder) as manager:
-        manager.save(batches.step, args=CheckpointSave(batches))
+def restore(folder: Path, batches: millstream.DataLoaderIterator, *, by_itself: bool) -> None:
+    """Restores by a manager, or as Orbax's newer interface has an iterator do it."""
+    if by_itself:
+        (states,) = {file.parent for file in folder.rglob("process_*.json")}
 
+        async def load() -> None:
+            await (await batches.load(states))
 
-def restore_with_manager(folder: Path, batches: millstream.DataLoaderIterator) -> None:
+        asyncio.run(load())
+        return
     with ocp.CheckpointManager(folder) as manager:
         manager.restore(manager.latest_step(), args=CheckpointRestore(batches))
-
-
-def restore_by_itself(folder: Path, batches: millstream.DataLoaderIterator) -> None:
-    """Restores as Orbax's newer interface has an iterator do it."""
-    (states,) = {file.parent for file in folder.rglob("process_*.json")}
-
-    async def load() -> None:
-        await (await batches.load(states))
-
-    asyncio.run(load())
 
 
 def dealt_loader(name: str, worker_count: int = 0, num_epochs: int | None = None) -> millstream.DataLoader:
@@ -232,18 +226,18 @@ def train_dealt(folder: Path, step: int, steps: int, worker_count: int) -> dict[
     """
     sharding, told = devices_in_a_row(), dict[str, list[Any]]()
     for name in DEALT:
-        restore = restore_by_itself if name == "packed" else restore_with_manager
         loader = dealt_loader(name, worker_count if name == "flat map" else 0)
         with loader, iter(loader) as batches:
             if step:
-                restore(folder / f"{name} {step}", batches)
+                restore(folder / f"{name} {step}", batches, by_itself=name == "packed")
             taken = []
             while batches.step < step + 2 * steps:
                 local = next(batches)
                 batch = jax.make_array_from_process_local_data(sharding, local)
                 taken.append(multihost_utils.process_allgather(batch, tiled=True))
                 if batches.step == step + steps:
-                    save_with_manager(folder / f"{name} {step + steps}", batches)
+                    with ocp.CheckpointManager(folder / f"{name} {step + steps}") as manager:
+                        manager.save(batches.step, args=CheckpointSave(batches))
             told[name] = taken
     return told
 
@@ -369,12 +363,6 @@ def compare_hosts(bad: list[list[int]]) -> dict[str, float]:
     return batches.metrics(all_hosts=True)
 
 
-def say(result: Any) -> None:
-    """Hands a result to whoever has started the group."""
-    with open(int(sys.argv[5]), "wb") as pipe:  # noqa: PTH123  (a descriptor)
-        pickle.dump(result, pipe)
-
-
 def main() -> None:
     """Joins the group, runs the program, and says what it returns."""
     program, address, index, count = sys.argv[1:5]
@@ -389,7 +377,8 @@ def main() -> None:
         sys.stderr.flush()
         os._exit(1)
     jax.distributed.shutdown()
-    say(result)
+    with open(int(sys.argv[5]), "wb") as pipe:  # noqa: PTH123  (a descriptor)
+        pickle.dump(result, pipe)
 
 
 if __name__ == "__main__":

@@ -39,9 +39,7 @@ def shuffled(parent: Oracle, seed: int) -> Oracle:
     """Returns each epoch in the order of an IndexSampler."""
     sampler = IndexSampler(parent.length, shuffle=True, seed=seed)
     return Oracle(
-        parent.length,
-        lambda i: parent.at(sampler[i].record_key + i // parent.length * parent.length),
-        parent.length,
+        parent.length, lambda i: parent.at(sampler[i].record_key + i // parent.length * parent.length), parent.length
     )
 
 

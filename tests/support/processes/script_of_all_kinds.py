@@ -133,6 +133,13 @@ class Operation:
         return x + self.one
 
 
+class Shown:
+    __slots__ = ()
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.a})"
+
+
 class Slotted:
     __slots__ = ("__hidden", "a")
 
@@ -161,24 +168,18 @@ class OpenChild(Slotted):
         self.more = a
 
 
-class OneSlot:
+class OneSlot(Shown):
     __slots__ = "a"
 
     def __init__(self, a):
         self.a = a
 
-    def __repr__(self):
-        return f"OneSlot({self.a})"
 
-
-class SlotsInWords(typing.Generic[T]):
+class SlotsInWords(Shown, typing.Generic[T]):
     __slots__ = {"a": "The number."}
 
     def __init__(self, a):
         self.a = a
-
-    def __repr__(self):
-        return f"{type(self).__name__}({self.a})"
 
 
 @dataclasses.dataclass
@@ -278,15 +279,12 @@ class Base(abc.ABC):
     def total(self): ...
 
 
-class Concrete(Base):
+class Concrete(Shown, Base):
     def __init__(self, a):
         self.a = a
 
     def total(self):
         return self.a
-
-    def __repr__(self):
-        return f"Concrete({self.a})"
 
 
 @Base.register
@@ -296,23 +294,17 @@ class Virtual:
 
 
 class Outer:
-    class Nested:
+    class Nested(Shown):
         def __init__(self, a):
             self.a = a
 
-        def __repr__(self):
-            return f"Nested({self.a})"
-
 
 def local_class():
-    class Local:
+    class Local(Shown):
         __slots__ = ("a",)
 
         def __init__(self, a):
             self.a = a
-
-        def __repr__(self):
-            return f"Local({self.a})"
 
     return Local
 
