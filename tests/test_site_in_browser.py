@@ -67,17 +67,11 @@ def address(site: Path) -> Iterator[str]:
     class Handler(http.server.SimpleHTTPRequestHandler):
         def do_GET(self) -> None:
             if found := re.fullmatch(r"/probe/(\w+)/(\w+)", self.path):
-                width, name = WIDTHS[found[1]], found[2]
-                probe = PROBE % {
-                    "width": width,
-                    "name": name,
-                    "scheme": int(name == "slate"),
-                    "pages": json.dumps(PAGES),
-                }
+                shown = {"width": WIDTHS[found[1]], "name": found[2], "scheme": int(found[2] == "slate")}
                 self.send_response(200)
                 self.send_header("Content-Type", "text/html")
                 self.end_headers()
-                self.wfile.write(probe.encode())
+                self.wfile.write((PROBE % {**shown, "pages": json.dumps(PAGES)}).encode())
             else:
                 super().do_GET()
 

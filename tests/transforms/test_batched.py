@@ -11,6 +11,7 @@ import millstream
 from millstream.errors import CheckpointError
 from millstream.transforms import Map
 from millstream.transforms.given import as_transformation
+from support.laws import inline_loader
 
 
 class Lengths(Map):
@@ -30,13 +31,7 @@ def test_a_call_has_the_elements_of_a_block() -> None:
         calls.append(len(numbers))
         return doubled(numbers)
 
-    loader = millstream.load(
-        range(64),
-        num_epochs=1,
-        transformations=[Map(noted, batched=True)],
-        batch_size=32,
-        read_options=millstream.ReadOptions(0),
-    )
+    loader = inline_loader(range(64), millstream.SequentialSampler(64), Map(noted, batched=True), millstream.Batch(32))
     assert len(loader) == 2
     assert np.concatenate(list(loader)).tolist() == list(range(0, 128, 2))
     assert max(calls) >= 31
@@ -78,9 +73,7 @@ def test_what_is_not_one_result_per_element_is_an_error(
 ) -> None:
     """The error says what the rule is, and its note names the operation."""
     operation = Map(lambda texts: texts if len(texts) == 1 else function(texts), batched=True)
-    loader = millstream.load(
-        ["a", "b", "c", "d", "e"], transformations=[operation], batch_size=5, read_options=millstream.ReadOptions(0)
-    )
+    loader = inline_loader(list("abcde"), millstream.SequentialSampler(5), operation, millstream.Batch(5))
     for _ in range(2):
         with pytest.raises(error, match=message) as caught:
             next(iter(loader))
@@ -96,7 +89,8 @@ def test_an_error_is_that_of_its_element() -> None:
     def inverse(numbers: list[int]) -> list[float]:
         return [1 / number for number in numbers]
 
-    loader = millstream.load([4, 2, 1, 0, 5], num_epochs=1, transformations=[Map(inverse, batched=True)])
+    operations = [Map(inverse, batched=True)]
+    loader = millstream.load([4, 2, 1, 0, 5], num_epochs=1, transformations=operations)
     with iter(loader) as numbers:
         assert [next(numbers) for _ in range(3)] == [0.25, 0.5, 1.0]
         with pytest.raises(ZeroDivisionError) as caught:
@@ -104,9 +98,7 @@ def test_an_error_is_that_of_its_element() -> None:
     assert caught.value.__notes__ == [
         "millstream: in operation 0, Map(inverse, batched=True), at record key 3 (position 3)."
     ]
-    skipping = millstream.load(
-        [4, 2, 1, 0, 5], num_epochs=1, transformations=[Map(inverse, batched=True)], on_error="skip"
-    )
+    skipping = millstream.load([4, 2, 1, 0, 5], num_epochs=1, transformations=operations, on_error="skip")
     assert list(skipping) == [0.25, 0.5, 1.0, 0.2, 0.2]
 
 
@@ -120,9 +112,7 @@ def test_batched_is_part_of_what_a_stream_is() -> None:
 def test_they_are_pickled_and_shown() -> None:
     """A batched map pickles, and its repr names its function."""
     copy = cloudpickle.loads(cloudpickle.dumps(Map(doubled, batched=True)))
-    assert copy.is_batched
-    assert repr(copy) == "Map(doubled, batched=True)"
-    assert copy.map(4) == 8
+    assert (copy.is_batched, repr(copy), copy.map(4)) == (True, "Map(doubled, batched=True)", 8)
     assert not Map(doubled).is_batched
 
 
