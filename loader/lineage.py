@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from millstream.checks import as_integer
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
-from millstream.samplers.occurrences import Occurrences, checked_keys, checked_stop
+from millstream.samplers.order import Occurrences, checked_keys, checked_stop
 from millstream.sources import ConcatenatedDataSource
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from millstream.samplers.base import (
     position_limit,
     vectorised,
 )
-from millstream.samplers.occurrences import Occurrences
-from millstream.samplers.order import Order, positions_between
+from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.protocols import Located, MixedPackedSampler, is_mixed, is_packed
 from millstream.segments import Segments
 from millstream.sharding import ShardOptions

@@ -12,8 +12,7 @@ from millstream.checks import as_integer_or_none, as_options
 from millstream.randomness import as_seed, derive_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT
-from millstream.samplers.occurrences import Occurrences, by_number
-from millstream.samplers.order import Order
+from millstream.samplers.order import Occurrences, Order, by_number
 from millstream.sharding import NoSharding, ShardOptions
 
 

@@ -15,7 +15,7 @@ from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.samplers.epochs import EpochSampler, checked_seed, integers
-from millstream.samplers.occurrences import equal_to
+from millstream.samplers.order import equal_to
 from millstream.samplers.permutation import permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
 
@@ -97,6 +97,10 @@ class IndexSampler(EpochSampler):
         """The largest of all record keys."""
         return self.num_records - 1 if self.keys is None else int(np.max(self.keys, initial=-1))
 
+    @property
+    def _shuffle_seed(self) -> int | None:
+        return self.seed if self.shuffle else None
+
     def fingerprint(self) -> str:
         """Returns the class and everything that determines the order, in words; not num_epochs, and not the shard.
 
@@ -117,8 +121,8 @@ class IndexSampler(EpochSampler):
         position = operator.index(position)
         check_range(position, position + 1, self.length)
         epoch, row = divmod(position, self.num_records)
-        if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
-            row = permute_one(row, self.num_records, self.seed, epoch)
+        if (seed := self._shuffle_seed) is not None:
+            row = permute_one(row, self.num_records, seed, epoch)
         record_key = row if self.keys is None else int(self.keys[row])
         rng = None if self.seed is None else generator(self.seed, epoch, position, operation=0)
         return RecordMetadata(position, record_key, rng)
@@ -129,8 +133,8 @@ class IndexSampler(EpochSampler):
         return super()._elements_of(keys)
 
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
-        if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
-            return slice(None), permute(elements, self.num_records, self.seed, epoch, inverse=True)
+        if (seed := self._shuffle_seed) is not None:
+            return slice(None), permute(elements, self.num_records, seed, epoch, inverse=True)
         return slice(None), elements
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -143,9 +147,8 @@ class IndexSampler(EpochSampler):
         return self._keys_of_epoch(positions - epochs * self.num_records, epochs.view(np.uint64))
 
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int | NDArray[np.uint64]) -> NDArray[np.int64]:
-        rows = offsets
-        if self.shuffle and self.seed is not None:  # The constructor refuses a shuffle without a seed.
-            rows = permute(offsets, self.num_records, self.seed, epoch)
+        seed = self._shuffle_seed
+        rows = offsets if seed is None else permute(offsets, self.num_records, seed, epoch)
         return rows if self.keys is None else np.asarray(self.keys, np.int64)[rows]
 
 

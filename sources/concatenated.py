@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from millstream.checks import named_arguments
 from millstream.closing import Closing
 from millstream.columnar import ColumnarRecords
-from millstream.concurrent_reads import read_all
 from millstream.sources.base import (
     HeldRecords,
     RecordKeys,
@@ -22,6 +21,7 @@ from millstream.sources.base import (
     is_held,
 )
 from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
+from millstream.sources.concurrent_reads import read_all
 from millstream.sources.source_checks import batched_read_of, check_source, reads_one_by_one
 
 _MAX_DESCRIPTION = 160

@@ -47,8 +47,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "arrays": FORMATS | {"tables"},
     },
     "samplers": {
-        "mixtures": {"base", "index", "occurrences", "order", "permutation", "protocols"},
-        "rows": {"base", "epochs", "hierarchical", "occurrences", "order", "permutation"},
+        "mixtures": {"base", "index", "order", "permutation", "protocols"},
+        "rows": {"base", "epochs", "hierarchical", "order", "permutation"},
     },
     "transforms": {"packing": {"grouping", "transformation"}, "batching": {"packing", "base", "batch", "grouping"}},
 }

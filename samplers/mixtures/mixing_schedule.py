@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.mixtures.mixture_checks import reduced
 from millstream.samplers.mixtures.proportions import earliest_position, proportions
-from millstream.samplers.occurrences import by_number
+from millstream.samplers.order import by_number
 
 FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED = "first_exhausted", "all_exhausted", "drop_exhausted"
 

@@ -23,8 +23,7 @@ from millstream.samplers.mixtures.mixture_checks import (
 )
 from millstream.samplers.mixtures.mixture_fingerprint import first_turns, mixture_fingerprint
 from millstream.samplers.mixtures.mixture_lookup import ComponentOrders
-from millstream.samplers.occurrences import Occurrences
-from millstream.samplers.order import Order, positions_between
+from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import Located
 from millstream.segments import Segments

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.index import IndexSampler, SequentialSampler
-from millstream.samplers.occurrences import by_number
+from millstream.samplers.order import by_number
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import is_mixed, is_mixed_and_packed
 from millstream.segments import Segments

@@ -13,8 +13,7 @@ from millstream.randomness import derive_seeds, mix_words
 from millstream.samplers.base import check_range, checked_positions
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.hierarchical import Windows, windows_by_epoch
-from millstream.samplers.occurrences import by_number, spread
-from millstream.samplers.order import positions_between
+from millstream.samplers.order import by_number, positions_between, spread
 from millstream.samplers.permutation import permute
 from millstream.samplers.rows.planned_rows import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
 from millstream.segments import Segments

@@ -25,7 +25,7 @@ from typing import NamedTuple, Self, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.samplers.occurrences import spread
+from millstream.samplers.order import spread
 
 Numbers = NDArray[np.int64]
 

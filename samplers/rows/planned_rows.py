@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.randomness import mix_words
-from millstream.samplers.occurrences import equal_to
+from millstream.samplers.order import equal_to
 from millstream.samplers.permutation import permute
 from millstream.samplers.rows.packing_plan import AmongEquals, BestFit, Stream
 from millstream.segments import Segments
