@@ -44,6 +44,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("data")
 
 
+def rates_of(ours: float, **peers: float) -> list[Result]:
+    """Returns the results of millstream, and of peers in the mode that each has."""
+    modes = {"grain": "Dataset"}
+    rates = {"millstream": ours, **peers}
+    return [Result(Contender(peer, mode=modes.get(peer, "")), [rate]) for peer, rate in rates.items()]
+
+
 def outcome_of(case: str, contender: Contender, task: str) -> Outcome:
     return carry_out(Order(case, contender, TINY.name, task), lambda: None)
 
@@ -164,8 +171,7 @@ def test_ratios_compare_the_best_modes_and_are_above_one_where_we_win() -> None:
 
 def test_the_chart_labels_the_peers_that_took_part() -> None:
     """The peers that took part in a case have a bar of it, with their ratio beside it."""
-    peers = {"millstream": ("", 90.0), "grain": ("Dataset", 30.0), "pytorch": ("", 100.0), "mosaicml": ("", 9.0)}
-    rates = [Result(Contender(peer, mode=mode), [rate]) for peer, (mode, rate) in peers.items()]
+    rates = rates_of(90.0, grain=30.0, pytorch=100.0, mosaicml=9.0)
     chart = chart_of(find(measured_here(tiny=rates, tokens=rates[:1]), CASES))
     assert chart is not None
     shapes = list(ET.fromstring(chart).iter("{http://www.w3.org/2000/svg}text"))
@@ -175,8 +181,7 @@ def test_the_chart_labels_the_peers_that_took_part() -> None:
 
 def test_a_report_on_other_peers_has_their_column_and_no_picture() -> None:
     """The picture shows four peers: where none of them took part, there is nothing to draw."""
-    rates = [Result(Contender("millstream"), [90.0]), Result(Contender("mosaicml"), [10.0])]
-    (finding,) = find(measured_here(tiny=rates), {"tiny": CASES["tiny"]})
+    (finding,) = find(measured_here(tiny=rates_of(90.0, mosaicml=10.0)), {"tiny": CASES["tiny"]})
     assert chart_of([finding]) is None
     report = markdown(TINY, [finding], None)
     assert "| case | MosaicML Streaming |" in report
@@ -203,12 +208,8 @@ def test_results_are_read_back_as_they_were_written() -> None:
 def test_records_are_compared_with_records() -> None:
     """The columns of millstream count against tf.data, which holds columns too, and against no other peer."""
     case = CASES["nested"]
-    rates = [
-        Result(Contender("millstream"), [100.0]),
-        Result(Contender("millstream", threads=0, mode="columns"), [900.0]),
-        Result(Contender("grain", mode="Dataset"), [10.0]),
-        Result(Contender("tensorflow"), [10.0]),
-    ]
+    columns = Result(Contender("millstream", threads=0, mode="columns"), [900.0])
+    rates = [*rates_of(100.0, grain=10.0, tensorflow=10.0), columns]
     (finding,) = find(measured_here(nested=rates), {"nested": case})
     assert finding.ratios["Grain Dataset"] == 10
     assert finding.ratios["tf.data"] == 90
@@ -217,7 +218,7 @@ def test_records_are_compared_with_records() -> None:
 
 def test_each_row_names_the_machine_that_measured_it() -> None:
     """Two machines are described once each, and each case has the number of its own."""
-    rates = [Result(Contender("millstream"), [90.0]), Result(Contender("grain", mode="Dataset"), [10.0])]
+    rates = rates_of(90.0, grain=10.0)
     machines = {"tiny": MACHINE, "tokens": {**MACHINE, "processor": "Q"}}
     report = markdown(TINY, find(Measured({"tiny": rates, "tokens": rates}, {}, machines), CASES), None)
     assert "1. P, 2 cores" in report

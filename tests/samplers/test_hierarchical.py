@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import HierarchicalSampler, IndexSampler
+from millstream import HierarchicalSampler
 
 SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
 
@@ -55,16 +55,6 @@ def test_a_window_that_holds_all_is_uniform() -> None:
     firsts = [HierarchicalSampler([3, 5], window_units=2, seed=seed)[0].record_key for seed in range(1000)]
     counts = np.bincount(firsts, minlength=8)
     assert ((counts - 125) ** 2 / 125).sum() < 29.9
-
-
-def test_its_generators_are_those_of_an_index_sampler() -> None:
-    """The generators are those of an IndexSampler, so that random operations draw alike."""
-    own, other = (
-        sampler[11].rng for sampler in (HierarchicalSampler([4, 3], window_units=1, seed=5), IndexSampler(7, seed=5))
-    )
-    assert own is not None
-    assert other is not None
-    assert own.integers(2**60) == other.integers(2**60)
 
 
 def test_windows_without_records_have_numbers_too() -> None:

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from millstream.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.samplers.base import AdaptedSampler, checked_keys_at, largest_key, vectorised
@@ -22,19 +21,6 @@ from millstream.sharding import ShardOptions
 
 def keys(*values: int) -> NDArray[np.int64]:
     return np.array(values, dtype=np.int64)
-
-
-SAMPLERS = st.builds(
-    IndexSampler,
-    num_records=st.one_of(st.integers(1, 50), st.sampled_from([257, 1000, 10**9, 2**40 + 1, 2**63 - 1, 2**63])),
-    shuffle=st.booleans(),
-    num_epochs=st.one_of(st.none(), st.integers(1, 5), st.just(2**70)),
-    seed=st.integers(0, 2**64 - 1),
-)
-
-
-def last_position(sampler: IndexSampler) -> int:
-    return min(sampler.length or 2**63, 2**63) - 1
 
 
 class ByPosition:
@@ -66,26 +52,6 @@ class ByRun:
     def record_keys(self, start: int, stop: int) -> list[int]:
         self.runs.append((start, stop))
         return [3 * position for position in range(start, stop)]
-
-
-@settings(deadline=None, max_examples=100)
-@given(data=st.data(), sampler=SAMPLERS)
-def test_all_ways_of_asking_agree(data: st.DataObject, sampler: IndexSampler) -> None:
-    """A run, any positions in any order, and one position at a time give the same keys, and its own generator."""
-    last = last_position(sampler)
-    start = data.draw(st.integers(0, last))
-    stop = min(last + 1, start + data.draw(st.integers(0, 130)))
-    run = sampler.record_keys(start, stop)
-    order = np.random.default_rng(0).permutation(stop - start)
-    assert run.dtype == np.int64
-    assert run.shape == (stop - start,)
-    assert sampler.record_keys_at(order + start).tolist() == run[order].tolist()
-    for position in range(start, stop, 50):
-        metadata = sampler[position]
-        assert (metadata.index, metadata.record_key) == (position, run[position - start])
-        expected = generator(sampler.seed or 0, position // sampler.num_records, position)
-        assert metadata.rng is not None
-        assert metadata.rng.random(3).tolist() == expected.random(3).tolist()
 
 
 def test_each_epoch_is_a_shuffle_of_its_own() -> None:

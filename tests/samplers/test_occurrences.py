@@ -11,20 +11,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream import BalancedSampler, IndexSampler, MixtureSampler, ShardOptions
+from millstream import BalancedSampler, IndexSampler, MixtureSampler, NoSharding, ShardOptions
 from millstream.loader.pipeline import locator
+from millstream.randomness import generator
 from support.draw.orders import balanced, mixtures, orders, records_at
 
 PLAIN = orders() | orders(rows=True) | mixtures() | mixtures(rows=True)
 ORDERS = PLAIN | balanced(PLAIN)
+LARGE = st.builds(
+    lambda size, *options: (IndexSampler(size, NoSharding(), *options), size),
+    st.sampled_from([257, 1000, 10**9, 2**40 + 1, 2**63 - 1, 2**63]),
+    st.booleans(),
+    st.none() | st.integers(1, 5) | st.just(2**70),
+    st.integers(0, 2**64 - 1),
+)
 
 
-@settings(max_examples=40)
-@given(drawn=ORDERS, data=st.data())
+@settings(max_examples=60)
+@given(drawn=ORDERS | LARGE, data=st.data())
 def test_any_positions_alone_give_the_same(drawn: tuple[Any, int], data: st.DataObject) -> None:
-    """A range, any positions, one position and a pickled copy agree, up to the end; beyond it is an IndexError."""
+    """A range, any positions, one position and a pickled copy agree, up to the end; beyond it is an IndexError.
+
+    Each position of an order with a seed has a generator of its own.
+    """
     sampler, num_records = drawn
-    beyond = 2**63 if sampler.length is None else sampler.length
+    beyond = 2**63 if sampler.length is None else min(sampler.length, 2**63)
     first = data.draw(st.sampled_from([0, max(0, beyond - 100)]))
     length = min(beyond - first, 100)
     everything = records_at(sampler, first + np.arange(length))
@@ -37,7 +48,12 @@ def test_any_positions_alone_give_the_same(drawn: tuple[Any, int], data: st.Data
         assert records_at(each, positions) == [everything[row] for row in rows]
         assert each.record_keys(first + start, first + length).tolist() == keys[start:].tolist()
         assert each.record_keys_at(positions).tolist() == keys[rows].tolist()
-        assert [each[position].record_key for position in positions.tolist()] == keys[rows].tolist()
+        single = [each[position] for position in positions.tolist()]
+        assert [metadata.record_key for metadata in single] == keys[rows].tolist()
+        assert [metadata.index for metadata in single] == positions.tolist()
+        for metadata in single if sampler.seed is not None else ():
+            expected = generator(sampler.seed, metadata.index // sampler.num_records, metadata.index)
+            assert metadata.rng.random(3).tolist() == expected.random(3).tolist()
     assert [row[0][0] for row in everything] == keys.tolist()
     assert max(keys, default=0) <= getattr(sampler, "largest_key", num_records - 1) < num_records
     for position in (-1, beyond):
