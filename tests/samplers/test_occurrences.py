@@ -17,7 +17,6 @@ from millstream.randomness import generator
 from support.draw.orders import balanced, mixtures, orders, records_at
 
 PLAIN = orders() | orders(rows=True) | mixtures() | mixtures(rows=True)
-ORDERS = PLAIN | balanced(PLAIN)
 LARGE = st.builds(
     lambda size, *options: (IndexSampler(size, NoSharding(), *options), size),
     st.sampled_from([257, 1000, 10**9, 2**40 + 1, 2**63 - 1, 2**63]),
@@ -27,14 +26,18 @@ LARGE = st.builds(
 )
 
 
-@settings(max_examples=60)
-@given(drawn=ORDERS | LARGE, data=st.data())
-def test_any_positions_alone_give_the_same(drawn: tuple[Any, int], data: st.DataObject) -> None:
+KINDS = pytest.mark.parametrize("kind", [PLAIN, balanced(PLAIN)], ids=["plain", "balanced"])
+
+
+@KINDS
+@settings(max_examples=40)
+@given(data=st.data())
+def test_any_positions_alone_give_the_same(kind: st.SearchStrategy[Any], data: st.DataObject) -> None:
     """A range, any positions, one position and a pickled copy agree, up to the end; beyond it is an IndexError.
 
     Each position of an order with a seed has a generator of its own.
     """
-    sampler, num_records = drawn
+    sampler, num_records = data.draw(kind | LARGE)
     beyond = 2**63 if sampler.length is None else min(sampler.length, 2**63)
     first = data.draw(st.sampled_from([0, max(0, beyond - 100)]))
     length = min(beyond - first, 100)
@@ -63,11 +66,12 @@ def test_any_positions_alone_give_the_same(drawn: tuple[Any, int], data: st.Data
         sampler.record_keys_at(np.array([0, -1]))
 
 
-@settings(max_examples=50)
-@given(drawn=ORDERS, stop=st.integers(0, 70))
-def test_positions_are_those_that_a_scan_finds(drawn: tuple[Any, int], stop: int) -> None:
+@KINDS
+@settings(max_examples=40)
+@given(data=st.data(), stop=st.integers(0, 70))
+def test_positions_are_those_that_a_scan_finds(kind: st.SearchStrategy[Any], data: st.DataObject, stop: int) -> None:
     """`positions_of` is, for all orders, mixtures and rows, the ascending list that a scan finds."""
-    sampler, num_records = drawn
+    sampler, num_records = data.draw(kind)
     asked = [*range(num_records), num_records + 3, -1, 0]
     table = sampler.positions_of(asked, stop)
     assert table.dtype == np.int64

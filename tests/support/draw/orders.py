@@ -76,7 +76,7 @@ def balanced(draw: st.DrawFn, of: st.SearchStrategy[tuple[Any, int]]) -> tuple[A
     """Draws an order whose global batches are dealt to parts; costs are those of documents: few are large."""
     order, num_records = draw(of)
     costs = np.random.default_rng(draw(st.integers(0, 9))).lognormal(0, 1.2, num_records)
-    parts, size = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+    parts, size = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     return BalancedSampler(order, costs=costs, global_batch_size=parts * size, parts=parts), num_records
 
 
