@@ -79,7 +79,7 @@ class BalancedSampler(Order):
     @named_arguments()
     def __init__(self, order: Any, *, costs: Any, global_batch_size: int, parts: int) -> None:
         self.order = order
-        self.global_batch_size = as_integer(global_batch_size, "global_batch_size", minimum=1)
+        self.global_batch_size = as_integer(global_batch_size, "global_batch_size", minimum=1, maximum=1 << 62)
         self.parts = as_integer(parts, "parts", minimum=1)
         if self.global_batch_size % self.parts:
             raise ValueError(

@@ -103,6 +103,10 @@ def test_features_are_filled_up_at_the_end(length: int, padding: int, dtype: str
         (({"a": 3},), {"a": 3}, ValueError, r"an array with a token axis, got an array of shape \(\)"),
         ((["a"],), {}, TypeError, "map features to row lengths"),
         (({"a": 0},), {}, ValueError, "at least 1"),
+        (({"a": 1 << 32},), {}, ValueError, r"length_struct\['a'\] must be at most 2,147,483,648"),
+        (({"a": 3}, {"a": 1.5}), {"a": np.arange(2)}, ValueError, r"padding_struct\['a'\] must be a value of int64"),
+        (({"a": 3}, {"a": -1}), {"a": np.ones(2, np.uint8)}, ValueError, "the dtype of the feature, got -1"),
+        (({"a": 3}, {"a": "x"}), {"a": np.ones(2)}, ValueError, "must be a value of float64, .* got 'x'"),
         (({"a": 3}, {"b": 1}), {}, ValueError, "padding_struct names 'b'"),
     ],
 )

@@ -113,3 +113,5 @@ def test_it_resumes_and_refuses() -> None:
         assert equal_streams(list(iterator), list(other))
     with pytest.raises(ValueError, match="longer row"):
         made_of(documents(5), PackAndBatchOperation(length_struct={"a": 3}, batch_size=4))
+    with pytest.raises(ValueError, match=r"padding_struct\['a'\] must be a value of int64"):
+        made_of(documents(5), FirstFitPack({"a": 6}, num_packing_bins=4, padding_struct={"a": 0.5}))

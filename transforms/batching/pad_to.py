@@ -58,16 +58,15 @@ class PadTo(Map):
                     f"Cannot pad {name!r} to {length}: an element has {len(arrays[name])}. Truncate it in a Map, or "
                     "pad to a larger length."
                 )
-        return dict(element) | padded(arrays, self.rows.length_struct, self.rows.padding_struct)
+        return dict(element) | padded(arrays, self.rows.length_struct, self.rows)
 
 
-def padded(
-    arrays: Mapping[str, NDArray[Any]], lengths: Mapping[str, int], padding: Mapping[str, Any]
-) -> dict[str, NDArray[Any]]:
+def padded(arrays: Mapping[str, NDArray[Any]], lengths: Mapping[str, int], rows: RowFormat) -> dict[str, NDArray[Any]]:
     """Returns arrays of at least the given lengths, padded at the end."""
     full = {}
     for name, array in arrays.items():
-        full[name] = np.full((max(lengths[name], len(array)), *array.shape[1:]), padding.get(name, 0), array.dtype)
+        shape = (max(lengths[name], len(array)), *array.shape[1:])
+        full[name] = np.full(shape, rows.padding(name, array.dtype), array.dtype)
         full[name][: len(array)] = array
     return full
 
@@ -102,7 +101,7 @@ class PaddedFeatures:
         lengths = dict.fromkeys(self.names, length)
         return stack(
             [
-                {**element, **padded({n: np.asarray(element[n]) for n in self.names}, lengths, self.padding_struct)}
+                {**element, **padded({n: np.asarray(element[n]) for n in self.names}, lengths, self.rows)}
                 for element in elements
             ],
             allocate,

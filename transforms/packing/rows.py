@@ -1,5 +1,6 @@
 """Rows built from several documents: the common code of all packers."""
 
+import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
@@ -64,7 +65,9 @@ class RowFormat:
         if not length_struct:
             raise ValueError("length_struct must name at least one feature, got none.")
         self.length_struct = {
-            name: as_integer(length, f"length_struct[{name!r}]", minimum=1) for name, length in length_struct.items()
+            # Positions in a row are int32.
+            name: as_integer(length, f"length_struct[{name!r}]", minimum=1, maximum=1 << 31)
+            for name, length in length_struct.items()
         }
         self.meta_features = self.named("meta_features", meta_features)
         for what, struct in (("padding_struct", padding_struct), ("pack_alignment_struct", alignments)):
@@ -106,6 +109,19 @@ class RowFormat:
         if unknown := [name for name in names if name not in self.length_struct]:
             raise ValueError(f"{what} names {unknown[0]!r}, but length_struct has only {list(self.length_struct)}.")
         return tuple(sorted(names))
+
+    def padding(self, name: str, dtype: np.dtype[Any]) -> Any:
+        """Returns the padding value of a feature of a dtype."""
+        value, padding = self.padding_struct.get(name, 0), None
+        if name not in self.padding_struct:
+            return value
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            padding = np.array(value, dtype)
+        if padding is None or (dtype.kind in "biu" and np.any(padding != np.asarray(value))):
+            raise ValueError(
+                f"padding_struct[{name!r}] must be a value of {dtype}, the dtype of the feature, got {value!r}."
+            )
+        return padding
 
     def columns(self, values: Sequence[Any], *, takes_numbers: bool = False) -> list[list[Array]]:
         """Returns the features of documents: one list of arrays per feature.
@@ -170,7 +186,7 @@ class RowFormat:
                     slices[cut] = slices[cut][segments.starts[cut] : segments.stops[cut]]
             layout = SegmentLayout(sizes, segments.offsets, length, self.alignments.get(name, 1), allocate)
             try:
-                tokens = layout.tokens(slices, self.padding_struct.get(name, 0))
+                tokens = layout.tokens(slices, self.padding(name, slices[0].dtype))
             except (TypeError, ValueError):
                 # NumPy detects every difference, but does not say which document differs.
                 _refuse_unlike(name, slices, segments)
