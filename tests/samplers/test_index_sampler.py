@@ -192,9 +192,9 @@ def test_adapted_samplers_answer_in_every_way(custom: Any, length: int | None) -
     assert sampler.record_keys_at(keys()).tolist() == []
     assert sampler[3] == RecordMetadata(3, 3 * factor, None)
     assert sampler.length == length
-    for ask, beyond in ((sampler.__getitem__, 5), (sampler.record_keys_at, keys(5))) if length else ():
+    for ask in (lambda: sampler[5], lambda: sampler.record_keys_at(keys(5))) if length else ():
         with pytest.raises(IndexError, match=r"0 to 5 \(exclusive\)"):
-            ask(beyond)
+            ask()
 
 
 def test_runs_are_asked_for_whole() -> None:
@@ -281,7 +281,7 @@ def test_checked_keys_are_not_the_samplers_own() -> None:
     for answer in (keys(7, 8), keys(7, 8).astype(np.uint8)):
         given = checked_keys_at(vectorised(Answering("record_keys_at", answer)), keys(0, 1))
         answer[:] = 0
-        assert (given.dtype, given.tolist()) == (np.int64, [7, 8])
+        assert (str(given.dtype), given.tolist()) == ("int64", [7, 8])
 
 
 class Backwards(IndexSampler):

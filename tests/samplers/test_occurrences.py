@@ -51,11 +51,12 @@ def test_any_positions_alone_give_the_same(kind: st.SearchStrategy[Any], data: s
         assert records_at(each, positions) == [everything[row] for row in rows]
         assert each.record_keys(first + start, first + length).tolist() == keys[start:].tolist()
         assert each.record_keys_at(positions).tolist() == keys[rows].tolist()
-        single = [each[position] for position in positions.tolist()]
+        single: list[Any] = [each[position] for position in positions.tolist()]
         assert [metadata.record_key for metadata in single] == keys[rows].tolist()
         assert [metadata.index for metadata in single] == positions.tolist()
-        for metadata in single if sampler.seed is not None else ():
-            expected = generator(sampler.seed, metadata.index // sampler.num_records, metadata.index)
+        seed: Any = sampler.seed
+        for metadata in single if seed is not None else ():
+            expected = generator(seed, metadata.index // sampler.num_records, metadata.index)
             assert metadata.rng.random(3).tolist() == expected.random(3).tolist()
     assert [row[0][0] for row in everything] == keys.tolist()
     assert max(keys, default=0) <= getattr(sampler, "largest_key", num_records - 1) < num_records

@@ -289,12 +289,12 @@ SOME_FLOATS = st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_siz
 SOME_BYTES = st.lists(st.binary(max_size=300), min_size=1, max_size=4)
 
 
-LISTS = {"int64": LONG_INTS, "float32": SOME_FLOATS, "bytes": SOME_BYTES}
+LISTS: dict[str, st.SearchStrategy[list[Any]]] = {"int64": LONG_INTS, "float32": SOME_FLOATS, "bytes": SOME_BYTES}
 
 
 @given(
     st.dictionaries(
-        st.text(max_size=5), st.one_of(st.tuples(st.just(kind), some) for kind, some in LISTS.items()), max_size=4
+        st.text(max_size=5), st.one_of([st.tuples(st.just(kind), some) for kind, some in LISTS.items()]), max_size=4
     )
 )
 def test_lists_are_encoded_as_other_code_does(features: dict[str, tuple[str, list[Any]]]) -> None:
