@@ -112,9 +112,9 @@ class RowFormat:
 
     def padding(self, name: str, dtype: np.dtype[Any]) -> Any:
         """Returns the padding value of a feature of a dtype."""
-        value, padding = self.padding_struct.get(name, 0), None
         if name not in self.padding_struct:
-            return value
+            return 0
+        value, padding = self.padding_struct[name], None
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             padding = np.array(value, dtype)
         if padding is None or (dtype.kind in "biu" and np.any(padding != np.asarray(value))):
