@@ -56,7 +56,7 @@ class ShardOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shard_index", as_integer(self.shard_index, "shard_index"))
-        object.__setattr__(self, "shard_count", as_integer(self.shard_count, "shard_count", minimum=1))
+        object.__setattr__(self, "shard_count", as_integer(self.shard_count, "shard_count", minimum=1, maximum=1 << 31))
         object.__setattr__(self, "drop_remainder", as_flag(self.drop_remainder, "drop_remainder"))
         if not 0 <= self.shard_index < self.shard_count:
             raise ValueError(

@@ -18,7 +18,7 @@ from support.processes.worker_pools import python
     ("arguments", "kind", "text"),
     [
         ((0, 0), ValueError, "shard_count must be at least 1, got 0"),
-        ((0, -1), ValueError, "shard_count must be at least 1, got -1"),
+        ((0, 1 << 32), ValueError, "shard_count must be at most 2,147,483,648"),
         ((2, 2), ValueError, "shard_index must be between 0 and shard_count - 1 = 1, got 2"),
         ((-1, 2), ValueError, "shard_index must be between 0 and shard_count - 1 = 1, got -1"),
         (("0", 2), TypeError, "shard_index must be an integer, got '0' of type str"),

@@ -348,6 +348,7 @@ def test_texts_empty_lists_and_absent_values() -> None:
         (1j, TypeError, "got complex"),
         (object(), TypeError, "got object"),
         (np.datetime64("2026-01-01"), TypeError, "got datetime64"),
+        (np.ma.masked_array([1], [True]), TypeError, "got MaskedArray"),
         (2**63, ValueError, "below 2"),
         (2**64, ValueError, "more than 64 bits"),
         ([-1, 2**63], ValueError, "more than 64 bits, signed"),
