@@ -21,6 +21,8 @@ from support.files.example_messages import (
     values_message,
     varint,
 )
+from support.laws import assert_resumes_everywhere
+from support.streams import comparable
 
 INTS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 300), max_size=6)
 FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=6)
@@ -270,17 +272,12 @@ def test_it_is_an_operation_of_a_loader() -> None:
     records = [example_message({"n": ("int64", [n]), "text": ("bytes", [b"t" * n])}) for n in range(20)]
     features: dict[str, Any] = {"n": FixedLengthFeature((), np.int64), "text": VariableLengthFeature(bytes)}
 
-    def batches(worker_count: int) -> list[Any]:
-        operations = [millstream.Batch(8), decode_examples(features)]
-        with millstream.load(records, num_epochs=1, transformations=operations, worker_count=worker_count) as loader:
-            iterator, again = iter(loader), iter(loader)
-            next(iterator)
-            again.set_state(iterator.get_state())
-            return [[batch["n"].tolist(), batch["text"].values.tolist()] for batch in again]
-
-    numbers = [[*range(8, 16)], [*range(16, 20)]]
-    assert batches(0) == batches(2) == [[some, [b"t" * n for n in some]] for some in numbers]
     operation = decode_examples(features)
+    operations = [millstream.Batch(8), operation]
+    expected = [operation.map(records[start : start + 8]) for start in range(0, 20, 8)]
+    for worker_count in (0, 2):
+        with millstream.load(records, num_epochs=1, transformations=operations, worker_count=worker_count) as loader:
+            assert assert_resumes_everywhere(loader) == ([comparable(batch) for batch in expected], None)
     assert repr(pickle.loads(pickle.dumps(operation))) == repr(operation) == "decode_examples(n, text)"
 
 

@@ -13,6 +13,7 @@ from millstream.segments import Segments
 from millstream.transforms import FirstFitPack, Pack, PackAndBatchOperation
 from millstream.transforms.batching.stack import stack
 from millstream.transforms.packing.rows import RowFormat
+from support.laws import assert_resumes_everywhere
 from support.streams import equal_streams
 
 ROW_LENGTH = 9
@@ -106,11 +107,7 @@ def test_features_may_be_nested() -> None:
 def test_it_resumes_and_refuses() -> None:
     """A state at any batch resumes with the same batches; a document longer than a row is an error."""
     pack = PackAndBatchOperation(length_struct={"a": 6}, batch_size=4)
-    loader = millstream.load(documents(31), num_epochs=1, transformations=[pack])
-    with iter(loader) as iterator, iter(loader) as other:
-        next(iterator)
-        other.set_state(iterator.get_state())
-        assert equal_streams(list(iterator), list(other))
+    assert_resumes_everywhere(millstream.load(documents(31), num_epochs=1, transformations=[pack]))
     with pytest.raises(ValueError, match="longer row"):
         made_of(documents(5), PackAndBatchOperation(length_struct={"a": 3}, batch_size=4))
     with pytest.raises(ValueError, match=r"padding_struct\['a'\] must be a value of int64"):
