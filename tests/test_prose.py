@@ -74,7 +74,7 @@ def prose_violations(source: str) -> list[str]:
     """Returns the violations of the rules in one module, each with its line."""
     found = set()
     for line, kind, text in texts_of(source):
-        if kind == "docstring" and re.match(QUESTION_WORDS, text.strip()):
+        if kind != "comment" and re.match(QUESTION_WORDS, text.strip()):
             found.add((line, f"begins with a question word: {text.strip()[:60]!r}"))
         for name, described in re.findall(r"^\s+(\w+): (\w+)", text, re.MULTILINE) if kind != "comment" else ():
             if re.fullmatch(QUESTION_WORDS, described, re.IGNORECASE):

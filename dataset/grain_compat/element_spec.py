@@ -174,6 +174,6 @@ def _shared(specs: list[Any], what: str) -> Any:
 
 def _unknown(what: str, remedy: str) -> ValueError:
     return ValueError(
-        f"What the elements of {what} are is not known without making one: give it {remedy}, or make one, "
-        "with iter(dataset).trace()."
+        f"Cannot determine the elements of {what} without computing one. Give it {remedy}, or compute one with "
+        "iter(dataset).trace()."
     )

@@ -98,7 +98,7 @@ def test_nothing_is_read() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: columns().map(len), r"elements of Map\(len\) are is not known .* output_spec"),
+        (lambda: columns().map(len), r"Cannot determine the elements of Map\(len\) .* output_spec"),
         (lambda: MapDataset.source(["a", "b"]), "list of 2.*attribute element_spec"),
         (lambda: columns().batch(2, batch_fn=list), r"Batch\(batch_size=2, batch_fn=list\)"),
         (lambda: columns().to_iter_dataset().map(len), r"Map\(len\)"),
