@@ -68,6 +68,11 @@ class LoadedPipelines:
         for loaded in self._dropped:
             worker.channel.send(Unload(loaded.message.number))
 
+    def forget(self, name: Hashable) -> None:
+        """Forgets a pipeline that workers may lack, because sending it has failed."""
+        if (loaded := self._loaded.pop(name)).has_new_classes:
+            self._dropped.append(loaded)
+
     def drop_idle(self, in_use: Collection[int], workers: Collection[Worker]) -> None:
         """Drops the oldest pipelines, if more than MAX_IDLE_PIPELINES are not in use."""
         idle = [name for name, loaded in self._loaded.items() if loaded.message.number not in in_use]

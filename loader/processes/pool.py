@@ -106,7 +106,12 @@ class Pool:
         number = self._pipelines.find(name)
         if number is None:
             number = self._pipelines.add(name, pipeline, self.classes)
-            in_fresh_thread(functools.partial(self._send, name))
+            try:
+                with explained_limits(self._options.num_workers):
+                    in_fresh_thread(functools.partial(self._send, name))
+            except BaseException:
+                self._pipelines.forget(name)
+                raise
             self._pipelines.drop_idle({*in_use(), number}, self.workers)
         return number
 

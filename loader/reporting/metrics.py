@@ -78,7 +78,7 @@ def _since(measured: Measurements, previous: Measurements) -> Measurements:
 
 
 def _percentile(values: tuple[float, ...], share: float) -> float:
-    """Returns the smallest value that at least this share of the values does not exceed; 0 if there are none."""
+    """Returns the value at a share of the sorted values, the upper one of two; 0 if there are none."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else 0.0
 
 

@@ -4,12 +4,15 @@ A limit that forbids workers is an error with its name and a remedy; one that le
 """
 
 import ctypes
+import errno
 import gc
+import itertools
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +20,9 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.loader.processes import pool
+from millstream.loader.processes import loaded_pipelines, pool
 from millstream.loader.processes.limits import DESCRIPTORS_PER_WORKER
+from millstream.loader.transport.pipeline_file import write_chunks
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.process_tree import open_descriptors, settled_descriptors
 from support.processes.worker_pools import SIZE, environment, executor_of, loader_of, made_all, pool_of, python
@@ -215,6 +219,23 @@ assert len(os.listdir("/proc/self/fd")) == before
     assert done.returncode == 0, done.stderr
     assert "2 worker processes need 6 open files of the 5 that this process may have" in done.stdout
     assert "Raise the limit (`ulimit -n`) or use fewer workers." in done.stdout
+
+
+def test_a_lack_of_descriptors_for_another_pipeline_is_overcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset that workers could not get when it was opened in advance is sent again, and the stream is the same."""
+    files = [millstream.MapDataset.range(3 * start, 3 * start + 3).to_iter_dataset() for start in range(6)]
+    chain = millstream.experimental.InterleaveIterDataset(files, cycle_length=2).batch(2, batch_fn=list)
+    calls = itertools.count(1)
+
+    def write_sometimes(chunks: Sequence[memoryview]) -> int:
+        if next(calls) in (1, 3):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return write_chunks(chunks)
+
+    monkeypatch.setattr(loaded_pipelines, "write_chunks", write_sometimes)
+    with iter(chain.mp_prefetch(millstream.MultiprocessingOptions(num_workers=2))) as iterator:
+        assert list(iterator) == list(chain)
+    assert next(calls) > 3
 
 
 LIMITED = """
