@@ -80,7 +80,7 @@ class Pool:
                 self._arena_bytes = arena_size(
                     min(memory_budget(), reading.max_buffer_bytes or sys.maxsize), workers.num_workers
                 )
-                in_fresh_thread(self._fork_all)
+                in_fresh_thread(self._fork_missing)
         except BaseException:
             self.stop()
             raise
@@ -119,19 +119,23 @@ class Pool:
         self._state.stop()
         with explained_limits(self._options.num_workers):
             in_fresh_thread(self._state.start_fork_server)
-            in_fresh_thread(self._fork_all)
+            in_fresh_thread(self._fork_missing)
 
     def replace(self, worker: Worker) -> None:
         self.kill(worker)
         self._state.release(worker)
         with explained_limits(self._options.num_workers):
-            in_fresh_thread(self._fork)
+            in_fresh_thread(self._fork_missing)
 
     def wait(self, seconds: float) -> Iterator[tuple[Worker, Event]]:
         """Waits up to `seconds` for an event, then yields all events that have arrived.
 
         The last is a ForkServerDied error if the fork server and all workers have died.
         """
+        if len(self.workers) < self._options.num_workers:
+            # A replacement could not be started earlier.
+            with explained_limits(self._options.num_workers):
+                in_fresh_thread(self._fork_missing)
         poll = select.poll()
         control = self._control
         poll.register(control.fileno(), select.POLLIN | (select.POLLOUT if control.has_unsent else 0))
@@ -206,8 +210,8 @@ class Pool:
             )
         return control
 
-    def _fork_all(self) -> None:
-        for _ in range(self._options.num_workers):
+    def _fork_missing(self) -> None:
+        while len(self.workers) < self._options.num_workers:
             self._fork()
 
     def _fork(self) -> None:

@@ -98,8 +98,9 @@ class PoolExecutor(WorkersExecutor[Worker]):
                 ) from None
             log_warning("the fork server died. Restarting it and all workers.")
             lost = [number for worker in self._pool.workers for number in worker.calls]
-            self._pool.restart()
+            # First, because a restart may fail, and another one may succeed later.
             self._assignments.lose(lost)
+            self._pool.restart()
             self._dispatch_lost()
 
     def _take(self, worker: Worker, event: Event) -> None:

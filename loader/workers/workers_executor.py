@@ -322,7 +322,8 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             f"{name} has made no progress for {worker.waited:.1f} s (stall_timeout), with "
             f"{self._assignments.describe(first)}. {self._explain_stall(worker)}"
         )
-        self._pool.replace(worker)
+        # First, because a replacement may fail, and another one may succeed later.
         self._assignments.complete(first, Elements.failed(error))
         self._assignments.lose(lost)
+        self._pool.replace(worker)
         self._dispatch_lost()

@@ -3,6 +3,7 @@
 A limit that forbids workers is an error with its name and a remedy; one that leaves room changes nothing.
 """
 
+import contextlib
 import ctypes
 import errno
 import gc
@@ -22,8 +23,9 @@ import pytest
 import millstream
 from millstream.loader.processes import loaded_pipelines, pool
 from millstream.loader.processes.limits import DESCRIPTORS_PER_WORKER
+from millstream.loader.processes.process_report import create_crash_log
 from millstream.loader.transport.pipeline_file import write_chunks
-from support.faults.user_faults import WAIT_SECONDS
+from support.faults.user_faults import WAIT_SECONDS, At, exit_at_once
 from support.processes.process_tree import open_descriptors, settled_descriptors
 from support.processes.worker_pools import SIZE, environment, executor_of, loader_of, made_all, pool_of, python
 
@@ -235,6 +237,28 @@ def test_a_lack_of_descriptors_for_another_pipeline_is_overcome(monkeypatch: pyt
     monkeypatch.setattr(loaded_pipelines, "write_chunks", write_sometimes)
     with iter(chain.mp_prefetch(millstream.MultiprocessingOptions(num_workers=2))) as iterator:
         assert list(iterator) == list(chain)
+    assert next(calls) > 3
+
+
+def test_a_worker_that_could_not_be_replaced_is_replaced_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a lack of descriptors leaves no worker, that is an error at most, and the next wait starts one."""
+    die = At(0, exit_at_once, once=tmp_path / "once")
+    files = [millstream.MapDataset.range(50 * start, 50 * start + 50).to_iter_dataset().map(die) for start in range(4)]
+    chain = millstream.experimental.InterleaveIterDataset(files, cycle_length=2).map(abs).batch(3, batch_fn=list)
+    calls = itertools.count(1)
+
+    def create_sometimes() -> int:
+        if next(calls) == 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return create_crash_log()
+
+    monkeypatch.setattr(pool, "create_crash_log", create_sometimes)
+    batches: list[Any] = []
+    with iter(chain.mp_prefetch(millstream.MultiprocessingOptions(num_workers=1))) as iterator:
+        with contextlib.suppress(OSError):
+            batches.extend(iterator)
+        batches.extend(iterator)
+    assert batches == list(chain)
     assert next(calls) > 3
 
 
