@@ -1,11 +1,14 @@
 """`millstream top` as a person meets it: real trainers, and a real terminal."""
 
+import contextlib
 import os
 import pty
 import re
 import select
 import signal
 import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,50 @@ import pytest
 from millstream.tools.top_lines import lines_of, plain, stack_lines
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.commands import COMMAND, run_here
-from support.processes.top_trainers import top_trainer
 
 QUICK = "--interval=0.2"
+
+TRAINER = """
+import itertools, sys, time
+import millstream
+
+def slowly_doubled(value):
+    time.sleep(0.001)
+    return 2 * value
+
+loader = millstream.load(
+    range(64), shuffle=True, seed=0, transformations=[slowly_doubled], batch_size=8, worker_count=int(sys.argv[1])
+)
+batches = iter(loader)
+next(batches)
+print("ready", flush=True)
+for batch in batches:
+    time.sleep(0.001)
+"""
 
 
 def environment(runtime: Path) -> dict[str, str]:
     return {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TERM": "xterm-256color"}
+
+
+@contextlib.contextmanager
+def top_trainer(runtime: Path, workers: int, **variables: str) -> Iterator["subprocess.Popen[str]"]:
+    """Yields a trainer that has its first batch, and trains until it is killed; its user's sockets are in a folder."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(workers)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=runtime,
+        env=environment(runtime) | variables,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def top(runtime: Path, *arguments: Any, status: int = 0) -> tuple[str, str]:
