@@ -138,6 +138,12 @@ class RowFormat:
                 found = [[_feature(value, name) for value in values] for name in self.length_struct]
         else:
             found = [[self._feature(value, name) for value in values] for name in self.length_struct]
+        for name, column in zip(self.length_struct, found, strict=True):
+            if np.ma.MaskedArray in set(map(type, column)):
+                raise ValueError(
+                    f"Feature {name!r} must not be a masked array, because its mask would be lost. Keep its data and "
+                    "its mask as two features."
+                )
         columns = [list(map(np.asarray, column)) for column in found]
         for number, (name, column) in enumerate(zip(self.length_struct, columns, strict=True)):
             if 0 in {array.ndim for array in column}:
