@@ -19,7 +19,7 @@ grain_compat/        the other names of `millstream.experimental`: more datasets
 
 from typing import TYPE_CHECKING
 
-from millstream import lazy_imports
+from millstream.core import lazy_imports
 
 if TYPE_CHECKING:
     from millstream.dataset.grain_compat.checking import (

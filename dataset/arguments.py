@@ -9,10 +9,10 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex, TypeVar
 
+from millstream.core.descriptions import described
+from millstream.core.randomness import as_seed, derive_seed
 from millstream.dataset.nodes.element_nodes import MappedAtRandom
 from millstream.dataset.nodes.index_nodes import Seed, Shuffle
-from millstream.descriptions import described
-from millstream.randomness import as_seed, derive_seed
 from millstream.transforms import FlatMap, Map, Transformation
 from millstream.transforms.given import adopted_operation, as_transformation
 from millstream.transforms.of_chains import SeededRandomMap

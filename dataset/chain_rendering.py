@@ -99,7 +99,7 @@ def text_of(title: str, chain: Sketch) -> str:
 
 def html_of(title: str, chain: Sketch) -> str:
     """Returns a chain as HTML for a notebook, light or dark like the page around it."""
-    from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
+    from millstream.core import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
     name, _, extent = title.partition(" ")
     return html_fragments.figure(html_fragments.card(name, extent, _boxes(chain)), style=_STYLE)
@@ -115,7 +115,7 @@ overflow-wrap:anywhere}
 
 def _boxes(chain: Sketch) -> str:
     """Returns the boxes of a chain, from its sources down."""
-    from millstream.html_fragments import escaped, proportions  # noqa: PLC0415  (lazy: only notebooks need it)
+    from millstream.core.html_fragments import escaped, proportions  # noqa: PLC0415  (lazy: only notebooks need it)
 
     if chain.follows:
         return f"{_boxes(chain.above[0])}{_step(chain)}"
@@ -129,7 +129,7 @@ def _boxes(chain: Sketch) -> str:
 
 
 def _step(chain: Sketch) -> str:
-    from millstream.html_fragments import escaped  # noqa: PLC0415  (lazy: only notebooks need it)
+    from millstream.core.html_fragments import escaped  # noqa: PLC0415  (lazy: only notebooks need it)
 
     element = f'<div class="ms-soft"><code>{escaped(chain.element)}</code></div>' if chain.element else ""
     return f'<div class="ms-step"><code>{escaped(chain.text)}</code>{element}</div>'

@@ -10,15 +10,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeVar, overload
 
 from millstream import grain_kinds
-from millstream.checks import as_integer, as_options, has_fields, named_arguments
+from millstream.core.checks import as_integer, as_options, has_fields, named_arguments
+from millstream.core.descriptions import described
+from millstream.core.randomness import as_seed
 from millstream.dataset.arguments import as_flat_map, as_map, as_operation, depth_above, only_parent
 from millstream.dataset.chain_rendering import Sketch, check_no_stream, html_of, sketch_of, text_of
 from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.visualization import element_text, visualized
-from millstream.randomness import as_seed
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.given import as_transformation
 

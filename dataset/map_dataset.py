@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream import grain_kinds
-from millstream.checks import as_flag, as_integer, as_integer_or_none
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none
+from millstream.core.randomness import as_seed, derive_seed
 from millstream.dataset.arguments import (
     as_flat_map,
     as_map,
@@ -31,7 +32,6 @@ from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice
 from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
-from millstream.randomness import as_seed, derive_seed
 from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
 from millstream.sources import DataSource
 from millstream.sources.base import RecordKeys

@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-from millstream.checks import named_fields
+from millstream.core.checks import named_fields
 from millstream.loader.pipeline.pipeline import MAX_ERRORS, FilterLimits, Tolerance
 
 Class = TypeVar("Class", bound=type)

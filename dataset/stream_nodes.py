@@ -3,7 +3,9 @@
 import abc
 from typing import Any, SupportsIndex
 
-from millstream.checks import as_options
+from millstream.core.checks import as_options
+from millstream.core.descriptions import described
+from millstream.core.randomness import OF_GROUPS, derive_seed
 from millstream.dataset.arguments import count_random_maps, longest_count, nearest_seed, seed_for
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
@@ -11,9 +13,7 @@ from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.element_nodes import Batched
-from millstream.descriptions import described
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.randomness import OF_GROUPS, derive_seed
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import GroupingOperation
 from millstream.transforms.of_chains import SeededRandomMap

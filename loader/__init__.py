@@ -6,7 +6,7 @@ file is the map.
 
 from typing import TYPE_CHECKING
 
-from millstream import lazy_imports
+from millstream.core import lazy_imports
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers

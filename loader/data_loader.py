@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 from millstream import grain_kinds
-from millstream.checks import as_flag, as_integer, as_options, named_arguments
-from millstream.closing import Closing
+from millstream.core.checks import as_flag, as_integer, as_options, named_arguments
+from millstream.core.closing import Closing
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
 from millstream.loader.foreign_arguments import DATA_LOADER_BY_NAME, DATA_LOADER_REPLACEMENTS

@@ -14,14 +14,14 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream import tree
+from millstream.core import tree
+from millstream.core.warn import warn
 from millstream.loader.operations.elements import Elements, Origins, describe_origin
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import READ
 from millstream.loader.pipeline.stages import split_stages
 from millstream.loader.transport.payload import unpicklable_leaves
 from millstream.transforms import Filter
-from millstream.warn import warn
 
 RECORDS = 4
 """The number of records of each block that are read again, to find out whether they have changed."""

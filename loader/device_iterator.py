@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
 from millstream.loader.devices.placement import Device, Placement
 from millstream.loader.devices.staging import DevicePosition, DeviceStaging, StagedBatch

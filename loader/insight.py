@@ -13,7 +13,7 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.loader.measuring.front import LOADER, Front
 from millstream.loader.measuring.profiler import CONSUMER, NEXT, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline

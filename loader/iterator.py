@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, final
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
+from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream, combined
@@ -32,7 +33,6 @@ from millstream.loader.scheduling.executor import Executor
 from millstream.loader.state_of_plan import count_outputs, epoch_of, state_at
 from millstream.sharding import ShardOptions
 from millstream.transforms import RandomMap
-from millstream.warn import log_warning
 
 if TYPE_CHECKING:
     from millstream.loader.data_loader import DataLoader

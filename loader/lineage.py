@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.thread_settings import ThreadSettings, in_fresh_thread
 from millstream.samplers.order import Occurrences, checked_keys, checked_stop

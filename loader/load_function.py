@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from millstream import samplers, sources
-from millstream.checks import as_integer, named_arguments
+from millstream.core.checks import as_integer, named_arguments
+from millstream.core.randomness import SEED_LIMIT, derive_seed
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.foreign_arguments import LOAD_BY_NAME, LOAD_REPLACEMENTS
 from millstream.loader.pipeline.arguments import Operations, check_list
 from millstream.loader.pipeline.pipeline import MAX_ERRORS
 from millstream.loader.threads.options import ReadOptions
-from millstream.randomness import SEED_LIMIT, derive_seed
 from millstream.samplers import IndexSampler, Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource

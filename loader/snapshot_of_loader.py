@@ -5,7 +5,7 @@ import operator
 from collections.abc import Sequence
 from typing import final
 
-from millstream.descriptions import Rendered, described
+from millstream.core.descriptions import Rendered, described
 from millstream.loader.measuring.front import Front
 from millstream.loader.measuring.profiler import HAND_OVER
 from millstream.loader.pipeline.arguments import source_name

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import named_arguments
-from millstream.descriptions import described
+from millstream.core.checks import named_arguments
+from millstream.core.descriptions import described
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.pipeline.arguments import Operations, check_operations
 from millstream.loader.threads.options import ReadOptions

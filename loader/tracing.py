@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream import tree
+from millstream.core import tree
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan

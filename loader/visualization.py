@@ -9,8 +9,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from millstream import tree
 from millstream.configuration import config
+from millstream.core import tree
 
 Made = TypeVar("Made")
 
@@ -46,7 +46,7 @@ def _opening() -> Iterator[None]:
 
 def _write(folder: Path, html: str) -> None:
     """Writes a page into a folder that other processes may share."""
-    from millstream.html_fragments import document  # noqa: PLC0415  (lazy: off by default)
+    from millstream.core.html_fragments import document  # noqa: PLC0415  (lazy: off by default)
 
     folder.mkdir(parents=True, exist_ok=True)
     while True:

@@ -21,8 +21,9 @@ if not _path.isdir(_path.join(__path__[0], "loader")):  # noqa: PTH112, PTH118
     # A checkout, because Python was started in its root: the parts are next to this folder, not in it (see setup.cfg).
     __path__.append(_path.dirname(__path__[0]))  # noqa: PTH120
 
-from millstream import lazy_imports, loader, samplers, sharding, sources, transforms
+from millstream import loader, samplers, sharding, sources, transforms
 from millstream.configuration import config
+from millstream.core import lazy_imports
 from millstream.errors import (
     CheckpointError,
     DataSourceError,

@@ -3,7 +3,7 @@
 import os
 from typing import Any, Final, final
 
-from millstream.checks import as_flag
+from millstream.core.checks import as_flag
 
 
 @final

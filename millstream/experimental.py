@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from millstream import dataset, lazy_imports
+from millstream import dataset
+from millstream.core import lazy_imports
 
 if TYPE_CHECKING:
     from millstream.dataset import *  # noqa: F403  (most of its names)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, final
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.dataset import IterDataset, MapDataset
 from millstream.loader import DataLoader
 from millstream.samplers.epochs import EpochSampler

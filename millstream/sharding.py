@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, final
 
-from millstream.checks import as_flag, as_integer, as_integer_or_none, named_arguments, named_fields
-from millstream.warn import warn
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none, named_arguments, named_fields
+from millstream.core.warn import warn
 
 if TYPE_CHECKING:
     from jax.sharding import NamedSharding

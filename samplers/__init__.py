@@ -10,16 +10,16 @@ global batch of another order so that its parts cost alike. An order of your own
 
 from typing import TYPE_CHECKING
 
-from millstream import lazy_imports
+from millstream.core import lazy_imports
 from millstream.samplers.base import Sampler, VectorisedSampler
 from millstream.samplers.index import IndexSampler, SequentialSampler
 
 if TYPE_CHECKING:
+    from millstream.core.segments import Segments
     from millstream.samplers.balanced import BalancedSampler
     from millstream.samplers.hierarchical import HierarchicalSampler
     from millstream.samplers.mixtures.mixture import MixtureSampler
     from millstream.samplers.rows.packing import PackingSampler
-    from millstream.segments import Segments
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -28,7 +28,7 @@ else:
             "HierarchicalSampler": "millstream.samplers.hierarchical",
             "MixtureSampler": "millstream.samplers.mixtures.mixture",
             "PackingSampler": "millstream.samplers.rows.packing",
-            "Segments": "millstream.segments",
+            "Segments": "millstream.core.segments",
         },
     )
 

@@ -10,9 +10,10 @@ from typing import Any, Self, cast, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
-from millstream.descriptions import Rendered
-from millstream.randomness import generator
+from millstream.core.checks import as_integer, named_arguments
+from millstream.core.descriptions import Rendered
+from millstream.core.randomness import generator
+from millstream.core.segments import Segments
 from millstream.record import RecordMetadata
 from millstream.samplers.base import (
     POSITION_LIMIT,
@@ -26,7 +27,6 @@ from millstream.samplers.base import (
 )
 from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.protocols import Located, MixedPackedSampler, is_mixed, is_packed
-from millstream.segments import Segments
 from millstream.sharding import ShardOptions
 
 _LARGEST_COST = 1 << 31

@@ -13,9 +13,9 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.randomness import as_seed, generator
+from millstream.core.randomness import as_seed, generator
+from millstream.core.signals import is_from_signal_handler
 from millstream.record import RecordMetadata
-from millstream.signals import is_from_signal_handler
 
 POSITION_LIMIT = 1 << 63
 """Positions and record keys are below this: each is an int64."""

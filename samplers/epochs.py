@@ -8,8 +8,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer_or_none, as_options
-from millstream.randomness import as_seed, derive_seed, generator
+from millstream.core.checks import as_integer_or_none, as_options
+from millstream.core.randomness import as_seed, derive_seed, generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT
 from millstream.samplers.order import Occurrences, Order, by_number

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
-from millstream.randomness import derive_seed
+from millstream.core.checks import as_integer, named_arguments
+from millstream.core.randomness import derive_seed
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions

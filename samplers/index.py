@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, as_integer_or_none, as_options, named_fields
-from millstream.randomness import generator
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_options, named_fields
+from millstream.core.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.samplers.epochs import EpochSampler, checked_seed, integers

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
-from millstream.descriptions import Rendered
+from millstream.core.checks import as_integer
+from millstream.core.descriptions import Rendered
 from millstream.samplers.base import check_range, checked_positions, position_limit
 
 Numbers = NDArray[np.int64]

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.randomness import GOLDEN_GAMMA, mix_words
+from millstream.core.randomness import GOLDEN_GAMMA, mix_words
 
 Wide: TypeAlias = NDArray[np.uint64]
 Words: TypeAlias = NDArray[np.unsignedinteger[Any]]

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, Protocol, Self, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.segments import Segments
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
-from millstream.segments import Segments
 
 
 class Located(NamedTuple):

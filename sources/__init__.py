@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from millstream import lazy_imports
+from millstream.core import lazy_imports
 from millstream.sources.base import DataSource
 from millstream.sources.memory import InMemoryDataSource, RangeDataSource
 

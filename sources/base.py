@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVa
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.descriptions import Rendered
+from millstream.core.descriptions import Rendered
 
 T_co = TypeVar("T_co", covariant=True)
 

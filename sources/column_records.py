@@ -8,8 +8,8 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
-from millstream.columnar import Allocate, ColumnarRecords, copy_images
+from millstream.core import tree
+from millstream.core.columnar import Allocate, ColumnarRecords, copy_images
 from millstream.sources.base import in_order
 from millstream.sources.memory import InMemoryDataSource, can_be_taken_from, rows_of, stacks
 

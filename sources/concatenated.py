@@ -8,9 +8,9 @@ from typing import Any, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import named_arguments
-from millstream.closing import Closing
-from millstream.columnar import ColumnarRecords
+from millstream.core.checks import named_arguments
+from millstream.core.closing import Closing
+from millstream.core.columnar import ColumnarRecords
 from millstream.sources.base import (
     HeldRecords,
     RecordKeys,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
-from millstream.columnar import Allocate, ColumnarRecords, copy_images
+from millstream.core import tree
+from millstream.core.columnar import Allocate, ColumnarRecords, copy_images
 from millstream.sources.base import (
     HeldRecords,
     RecordKeys,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.checks import as_flag, as_integer, as_seconds, named_arguments
+from millstream.core.checks import as_flag, as_integer, as_seconds, named_arguments
 from millstream.transforms import Batch, FlatMap
 
 

@@ -39,10 +39,10 @@ ALL_PURPOSE = r"(\w*_)?(place|places|look|words|part|parts|piece|pieces|picture|
 """Identifiers that name nothing: a position, a path, a segment, a description has a name of its own."""
 OWN_TERMS = {
     "parts": {"samplers/balanced.py", "samplers/mixtures/mixture.py", "sources/concatenated.py"},
-    "mix_words": {"millstream/randomness.py"},
-    "n_words": {"millstream/randomness.py"},
+    "mix_words": {"millstream/core/randomness.py"},
+    "n_words": {"millstream/core/randomness.py"},
     "num_parts": {"millstream/sharding.py"},
-    "words": {"millstream/philox_state.py", "millstream/randomness.py", "samplers/permutation.py"},
+    "words": {"millstream/core/philox_state.py", "millstream/core/randomness.py", "samplers/permutation.py"},
 }
 """The modules in which such a name is the term of the field, 64-bit words, or a public attribute."""
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import philox_state
-from millstream.philox_state import at_streams
-from millstream.randomness import generator, generators, generators_from
+from millstream.core import philox_state
+from millstream.core.philox_state import at_streams
+from millstream.core.randomness import generator, generators, generators_from
 from millstream.samplers import IndexSampler
 from millstream.transforms import Batch, Filter, Map, RandomMap, Transformation
 from support.laws import inline_loader

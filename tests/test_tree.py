@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream import tree
+from millstream.core import tree
 from millstream.loader.debugging import difference
 from millstream.loader.devices.placement import Placement
 from millstream.loader.transport.payload import unpicklable_leaves

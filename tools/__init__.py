@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from millstream.tools.conversion import convert
     from millstream.tools.lengths import lengths_of
 else:
-    from millstream import lazy_imports
+    from millstream.core import lazy_imports
 
     # Lazy: the command line imports this package, too, and each command needs only its own modules.
     __getattr__, __dir__ = lazy_imports.hooks(

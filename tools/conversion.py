@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, final
 
-from millstream.checks import as_flag, as_integer, named_arguments
+from millstream.core.checks import as_flag, as_integer, named_arguments
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.map_dataset import MapDataset
 from millstream.loader import DataLoader, ReadOptions

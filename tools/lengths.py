@@ -7,8 +7,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import named_arguments
-from millstream.descriptions import described
+from millstream.core.checks import named_arguments
+from millstream.core.descriptions import described
 from millstream.loader import DataLoader, ReadOptions
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.loader.pipeline.arguments import Operations, check_operations

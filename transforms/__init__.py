@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from millstream import lazy_imports
+from millstream.core import lazy_imports
 from millstream.transforms.base import Filter, FlatMap, Map, MapWithIndex, RandomMap
 from millstream.transforms.batch import Batch, PaddedBatch
 from millstream.transforms.only_for import OnlyFor

@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
-from millstream.checks import as_flag, named_arguments
-from millstream.descriptions import described, function_name
+from millstream.core.checks import as_flag, named_arguments
+from millstream.core.descriptions import described, function_name
 from millstream.transforms.function_checks import check_yields_nothing, checked_results, valid_max_fan_out
 from millstream.transforms.transformation import Transformation
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, named_fields
-from millstream.descriptions import function_name
+from millstream.core.checks import as_flag, as_integer, named_fields
+from millstream.core.descriptions import function_name
 from millstream.transforms.grouping import CountingGroup, Grouping
 from millstream.transforms.transformation import Transformation
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from millstream.checks import as_integer
-from millstream.descriptions import function_name
-from millstream.signals import cannot_wait
+from millstream.core.checks import as_integer
+from millstream.core.descriptions import function_name
+from millstream.core.signals import cannot_wait
 
 
 def valid_max_fan_out(name: str, max_fan_out: object) -> int:

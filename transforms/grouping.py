@@ -27,9 +27,9 @@ from typing import Any, ClassVar, NamedTuple, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate
-from millstream.randomness import OF_GROUPS, generator
-from millstream.segments import Segments
+from millstream.core.columnar import Allocate
+from millstream.core.randomness import OF_GROUPS, generator
+from millstream.core.segments import Segments
 from millstream.transforms.transformation import Transformation
 
 MAX_FAN_OUT = 1 << 20

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any, ClassVar, final
 
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
 from millstream.transforms import Filter
 from millstream.transforms.base import RandomMap
 from millstream.transforms.transformation import Transformation

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, final
 
-from millstream.checks import named_arguments
-from millstream.descriptions import described
+from millstream.core.checks import named_arguments
+from millstream.core.descriptions import described
 from millstream.transforms.given import as_transformation
 from millstream.transforms.transformation import Transformation
 

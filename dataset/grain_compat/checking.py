@@ -7,7 +7,8 @@ from typing import Any, SupportsIndex, final
 
 import numpy as np
 
-from millstream.checks import as_integer, as_integer_or_none
+from millstream.core.checks import as_integer, as_integer_or_none
+from millstream.core.randomness import as_seed, generator
 from millstream.dataset.chain import as_stream, opened_below
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
@@ -15,7 +16,6 @@ from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.debugging import difference
 from millstream.loader.pipeline.outputs import num_bytes
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.randomness import as_seed, generator
 from millstream.samplers.permutation import permute_one
 
 MAX_BUFFERED = 1000

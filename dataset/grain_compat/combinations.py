@@ -2,7 +2,7 @@
 
 from typing import Any, SupportsIndex, final
 
-from millstream.checks import as_integer, as_integer_or_none
+from millstream.core.checks import as_integer, as_integer_or_none
 from millstream.dataset.chain import as_stream, opened_below
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below

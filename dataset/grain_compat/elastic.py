@@ -2,7 +2,7 @@
 
 from typing import Any, NoReturn, SupportsIndex, final
 
-from millstream.checks import as_options
+from millstream.core.checks import as_options
 from millstream.dataset.iterators.chain_iterator import checked_maps
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.map_dataset import MapDataset, node_of

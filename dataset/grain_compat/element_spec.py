@@ -5,7 +5,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from millstream import tree
+from millstream.core import tree
+from millstream.core.descriptions import described
 from millstream.dataset.grain_compat.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset
 from millstream.dataset.grain_compat.zipping import ZipIterDataset
 from millstream.dataset.iter_dataset import IterDataset
@@ -17,7 +18,6 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Source
 from millstream.dataset.stream_mixing import MixedIterDataset
 from millstream.dataset.stream_nodes import Ahead, Operated, ReadIterDataset, Seeded
-from millstream.descriptions import described
 from millstream.sources import InMemoryDataSource, RangeDataSource
 from millstream.transforms import Batch, Filter, Transformation
 

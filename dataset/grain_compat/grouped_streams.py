@@ -4,12 +4,12 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
+from millstream.core.randomness import as_seed
 from millstream.dataset.chain import as_stream
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes import index_nodes
 from millstream.dataset.stream_nodes import Operated
-from millstream.randomness import as_seed
 from millstream.transforms import FlatMap
 from millstream.transforms.batching.rebatch import Rebatch
 from millstream.transforms.packing.best_fit import BestFitPack

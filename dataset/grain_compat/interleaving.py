@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex, final
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
+from millstream.core.signals import interrupts, is_from_signal_handler
 from millstream.dataset.chain import as_stream, opened_below, reads_in_threads
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
@@ -14,7 +15,6 @@ from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.stream_nodes import Combined
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_list, is_number, sealed, unsealed
-from millstream.signals import interrupts, is_from_signal_handler
 
 
 @final

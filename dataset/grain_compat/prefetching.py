@@ -2,7 +2,7 @@
 
 from typing import Any, SupportsIndex, final
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.dataset.chain import Chain, as_stream
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator

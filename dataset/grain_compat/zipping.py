@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, final
 
-from millstream.checks import as_flag
+from millstream.core.checks import as_flag
 from millstream.dataset.chain import as_stream, opened_below
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below

@@ -14,10 +14,10 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
+from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
-from millstream.warn import log_warning
 
 _BRIEF = re.compile(r"(\d+) (\d+) (\d+(?:,\d+)*) ([01]) (\d+|-) ([0-9a-f]{8}) ([0-9a-f]{8})", re.ASCII)
 

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, final
 
-from millstream.closing import Closing
+from millstream.core.closing import Closing
 from millstream.dataset.arguments import only_parent
 from millstream.dataset.iterators.brief_states import strictly
 from millstream.errors import CheckpointError

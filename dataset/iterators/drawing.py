@@ -4,12 +4,12 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
-from millstream.signals import interrupts
 
 
 def state_below(iterator: DatasetIterator[Any]) -> Any:

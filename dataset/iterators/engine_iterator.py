@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator
 from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Consumer
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.operations.elements import Elements, Origins
-from millstream.signals import interrupts
 from millstream.transforms.of_chains import AbsentElement
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from millstream.core.signals import interrupts
 from millstream.dataset.iterators.brief_states import strictly
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.join_insight import JoinInsight, insights_of
@@ -20,7 +21,6 @@ from millstream.loader.inspectable import Measured
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
-from millstream.signals import interrupts
 
 if TYPE_CHECKING:
     from millstream.dataset.stream_nodes import Combined

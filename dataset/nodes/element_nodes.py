@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
+from millstream.core.descriptions import described, function_name
+from millstream.core.randomness import generators
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, divided, joined
-from millstream.descriptions import described, function_name
 from millstream.errors import StackError
 from millstream.loader.checkpoints.description import identity_of
 from millstream.loader.measuring.costs import observer
 from millstream.loader.operations.steps import annotated
-from millstream.randomness import generators
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
 from millstream.transforms.batching.pad import pad

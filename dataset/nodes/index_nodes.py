@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.randomness import derive_seed
 from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
-from millstream.randomness import derive_seed
 from millstream.samplers.permutation import permute, permute_one
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
-from millstream.closing import Closing
+from millstream.core.closing import Closing
 from millstream.errors import CheckpointError
 
 ResultT = TypeVar("ResultT")
@@ -132,7 +132,7 @@ class ResumableIterator(Checkpointable, Exclusive, Closing):
     """Yields batches, and knows its position among them: just after the last batch that it delivered."""
 
     def _repr_html_(self) -> str:
-        from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
+        from millstream.core import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
         own: Any = self
         facts = [f"step {own.step:,}"]

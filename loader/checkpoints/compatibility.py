@@ -10,10 +10,10 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.code_digests import CODE
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
-from millstream.warn import log_warning
 
 ALLOWABLE = ("global_batch", "operations", "sampler", "source")
 """The names of what can differ on purpose. A path within one, such as `operations[0].size`, accepts less."""

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from millstream.core.signals import is_from_signal_handler
 from millstream.loader.checkpoints.code_digests import (
     CODE,
     crc_of,
@@ -37,7 +38,6 @@ from millstream.loader.checkpoints.code_digests import (
     values_held_by,
     written_name,
 )
-from millstream.signals import is_from_signal_handler
 from millstream.transforms.dataset_selection import DatasetSelectionMap
 from millstream.transforms.transformation import Transformation
 

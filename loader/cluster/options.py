@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from millstream.checks import as_integer, named_fields
+from millstream.core.checks import as_integer, named_fields
 
 _OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 """Ray's own resources, and their names as options of an actor."""

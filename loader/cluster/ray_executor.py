@@ -11,6 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
+from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, Packed, PipelineFailed
 from millstream.loader.cluster.actor_pool import ActorPool
@@ -24,7 +25,6 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_elements
 from millstream.loader.transport.payload import copied, unpack_failure
 from millstream.loader.workers.workers_executor import WorkersExecutor
-from millstream.warn import log_warning
 
 GUILT_OF_LOST = 0.25
 """The blame of a call for the death of its actor's node, or for the loss of its outputs."""

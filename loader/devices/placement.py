@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
+from millstream.core import tree
 from millstream.sharding import RowGroup, ShardOptions
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self
 
+from millstream.core.signals import is_from_signal_handler
 from millstream.loader.monitoring.client import FORMAT
 from millstream.loader.monitoring.metrics_endpoint import VARIABLE, MetricsEndpoint
 from millstream.loader.monitoring.server import Server
@@ -29,7 +30,6 @@ from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.metrics import exposition
 from millstream.loader.reporting.phrases import mixture_texts, workers_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot
-from millstream.signals import is_from_signal_handler
 
 logger = logging.getLogger("millstream")
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.randomness import derive_seeds
+from millstream.core.randomness import derive_seeds
 
 
 class Origins:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
+from millstream.core.segments import Segments
+from millstream.core.signals import cannot_wait
 from millstream.errors import StackError
 from millstream.loader.operations.elements import Elements, Location, Origins
 from millstream.loader.operations.steps import Step, collect
-from millstream.segments import Segments
-from millstream.signals import cannot_wait
 from millstream.transforms import Pack
 from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperation, Prepared
 

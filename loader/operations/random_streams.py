@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from millstream.core.randomness import OF_GROUPS, derive_seed, generators, generators_from
 from millstream.loader.operations.elements import Origins
-from millstream.randomness import OF_GROUPS, derive_seed, generators, generators_from
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import MixedSampler, is_mixed
 

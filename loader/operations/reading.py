@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, cast
 
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
+from millstream.core.signals import cannot_wait, is_from_signal_handler
+from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Elements, Location, Origins, describe_origin
 from millstream.loader.operations.steps import annotated, collect
-from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
 from millstream.sources.source_checks import batched_read_of
-from millstream.warn import log_warning
 
 MAX_HELD_RECORDS = 1 << 30
 """No source holds this many records in memory as objects. A source that claims more reads or generates them."""

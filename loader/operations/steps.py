@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from millstream.columnar import Allocate
-from millstream.descriptions import described
+from millstream.core.columnar import Allocate
+from millstream.core.descriptions import described
+from millstream.core.signals import cannot_wait
 from millstream.errors import StackError
 from millstream.loader.operations.elements import Elements, Location, Origins, SourceEnded, add_note, describe_origin
-from millstream.signals import cannot_wait
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack

@@ -4,8 +4,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millstream.checks import as_options, has_fields
-from millstream.descriptions import described
+from millstream.core.checks import as_options, has_fields
+from millstream.core.descriptions import described
+from millstream.core.warn import log_warning, warn
 from millstream.loader.operations.random_streams import has_randomness
 from millstream.samplers import Sampler
 from millstream.samplers.balanced import BalancedSampler
@@ -15,7 +16,6 @@ from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
 from millstream.transforms import Batch, OnlyFor, Transformation
 from millstream.transforms.given import as_transformation
-from millstream.warn import log_warning, warn
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]
 

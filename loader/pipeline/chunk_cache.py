@@ -10,7 +10,7 @@ Guarantees:
 from collections.abc import Callable
 from typing import Generic, TypeVar, final
 
-from millstream.signals import is_from_signal_handler
+from millstream.core.signals import is_from_signal_handler
 
 MAX_CHUNKS = 4
 """The number of chunks kept, because calls in flight may be this far apart."""

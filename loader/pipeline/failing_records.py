@@ -15,12 +15,12 @@ from typing import final
 
 import numpy as np
 
+from millstream.core.signals import is_from_signal_handler
+from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Elements, FailedRecord, SourceEnded, add_note
 from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.pipeline import Tolerance
-from millstream.signals import is_from_signal_handler
 from millstream.transforms.of_chains import AbsentElement
-from millstream.warn import log_warning
 
 
 def is_of_record(error: BaseException) -> bool:

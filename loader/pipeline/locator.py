@@ -6,7 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 from millstream.loader.operations.elements import Origins
 from millstream.loader.operations.steps import isolated
 from millstream.loader.pipeline.chunk_cache import ChunkCache

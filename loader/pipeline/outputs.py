@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
+from millstream.core import tree
+from millstream.core.signals import is_from_signal_handler
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.stages import Stage
-from millstream.signals import is_from_signal_handler
 from millstream.transforms.packing.rows import Rows
 
 _SAMPLE = 8

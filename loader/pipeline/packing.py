@@ -14,15 +14,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate
-from millstream.descriptions import described
+from millstream.core.columnar import Allocate
+from millstream.core.descriptions import described
+from millstream.core.segments import Segments
 from millstream.loader.operations.elements import Elements, Origins, describe_origin
 from millstream.loader.operations.grouping import outputs_of, prepared
 from millstream.loader.operations.steps import Step, annotated
 from millstream.loader.pipeline.partition import Partition
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import PackedSampler, is_mixed_and_packed, is_packed
-from millstream.segments import Segments
 from millstream.transforms import Pack, Transformation
 from millstream.transforms.packing.rows import TOKENS_TOGETHER
 

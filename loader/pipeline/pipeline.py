@@ -5,8 +5,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Self
 
-from millstream.checks import as_integer
-from millstream.descriptions import described
+from millstream.core.checks import as_integer
+from millstream.core.descriptions import described
+from millstream.core.warn import warn
 from millstream.loader.pipeline.arguments import (
     Operations,
     check_ends,
@@ -31,7 +32,6 @@ from millstream.sources import DataSource
 from millstream.sources.source_checks import check_readable
 from millstream.transforms import Batch, Transformation
 from millstream.transforms.transformation import numbers_of, paths_of
-from millstream.warn import warn
 
 
 class FilterLimits(NamedTuple):

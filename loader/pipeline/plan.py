@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
+from millstream.core.randomness import OF_BATCHES, derive_seed
+from millstream.core.signals import cannot_wait, is_from_signal_handler
+from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins, describe_records
 from millstream.loader.operations.random_streams import seed_of
 from millstream.loader.operations.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
@@ -28,12 +31,9 @@ from millstream.loader.pipeline.packing import max_batches
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
-from millstream.randomness import OF_BATCHES, derive_seed
 from millstream.samplers.protocols import is_mixed
-from millstream.signals import cannot_wait, is_from_signal_handler
 from millstream.sources.source_checks import batched_read_of, reads_in_one_call
 from millstream.transforms import Transformation
-from millstream.warn import log_warning
 
 KEYS = "keys"
 """The name under which the time spent on record keys is measured."""

@@ -4,12 +4,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from millstream.core.randomness import OF_GROUPS, derive_seed
 from millstream.loader.operations.grouping import group_step, prepare_step
 from millstream.loader.operations.random_streams import seed_of, streams_of
 from millstream.loader.operations.steps import Step, compile_step
 from millstream.loader.pipeline.packing import pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.randomness import OF_GROUPS, derive_seed
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.transforms import Batch, Filter, Pack, Transformation
 from millstream.transforms.grouping import Grouping, GroupingOperation

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Hashable
 from typing import Any, final
 
+from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError
 from millstream.loader.measuring.profiler import HAND_OVER
 from millstream.loader.operations.elements import Elements
@@ -27,7 +28,6 @@ from millstream.loader.transport.payload import release, unpack, unpack_failure
 from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.substreams import Substream
 from millstream.loader.workers.workers_executor import WorkersExecutor
-from millstream.warn import log_warning
 
 MAX_DEATHS_OF_FORK_SERVER = 2
 """Limit for deaths of the fork server without a result in between. A pool that reaches it is given up."""

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
+from millstream.core.signals import SignalSafeLock
 from millstream.loader.processes.channel import Channel, close_all
 from millstream.loader.processes.interpreter import (
     LaunchContext,
@@ -31,7 +32,6 @@ from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView
 from millstream.loader.transport.pipeline_file import write_chunks
 from millstream.loader.workers.any_worker import AnyWorker
-from millstream.signals import SignalSafeLock
 
 if TYPE_CHECKING:
     from millstream.loader.processes.messages import Exited

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.reporting.phrases import aligned
 from millstream.samplers.base import checked_keys_at
@@ -57,7 +57,7 @@ class Composition:
         return "\n".join([self._title, *aligned(list(self._rows()))])
 
     def _repr_html_(self) -> str:
-        from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
+        from millstream.core import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
         shares = html_fragments.proportions([(str(name), count.share) for name, count in self.components.items()])
         table = html_fragments.table(*([html_fragments.escaped(cell) for cell in row] for row in self._rows()))

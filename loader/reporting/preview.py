@@ -11,8 +11,8 @@ from typing import Any, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
-from millstream.html_fragments import document, escaped, figure, table
+from millstream.core import tree
+from millstream.core.html_fragments import document, escaped, figure, table
 from millstream.loader.reporting.phrases import count_text
 
 Decode: TypeAlias = Callable[[list[int]], str]

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from millstream.html_fragments import document, escaped, figure
+from millstream.core.html_fragments import document, escaped, figure
 from millstream.loader.measuring.profiler import Event
 from millstream.loader.measuring.recorder import STARTS, TRAINER, TRAINS, WAITS, Recorder, Sample, Span
 from millstream.loader.reporting.chrome_trace import batches_text, chrome_trace, lanes_of

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import final
 
-from millstream.html_fragments import card, escaped, figure, leaf_lines, proportions, soft
+from millstream.core.html_fragments import card, escaped, figure, leaf_lines, proportions, soft
 from millstream.loader.reporting.advice import Advice, advice_of
 from millstream.loader.reporting.phrases import (
     aligned,

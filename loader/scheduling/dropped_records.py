@@ -6,9 +6,9 @@ from typing import Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.warn import log_warning
 from millstream.loader.pipeline.outputs import Outputs
 from millstream.loader.pipeline.plan import Plan
-from millstream.warn import log_warning
 
 EPOCHS_BETWEEN = 10
 """The factor between the numbers of epochs after which one warning and the next are logged."""

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
+from millstream.core.signals import is_from_signal_handler
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.plan import Plan
@@ -24,7 +25,6 @@ from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThread
 from millstream.loader.threads.resources import buffer_budget
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
-from millstream.signals import is_from_signal_handler
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.assignments import Wanting

@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Callable
 
-from millstream.checks import as_flag, as_integer, as_integer_or_none, as_seconds, named_fields
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_seconds, named_fields
 from millstream.loader.threads.resources import cores_of_groups
 
 

@@ -29,8 +29,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, final
 
+from millstream.core.signals import SignalSafeLock
 from millstream.loader.threads.waiting import TimedQueue
-from millstream.signals import SignalSafeLock
 
 Result = TypeVar("Result")
 

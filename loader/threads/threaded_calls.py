@@ -13,7 +13,7 @@ import queue
 import weakref
 from typing import Any, NamedTuple, final
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.plan import Plan

@@ -14,8 +14,8 @@ import traceback
 from collections.abc import Iterable
 from typing import Generic, TypeVar, final
 
+from millstream.core.warn import log_warning
 from millstream.errors import WorkerStalledError
-from millstream.warn import log_warning
 
 STALL_WARNING_SECONDS = 30.0
 """Threads or workers that finish nothing for this long, while the consumer waits, are reported in the log."""

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 
 Reduced: TypeAlias = str | tuple[Any, ...]
 """The reduction of a value: instructions to pickle it, as `__reduce_ex__` returns them."""

@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 from millstream.loader.transport.value_pickler import BufferCallback, ValuePickler
 
 

@@ -9,8 +9,8 @@ Guarantees:
     * Elements that are not alike cross as they are: a list of elements is a valid column.
     * Arrays of one column share memory. Only small arrays become columns, so keeping one of them pins little.
 
-Of the structures of `millstream.tree`, only plain dicts and tuples are split. Others may hold more than their children,
-in attributes or in their constructor, and have to come back complete.
+Of all structures, only plain dicts and tuples are split. Others may hold more than their children, in attributes or in
+their constructor, and have to come back complete.
 """
 
 import math
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 
 LARGE_BYTES = 1 << 14

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from millstream.signals import is_from_signal_handler
+from millstream.core.signals import is_from_signal_handler
 
 _MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
 

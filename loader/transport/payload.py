@@ -19,7 +19,8 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
+from millstream.core import tree
+from millstream.core.signals import is_from_signal_handler
 from millstream.errors import WorkerError
 from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins
 from millstream.loader.pipeline.calls import Fed, Group
@@ -27,7 +28,6 @@ from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns, to_elements
-from millstream.signals import is_from_signal_handler
 from millstream.transforms.packing.rows import Rows
 
 INLINE_PICKLE_BYTES = 1 << 15

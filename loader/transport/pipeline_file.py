@@ -17,15 +17,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, final
 
+from millstream.core.signals import is_from_signal_handler
+from millstream.core.warn import log_warning
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.transport.arena import create_arena_file
 from millstream.loader.transport.array_pickles import MappedFiles
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.shared_records import SharedRecords, share
 from millstream.loader.transport.value_pickler import BinaryFile, BufferCallback, ValuePickler
-from millstream.signals import is_from_signal_handler
 from millstream.sources.base import HeldRecords
-from millstream.warn import log_warning
 
 MAPPED_BYTES = 1 << 20
 """Smaller files without large arrays are read instead of mapped."""

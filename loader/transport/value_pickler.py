@@ -12,7 +12,7 @@ import cloudpickle
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 from millstream.loader.transport.array_pickles import MappedFiles, Reduced, as_memmap, reduce_array, reduce_tensor
 from millstream.loader.transport.definitions import NAMED, OTHERS, reduce_class
 from millstream.loader.transport.importable_modules import has_name, is_importable

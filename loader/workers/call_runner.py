@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar, final
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 from millstream.loader.measuring.profiler import HAND_OVER, Profiler
 from millstream.loader.operations.elements import Elements, FailedRecord, Location, describe_origin
 from millstream.loader.pipeline.calls import Blocks

@@ -4,13 +4,13 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
+from millstream.core.signals import interrupts
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.workers.substreams import Substream
-from millstream.signals import interrupts
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed

@@ -19,6 +19,8 @@ import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
+from millstream.core.signals import is_from_signal_handler
+from millstream.core.warn import log_warning
 from millstream.errors import WorkerStalledError
 from millstream.loader.measuring.profiler import Profiler
 from millstream.loader.operations.elements import Elements
@@ -37,8 +39,6 @@ from millstream.loader.workers.call_runner import CallResult
 from millstream.loader.workers.shared_workers import SharedWorkers
 from millstream.loader.workers.substreams import Substream, Substreams
 from millstream.loader.workers.warm_pools import Pool, WarmPools, check_process, release
-from millstream.signals import is_from_signal_handler
-from millstream.warn import log_warning
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.tf_example.wire import BYTES, FOUR_BYTES, VARINT
 
 KINDS: dict[str, tuple[int, int]] = {"bytes": (1, BYTES), "float32": (2, FOUR_BYTES), "int64": (3, VARINT)}

@@ -10,7 +10,8 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, as_options, named_arguments
+from millstream.core.checks import as_integer, as_options, named_arguments
+from millstream.core.segments import Segments
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, checked_positions, largest_key, position_limit
 from millstream.samplers.mixtures.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
@@ -26,7 +27,6 @@ from millstream.samplers.mixtures.mixture_lookup import ComponentOrders
 from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import Located
-from millstream.segments import Segments
 from millstream.sharding import NoSharding, ShardOptions
 
 Weights = Sequence[Any] | Mapping[str, Any]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, largest_key, vectorised
 from millstream.samplers.protocols import is_packed
 from millstream.sharding import NoSharding

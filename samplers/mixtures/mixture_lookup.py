@@ -9,12 +9,12 @@ from typing import Any, TypeGuard, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.segments import Segments
 from millstream.samplers.base import checked_keys_at
 from millstream.samplers.index import IndexSampler, SequentialSampler
 from millstream.samplers.order import by_number
 from millstream.samplers.permutation import permute
 from millstream.samplers.protocols import is_mixed, is_mixed_and_packed
-from millstream.segments import Segments
 
 Answers = Iterator[tuple[int, NDArray[np.intp], tuple[NDArray[np.int64], Any]]]
 

@@ -8,15 +8,15 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, as_integer_or_none, as_overflow, named_arguments
-from millstream.randomness import derive_seeds, mix_words
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_overflow, named_arguments
+from millstream.core.randomness import derive_seeds, mix_words
+from millstream.core.segments import Segments
 from millstream.samplers.base import check_range, checked_positions
 from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.hierarchical import Windows, windows_by_epoch
 from millstream.samplers.order import by_number, positions_between, spread
 from millstream.samplers.permutation import permute
 from millstream.samplers.rows.planned_rows import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
-from millstream.segments import Segments
 from millstream.sharding import ShardOptions
 
 _ROWS_PER_CHUNK = 1 << 16

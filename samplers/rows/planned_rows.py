@@ -5,11 +5,11 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.randomness import mix_words
+from millstream.core.randomness import mix_words
+from millstream.core.segments import Segments
 from millstream.samplers.order import equal_to
 from millstream.samplers.permutation import permute
 from millstream.samplers.rows.packing_plan import AmongEquals, BestFit, Stream
-from millstream.segments import Segments
 
 BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
 _LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)

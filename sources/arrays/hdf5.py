@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.arrays.hdf5_file import Hdf5File, content_of
 from millstream.sources.arrays.hdf5_layout import DatasetLayout, FileSegment, h5py_module, inspect_file, split_paths

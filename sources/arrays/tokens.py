@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.arrays.megatron import index_path_of, read_header
 from millstream.sources.base import RecordKeys

@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_names import paths_of_columns

@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Generic, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.closing import Closing
+from millstream.core.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import RenderedSource, checked_record_key
 from millstream.sources.digests import digest

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.warn import log_warning
 from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.span_files import Scan, SpanFile, SpanFormat
@@ -29,7 +30,6 @@ from millstream.sources.storage.offset_index import IndexKey, find_offsets, plac
 from millstream.sources.storage.offsets import DamagedIndexError, HeldIndices, HeldOffsets, Offsets
 from millstream.sources.storage.paths import FileIdentity, FileRange
 from millstream.sources.storage.progress import CancelledScanError, Progress
-from millstream.warn import log_warning
 
 RecordT = TypeVar("RecordT")
 

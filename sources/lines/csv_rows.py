@@ -10,8 +10,8 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.signals import SignalSafeLock
 from millstream.errors import DataSourceError
-from millstream.signals import SignalSafeLock
 from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.digests import digest_of
 from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest, refuse_compressed

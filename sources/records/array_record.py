@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, final
 
+from millstream.core.warn import warn
 from millstream.errors import DataSourceError
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.library_reads import first_process, is_forked
@@ -20,7 +21,6 @@ from millstream.sources.records.array_record_file import ArrayRecordFile, count_
 from millstream.sources.remote.urls import Url, is_url
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.paths import FileIdentity
-from millstream.warn import warn
 
 _LIBRARY = "array_record"
 """The library, whose threads and thread-local data a fork does not copy.

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
-from millstream.checks import as_flag
+from millstream.core.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.digests import digest_of
 from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest

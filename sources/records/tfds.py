@@ -8,7 +8,7 @@ from typing import Any, TypeVar, final
 
 import numpy as np
 
-from millstream.closing import Closing
+from millstream.core.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_records import records_of_arrays

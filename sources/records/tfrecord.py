@@ -23,7 +23,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag
+from millstream.core.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest
 from millstream.sources.files.spans import SpanRecords

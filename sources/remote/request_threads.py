@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, final
 
+from millstream.core.signals import SignalSafeLock
 from millstream.errors import DataSourceError
-from millstream.signals import SignalSafeLock
 from millstream.sources.library_reads import is_forked
 from millstream.sources.remote.object_clients import LIBRARY
 

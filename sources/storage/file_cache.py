@@ -29,7 +29,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import final
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
 from millstream.errors import DataSourceError
 from millstream.sources.remote.object_stores import SLOWEST_BYTES_PER_SECOND, STALL_SECONDS
 from millstream.sources.storage.byte_files import open_stored

@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar, final
 
-from millstream.signals import SignalSafeLock
+from millstream.core.signals import SignalSafeLock
 
 RecordT = TypeVar("RecordT")
 _T = TypeVar("_T")

@@ -5,7 +5,7 @@ import threading
 import time
 from typing import Any, final
 
-from millstream.signals import SignalSafeLock
+from millstream.core.signals import SignalSafeLock
 
 SHOW_AFTER_SECONDS = 2.0
 """Shorter scans report nothing."""

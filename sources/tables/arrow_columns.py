@@ -6,7 +6,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate, stack_objects, stack_texts
+from millstream.core.columnar import Allocate, stack_objects, stack_texts
 from millstream.sources.tables.arrow_memory import Column, Integers, Memory, Rows
 
 

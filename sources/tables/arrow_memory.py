@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 
 Integers = NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate, ColumnarRecords
+from millstream.core.columnar import Allocate, ColumnarRecords
 from millstream.sources.tables.arrow_columns import Lists
 from millstream.sources.tables.arrow_memory import Column, Integers, Memory, Rows
 

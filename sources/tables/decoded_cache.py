@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
-from millstream.signals import SignalSafeLock
+from millstream.core.signals import SignalSafeLock
 
 
 class Unit(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer_or_none
+from millstream.core.checks import as_integer_or_none
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_names import check_file_columns, checked_columns

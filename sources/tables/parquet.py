@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
+from millstream.core.checks import as_integer
+from millstream.core.warn import log_warning
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.column_names import check_file_columns, checked_columns
@@ -20,7 +21,6 @@ from millstream.sources.tables.arrow_structures import dicts_or_error, records_o
 from millstream.sources.tables.arrow_tables import columns_of, has_valid_text, plain_types
 from millstream.sources.tables.parquet_file import ParquetFile
 from millstream.sources.tables.row_groups import RowGroup, RowGroups
-from millstream.warn import log_warning
 
 _SAMPLED_UNITS = 16
 """The minimum number of evicted row groups that advice is based on."""

@@ -26,7 +26,7 @@ from millstream import (
     RandomMapTransform,
     SequentialSampler,
 )
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
 from millstream.dataset import IterDataset, MapDataset, WindowShuffleMapDataset, ZipMapDataset
 from millstream.transforms import Rebatch, WindowShuffle
 from support.draw.chains import CountedSource, Every

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 import millstream
-from millstream import tree
+from millstream.core import tree
 from millstream.loader import device_iterator
 from millstream.loader.devices.placement import Placement
 from millstream.loader.threads import shared_threads, waiting

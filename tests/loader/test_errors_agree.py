@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.descriptions import described
+from millstream.core.descriptions import described
 from millstream.transforms import Batch, FilterTransform, FlatMap
 from support.faults.user_faults import At, Raise
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream import BalancedSampler, IndexSampler, MixtureSampler, NoSharding, ShardOptions
+from millstream.core.randomness import generator
 from millstream.loader.pipeline import locator
-from millstream.randomness import generator
 from support.draw.orders import balanced, mixtures, orders, records_at
 
 PLAIN = orders() | orders(rows=True) | mixtures() | mixtures(rows=True)

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource, tree
-from millstream.columnar import ColumnarRecords
+from millstream import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
+from millstream.core import tree
+from millstream.core.columnar import ColumnarRecords
 from millstream.errors import StackError
 from millstream.transforms.batching.stack import stack
 from support.draw.elements_of_all_kinds import Pair

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
 from millstream.dataset import MapDataset
 from millstream.sources import ConcatenatedDataSource, InMemoryDataSource, RangeDataSource
 from millstream.transforms.batching.stack import stack

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream
-from millstream.segments import Segments
+from millstream.core.segments import Segments
 from millstream.transforms import FirstFitPack, Pack, PackAndBatchOperation
 from millstream.transforms.batching.stack import stack
 from millstream.transforms.packing.rows import RowFormat

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer, named_arguments
-from millstream.columnar import Allocate
-from millstream.segments import Segments
+from millstream.core.checks import as_integer, named_arguments
+from millstream.core.columnar import Allocate
+from millstream.core.segments import Segments
 from millstream.transforms.batching.pad_to import PaddedFeatures
 from millstream.transforms.grouping import CountingGroup, GroupId, GroupingOperation, Prepared
 

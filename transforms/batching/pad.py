@@ -6,9 +6,9 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
-from millstream.checks import as_integer
-from millstream.columnar import Allocate
+from millstream.core import tree
+from millstream.core.checks import as_integer
+from millstream.core.columnar import Allocate
 from millstream.transforms.batch import PaddedBatch
 from millstream.transforms.batching.stack import stack
 
@@ -17,7 +17,7 @@ def pad(batch: Any, num_real: int, size: int, allocate: Allocate = np.empty) -> 
     """Returns the first rows of a batch followed by padding, and the mask that tells them apart.
 
     Args:
-        batch: a result of `stack`: a structure, as in `millstream.tree`, of None and of arrays with at least one row.
+        batch: a result of `stack`: a structure of None and of arrays with at least one row.
         num_real: the number of rows that are elements: all of the batch, or 0 if it is only a template.
         size: the number of rows of the padded batch.
         allocate: allocates each array; arrays of objects have their own memory.

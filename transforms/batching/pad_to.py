@@ -6,8 +6,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import named_arguments
-from millstream.columnar import Allocate
+from millstream.core.checks import named_arguments
+from millstream.core.columnar import Allocate
 from millstream.transforms.base import Map
 from millstream.transforms.batching.stack import stack
 from millstream.transforms.packing.rows import RowFormat

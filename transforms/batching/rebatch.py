@@ -7,11 +7,11 @@ from typing import Any, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
-from millstream.checks import as_flag, as_integer, named_arguments
-from millstream.columnar import Allocate
+from millstream.core import tree
+from millstream.core.checks import as_flag, as_integer, named_arguments
+from millstream.core.columnar import Allocate
+from millstream.core.segments import Segments
 from millstream.errors import StackError
-from millstream.segments import Segments
 from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared
 from millstream.transforms.packing.split_groups import SplitGroup
 

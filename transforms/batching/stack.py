@@ -12,7 +12,7 @@
     dict or other mapping                        dict
     list, tuple, named tuple, dataclass          the same; subclasses of list and tuple become list and tuple
 
-Structures are those of `millstream.tree`. All elements are traversed together, which is 2 to 10 times as fast.
+Structures are those of `millstream.core.tree`. All elements are traversed together, which is 2 to 10 times as fast.
 
 Nothing is converted silently. A leaf has the same type, shape and dtype in all elements, a mapping the same keys, a
 list the same length. NumPy strips NUL characters from the ends of strings, so if any string ends in one, all become
@@ -33,8 +33,8 @@ from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
-from millstream import tree
-from millstream.columnar import Allocate, ColumnarRecords, any_flipped, copy_images, stack_objects, stack_texts
+from millstream.core import tree
+from millstream.core.columnar import Allocate, ColumnarRecords, any_flipped, copy_images, stack_objects, stack_texts
 from millstream.errors import StackError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, as_integer_or_none, as_overflow, named_arguments
-from millstream.columnar import Allocate
-from millstream.randomness import as_seed
-from millstream.segments import Segments
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none, as_overflow, named_arguments
+from millstream.core.columnar import Allocate
+from millstream.core.randomness import as_seed
+from millstream.core.segments import Segments
 from millstream.transforms.grouping import GroupId, GroupingOperation, OpenGroup, Prepared, lengths_of
 from millstream.transforms.packing.rows import Document, RowFormat
 

@@ -8,13 +8,13 @@ from typing import Any, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_flag, as_integer, named_arguments
-from millstream.columnar import Allocate
-from millstream.segments import Segments
+from millstream.core.checks import as_flag, as_integer, named_arguments
+from millstream.core.columnar import Allocate
+from millstream.core.segments import Segments
+from millstream.core.warn import warn
 from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, lengths_of
 from millstream.transforms.packing.rows import TOKENS_TOGETHER, RowFormat
 from millstream.transforms.packing.split_groups import SplitGroup, WholeRowGroup, whole_row_segments
-from millstream.warn import warn
 
 
 class BOSHandling(enum.Enum):

@@ -5,9 +5,9 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from millstream.checks import named_arguments
-from millstream.columnar import Allocate
-from millstream.segments import Segments
+from millstream.core.checks import named_arguments
+from millstream.core.columnar import Allocate
+from millstream.core.segments import Segments
 from millstream.transforms.grouping import Prepared, lengths_of
 from millstream.transforms.packing.rows import RowFormat
 from millstream.transforms.transformation import Transformation

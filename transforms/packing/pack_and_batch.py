@@ -6,10 +6,10 @@ from typing import Any, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream import tree
-from millstream.checks import named_arguments
-from millstream.columnar import Allocate
-from millstream.segments import Segments
+from millstream.core import tree
+from millstream.core.checks import named_arguments
+from millstream.core.columnar import Allocate
+from millstream.core.segments import Segments
 from millstream.transforms.grouping import GroupId, GroupingOperation, Prepared, lengths_of
 from millstream.transforms.packing.bins import Bins
 from millstream.transforms.packing.first_fit import FirstFitPack

@@ -7,7 +7,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.columnar import Allocate
+from millstream.core.columnar import Allocate
 
 Array = NDArray[Any]
 

@@ -9,10 +9,10 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
-from millstream.columnar import Allocate, ColumnarRecords
+from millstream.core.checks import as_integer
+from millstream.core.columnar import Allocate, ColumnarRecords
+from millstream.core.segments import Segments
 from millstream.errors import StackError
-from millstream.segments import Segments
 from millstream.transforms.packing.row_arrays import SegmentLayout
 
 Array = NDArray[Any]

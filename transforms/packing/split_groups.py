@@ -17,7 +17,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.segments import Segments
+from millstream.core.segments import Segments
 from millstream.transforms.grouping import OpenGroup
 
 

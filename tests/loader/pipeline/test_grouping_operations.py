@@ -27,7 +27,7 @@ from millstream import (
     TokenBudgetBatch,
     WindowShuffle,
 )
-from millstream.randomness import OF_GROUPS, generator
+from millstream.core.randomness import OF_GROUPS, generator
 from millstream.transforms import Transformation
 from millstream.transforms.grouping import GroupId, GroupingOperation
 from support.draw.random_groupings import GROUPINGS, ROW, Document, Label, Rows, grouping_pipelines

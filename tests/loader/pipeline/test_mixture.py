@@ -29,8 +29,8 @@ from millstream import (
     RecordMetadata,
     ShardOptions,
 )
+from millstream.core.randomness import derive_seed
 from millstream.loader.threads.reader_threads import THREAD_NAME
-from millstream.randomness import derive_seed
 from millstream.transforms import Transformation
 from support.laws import INLINE, assert_shards_agree
 

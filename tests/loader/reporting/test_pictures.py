@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies
 
 import millstream
-from millstream.html_fragments import card, document, figure, proportions
+from millstream.core.html_fragments import card, document, figure, proportions
 from millstream.loader.reporting.snapshot import Location
 from millstream.loader.reporting.summary import render_loader, render_text
 from support.documents.html_pages import Page

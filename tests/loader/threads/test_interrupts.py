@@ -23,10 +23,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import millstream
+from millstream.core.signals import SignalSafeLock
 from millstream.loader.monitoring import served_pipelines, server
 from millstream.loader.monitoring.client import query
 from millstream.loader.threads import local_calls, shared_threads
-from millstream.signals import SignalSafeLock
 from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
 from support.faults.interrupted import interrupt_at

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import Hdf5DataSource
 from support.faults.memory_limits import measured_peak

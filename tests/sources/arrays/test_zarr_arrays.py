@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import ZarrDataSource
 from support.files.record_files import write_zarr

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import TfdsDataSource
 from millstream.sources.records.tfds_splits import Split, ranges_of

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import millstream
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
 from millstream.errors import DataSourceError, StackError
 from millstream.sources import ConcatenatedDataSource, HuggingFaceDataSource, InMemoryDataSource
 from millstream.transforms.batching.stack import stack

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from millstream.columnar import ColumnarRecords
+from millstream.core.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import LanceDataSource
 from support.files.record_files import every_record

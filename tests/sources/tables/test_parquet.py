@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream import tree
-from millstream.columnar import ColumnarRecords
+from millstream.core import tree
+from millstream.core.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import FileCache, ParquetDataSource
 from millstream.sources.remote import object_stores

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, RandomMapTransform
+from millstream.core.randomness import derive_seed
 from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
-from millstream.randomness import derive_seed
 from support.oracle import chains as oracle
 from support.oracle.chains import Oracle
 

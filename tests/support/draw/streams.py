@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from millstream import DatasetIterator, IterDataset, ReadOptions
+from millstream.core.randomness import generator
 from millstream.dataset import (
     CacheIterDataset,
     InterleaveIterDataset,
@@ -17,7 +18,6 @@ from millstream.dataset import (
     RepeatIterDataset,
     ZipIterDataset,
 )
-from millstream.randomness import generator
 from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, Rebatch, Transformation, WindowShuffle
 from support.draw.chains import Draw, KeepSome, Mark, Split, chains, mark_position, total
 from support.oracle.groupings import PLAIN, Element, part_index

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from millstream import IndexSampler
-from millstream.randomness import generator
+from millstream.core.randomness import generator
 from millstream.samplers.permutation import permute_one
 
 Element = Any

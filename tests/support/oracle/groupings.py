@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.randomness import OF_GROUPS, derive_seed, generator
+from millstream.core.randomness import OF_GROUPS, derive_seed, generator
 from millstream.transforms import (
     BestFitPack,
     BucketBatch,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.randomness import derive_seed, generator
+from millstream.core.randomness import derive_seed, generator
 from millstream.samplers import IndexSampler
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, PaddedBatch, RandomMap, Transformation

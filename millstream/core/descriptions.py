@@ -118,7 +118,7 @@ class Rendered:
         return ()
 
     def _repr_html_(self) -> str:
-        from millstream import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
+        from millstream.core import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
         bars = [html_fragments.proportions(shares, caption) for caption, shares in self._card_bars()]
         title = described(self, with_defaults=False)

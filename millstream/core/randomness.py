@@ -23,8 +23,8 @@ from typing import Any, NoReturn, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.checks import as_integer
-from millstream.philox_state import at_streams
+from millstream.core.checks import as_integer
+from millstream.core.philox_state import at_streams
 
 Words = NDArray[np.uint64]
 

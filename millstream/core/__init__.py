@@ -1,0 +1,1 @@
+"""Modules that every part of the library may use."""
