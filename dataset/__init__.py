@@ -11,7 +11,8 @@ chain.py             compiles a straight chain to a loader's pipeline, and opens
                      with workers that stay warm
 chain_iterator.py    iterates over a MapDataset; engine_iterator.py: the base of iterators that run a loader's
 fed_iterator.py      applies operations to another stream; drawing.py: draws many of its elements in one call
-stream_mixing.py     streams in proportions; mixed_reading.py reads those with random access as one dataset
+stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those
+                     with random access as one dataset
 options.py           the options of an entire chain
 
 grain_compat/        the other names of `millstream.experimental`: more datasets, and functions for a user's own

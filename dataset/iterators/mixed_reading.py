@@ -11,7 +11,7 @@ stream takes over at that position.
 import dataclasses
 import functools
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.chain_iterator import checked_maps
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
+from millstream.dataset.iterators.mixed_iterator import MixedIterator
 from millstream.dataset.iterators.running import Running, WarmWorkers
 from millstream.dataset.map_dataset import dataset_of, node_of
 from millstream.dataset.nodes.element_nodes import Batched, Mapped, MappedAtRandom, MappedWithIndex
@@ -35,9 +36,6 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation
 from millstream.transforms.of_chains import AbsentElement, SeededRandomMap
-
-if TYPE_CHECKING:
-    from millstream.dataset.stream_mixing import MixedIterator
 
 
 def straight_node(dataset: IterDataset[Any]) -> Node | None:
@@ -158,7 +156,7 @@ class MixtureIterator(EngineIterator):
     def __init__(
         self,
         fed: FedIterator,
-        stream: "MixedIterator",
+        stream: MixedIterator,
         mixed: Mixed,
         operations: Sequence[Transformation],
         running: Running,
