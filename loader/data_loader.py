@@ -251,7 +251,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
                 loader._begin(self)  # noqa: SLF001  (of this class)
                 with loader, contextlib.closing(iter(loader)) as batches:
                     # Registered here, too, so that closing this loader closes the iterator.
-                    self._execution.insight.iterators[id(batches)] = batches
+                    self._execution.insight.begin_epoch(batches, loader._plan)  # noqa: SLF001  (of this class)
                     try:
                         yield number, batches
                     finally:

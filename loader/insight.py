@@ -73,6 +73,7 @@ class Insight:
         # The measurements between which rates are computed. They move on once more batches are timed.
         self._window: tuple[Measurements | None, Measurements | None] = None, None
         self._counter: ComponentCounter | None = None
+        self._epoch_counters: weakref.WeakKeyDictionary[Measured, ComponentCounter] = weakref.WeakKeyDictionary()
         self._description: LoaderSnapshot | None = None
         self.iterators: weakref.WeakValueDictionary[int, Measured] = weakref.WeakValueDictionary()
         self.streams: Callable[[], Sequence[tuple[str, Insight]]] = tuple
@@ -88,6 +89,8 @@ class Insight:
         return dataclasses.replace(joined(own, below), source=first.source, order=first.order)
 
     def _own_snapshot(self) -> "LoaderSnapshot":
+        from millstream.loader.reporting.snapshot import Location  # noqa: PLC0415  (lazy, as above)
+
         if self._description is None:
             from millstream.loader.snapshot_of_loader import description_of  # noqa: PLC0415  (lazy: for views only)
 
@@ -97,6 +100,14 @@ class Insight:
             dataclasses.replace(stage, seconds=seconds[stage.label], structure=self._structures.get(stage.label))
             for stage in self._description.stages
         )
+        if not self._workers.num_workers:
+            # Quick calls run in the trainer's thread, although it has others.
+            stages = tuple(
+                dataclasses.replace(stage, location=Location.TRAINER)
+                if self.profiler.is_run_by_consumer(stage.label)
+                else stage
+                for stage in stages
+            )
         return dataclasses.replace(self._description, measured=measured, stages=stages)
 
     def draws_from(self) -> "Sequence[tuple[str, Insight]]":
@@ -212,6 +223,8 @@ class Insight:
         beginning = profiler.last_position or (0, epoch_of(plan, plan.beginning))
         step, epoch = living[-1].delivered_position() if living else beginning
         self._counter = self._counter or ComponentCounter(plan)
+        if living:
+            self._counter = self._epoch_counters.get(living[-1], self._counter)
         measured = Measurements(
             batches=profiler.outputs,
             timed_batches=profiler.timed_outputs,
@@ -220,6 +233,7 @@ class Insight:
             trainer_seconds=seconds[CONSUMER],
             batch_bytes=profiler.output_bytes,
             core_seconds=profiler.core_seconds or None,
+            delay_seconds=profiler.delay_seconds,
             deaths=profiler.deaths,
             stalls=profiler.stalls,
             waits=tuple(profiler.waits.copy()),
@@ -230,6 +244,13 @@ class Insight:
             components=self._counter.before(step),
         )
         return measured, seconds
+
+    def begin_epoch(self, iterator: "Measured", plan: Plan) -> None:
+        """Adds the iterator of an epoch, which counts components in its own order, after those counted so far."""
+        from millstream.loader.snapshot_of_loader import ComponentCounter  # noqa: PLC0415  (lazy, as above)
+
+        self._epoch_counters[iterator] = ComponentCounter(plan, self._measured()[0].components)
+        self.iterators[id(iterator)] = iterator
 
     def _check_random_access(self, verb: str) -> None:
         if self._front.is_fed:

@@ -61,7 +61,8 @@ class Inspectable:
         `loader/records_per_second`. Of the last 1,000 waits:
         `loader/wait_seconds_p50` and `loader/wait_seconds_p99`. Of the newest iterator: `loader/step`, `loader/epoch`
         if the order has epochs, and, for each component of a mixture in a 1:1 pipeline, its records in all global
-        batches before that step, `loader/component_records/web`. If the mixture is one of packed rows, these are rows,
+        batches before that step, `loader/component_records/web`. With `epochs(n)`, those of the epochs that this loader
+        has run before are added. If the mixture is one of packed rows, these are rows,
         and `loader/component_tokens/web` are their tokens. Also `loader/workers` and `loader/batch_bytes`.
 
         Args:

@@ -69,7 +69,7 @@ class Lineage:
             raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
         if not 0 <= step < shard.block_limit:
             raise IndexError(f"step must be between 0 and {shard.block_limit - 1}, the last batch, got {step}.")
-        origins = _in_neutral_thread(functools.partial(self._plan.locate, step, step + 1))
+        origins = _in_neutral_thread(functools.partial(self._plan.lookups.locate, step, step + 1))
         if step == shard.partition.whole_blocks:
             is_used = origins.position < shard.partition.tail.start + shard.tail_records
             return origins.record_key[is_used]

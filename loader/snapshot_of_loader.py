@@ -66,11 +66,16 @@ def description_of(
 
 @final
 class ComponentCounter:
-    """Counts the elements of each component of a plan's mixture before a step. Each call continues the previous one."""
+    """Counts the elements of each component of a plan's mixture before a step. Each call continues the previous one.
 
-    def __init__(self, plan: Plan) -> None:
+    Args:
+        earlier: the counts of epochs before this plan's, which are added; () for none.
+    """
+
+    def __init__(self, plan: Plan, earlier: tuple[ComponentSnapshot, ...] = ()) -> None:
         order, self._partition = plan.pipeline.order, plan.partition
         self._order = order if plan.one_to_one and is_mixed(order) else None
+        self._earlier = {component.name: component for component in earlier}
         self._last: tuple[Sequence[int], Sequence[int | None]] = (), ()
 
     def before(self, step: int) -> tuple[ComponentSnapshot, ...]:
@@ -88,7 +93,11 @@ class ComponentCounter:
             for sampler, own, start, stop in zip(order.samplers, counted, begun, drawn, strict=True)
         ]
         self._last = drawn, tokens
-        return tuple(map(ComponentSnapshot, map(str, order.names), drawn, tokens))
+        return tuple(map(self._with_earlier, map(str, order.names), drawn, tokens))
+
+    def _with_earlier(self, name: str, records: int, tokens: int | None) -> ComponentSnapshot:
+        _, before, tokens_before = self._earlier.get(name, (name, 0, 0))
+        return ComponentSnapshot(name, before + records, None if tokens is None else (tokens_before or 0) + tokens)
 
 
 def _one_by_one(source: object) -> str:

@@ -8,7 +8,10 @@ Guarantees:
     * A stage costs less than a microsecond per block, so the profiler is always on.
 """
 
+import contextlib
 import functools
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Times: TypeAlias = Sequence[Any]
-"""The seconds of all stages in order, followed by the processor time, and by the costs if they are measured."""
+"""The seconds of all stages in order, the processor time, the time without a core, and the costs if measured."""
 
 HAND_OVER = "hand-over"
 NEXT = "next"
@@ -32,6 +35,8 @@ CONSUMER = "consumer"
 
 MAX_EVENTS = 200
 MAX_WAITS = 1_000
+DELAY_SECONDS = 1.0
+"""The time between two measurements of the time without a core, which read a file per thread."""
 
 
 class Event(NamedTuple):
@@ -53,7 +58,10 @@ class Profiler:
         timed_outputs: the number of these when it last asked for more. The seconds cover them, and no later ones.
         first_seconds: the seconds that it waited for the first outputs of all passes.
         output_bytes: the estimated size of the very first output; None before.
-        core_seconds: the processor time of worker processes. It is less than their working time if they waited.
+        core_seconds: the processor time of worker processes, except while the consumer waited for a first output. It
+            is less than their working time if they waited.
+        delay_seconds: the time that their threads were ready to run and had no core, measured once a second. 0 on
+            systems that do not report it.
         deaths: the number of worker processes that died.
         stalls: the number of reported stalls.
         events: the most recent deaths and stalls.
@@ -72,8 +80,12 @@ class Profiler:
         self.timed_outputs = 0
         self.first_seconds = 0.0
         self.output_bytes: int | None = None
-        self.core_seconds = 0.0
+        self.core_seconds = self.delay_seconds = 0.0
         self._cores_since = time.process_time()
+        self._delays_at, self._delays_since = time.perf_counter(), 0.0
+        self._cores_before_wait = self._delays_before_wait = 0.0
+        self._consumer: int | None = None
+        self._consumer_seconds = dict.fromkeys(self._names, 0.0)
         self.deaths = 0
         self.stalls = 0
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
@@ -108,6 +120,8 @@ class Profiler:
             finally:
                 stop = time.perf_counter()
                 self._seconds[stage] += stop - start
+                if threading.get_ident() == self._consumer:
+                    self._consumer_seconds[stage] += stop - start
                 if recorder is not None:
                     recorder.record_stage(stage, start, stop, arguments)
 
@@ -134,6 +148,8 @@ class Profiler:
     def returned(self, left_at: float | None, now: float) -> None:
         """Records that the consumer asks for outputs, after the time away since it left."""
         self.timed_outputs = self.outputs
+        self._consumer = threading.get_ident()
+        self._cores_before_wait, self._delays_before_wait = self.core_seconds, self.delay_seconds
         if left_at is not None:
             self._seconds[CONSUMER] += now - left_at
         if self.recorder is not None:
@@ -148,6 +164,7 @@ class Profiler:
             self.recorder.record_trainer(STARTS if is_first else WAITS, start, stop)
         if is_first:
             self.first_seconds += stop - start
+            self.core_seconds, self.delay_seconds = self._cores_before_wait, self._delays_before_wait
         else:
             self.waits.append(stop - start)
         if self.on_wait is not None:
@@ -160,6 +177,7 @@ class Profiler:
 
         `left_at` is the end of the wait before, if any, and `total` the number of all waits so far.
         """
+        self._consumer = threading.get_ident()
         seconds = [stop - start for start, stop in waits]
         self._seconds[NEXT] += sum(seconds)
         self._seconds[CONSUMER] += waits[-1][1] - (waits[0][0] if left_at is None else left_at) - sum(seconds)
@@ -211,19 +229,48 @@ class Profiler:
     def read(self) -> dict[str, float]:
         return dict(self._seconds)
 
+    def is_run_by_consumer(self, stage: str) -> bool:
+        """Returns True if the consumer's thread has spent more time in a stage than all other threads together."""
+        return 2 * self._consumer_seconds[stage] > self._seconds[stage]
+
     def take(self) -> tuple[Any, ...]:
         """Returns the seconds of all stages in order, the processor time and any costs, and resets them."""
         taken, self._seconds = self._seconds, dict.fromkeys(self._names, 0.0)
         now = time.process_time()
         since, self._cores_since = self._cores_since, now
-        return *taken.values(), now - since, *([] if self.costs is None else [self.costs.take()])
+        costs = [] if self.costs is None else [self.costs.take()]
+        return *taken.values(), now - since, self._take_delay(), *costs
+
+    def _take_delay(self) -> float:
+        """Returns the time without a core since the previous measurement, or 0 if that is less than a second ago."""
+        now = time.perf_counter()
+        if now - self._delays_at < DELAY_SECONDS:
+            return 0.0
+        since, self._delays_at, self._delays_since = self._delays_since, now, _delay_seconds()
+        # The time of a thread that has ended is no longer reported.
+        return max(0.0, self._delays_since - since)
 
     def add_all(self, seconds: Times) -> None:
         """Adds the result of `take` in another process with the same pipeline."""
         if self.costs is not None:
             *seconds, costs = seconds
             self.costs.merge(costs)
-        *stages, with_core = seconds
+        *stages, with_core, without_core = seconds
         for stage, spent in zip(self._names, stages, strict=True):
             self.add(stage, spent)
         self.core_seconds += with_core
+        self.delay_seconds += without_core
+
+
+def _delay_seconds() -> float:
+    """Returns the time that all threads of this process were ready to run and had no core, as far as Linux reports it.
+
+    Source: Documentation/scheduler/sched-stats.rst of Linux.
+    """
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # Without pathlib, which a worker would have to import before its first batch.
+        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
+            with open(f"/proc/self/task/{thread}/schedstat", encoding="ascii") as file:  # noqa: PTH123
+                total += int(file.read().split()[1])
+    return total / 1e9

@@ -25,6 +25,7 @@ from millstream.loader.operations.substitutes import KeyCycle, with_substitutes
 from millstream.loader.pipeline.arguments import check_balance, first_dynamic
 from millstream.loader.pipeline.calls import Blocks, Fed, Group, Request, Rest
 from millstream.loader.pipeline.failing_records import ErrorLog, without_failures
+from millstream.loader.pipeline.locator import Locator
 from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
 from millstream.loader.pipeline.outputs import Cursor, Position
 from millstream.loader.pipeline.packing import max_batches
@@ -142,6 +143,11 @@ class Plan:
 
     def locate(self, start: int, stop: int, shard: int = 0) -> Origins:
         return self.shards[shard].locator.locate(start, stop)
+
+    @functools.cached_property
+    def lookups(self) -> Locator:
+        """The locator of the first logical shard for lookups by people, which take no time of the pipeline."""
+        return Locator(self.pipeline.order, self.partition, lambda locate: locate)
 
     def make(
         self, request: Request, allocate: Allocate, prepare_blocks: Callable[[int, int, int], Elements] | None = None

@@ -26,6 +26,9 @@ LOW_UTILIZATION = 0.5
 TARGET_UTILIZATION = 0.7
 """Utilization of the workers that are recommended. The remainder is a reserve for slow batches."""
 
+QUICK_SECONDS = 0.001
+"""A batch that takes less time gains nothing from worker processes, because its transfer takes as long."""
+
 MAX_GROWTH = 4
 """Largest factor by which advice raises the number of threads, actors, or workers beyond the cores, in one step."""
 
@@ -141,7 +144,7 @@ def _slow_reads(snapshot: LoaderSnapshot) -> Advice:
     if _reads_one_by_one(snapshot):
         kind, finding = "batched_reads", f"{finding}, one record at a time"
         remedies.append(_getitems_remedy(snapshot))
-    if snapshot.num_workers:
+    if snapshot.num_workers or (slowest.location is Location.TRAINER and snapshot.num_threads):
         remedies.append(_capitalized(_workers_remedy(snapshot)))
     elif slowest.location is Location.TRAINER:
         kind, finding = "read_ahead", f"{finding}, and nothing is prefetched"
@@ -197,20 +200,32 @@ def _workers_remedy(snapshot: LoaderSnapshot) -> str:
     """Returns a sentence, without a capital, with the number of workers to use on this machine, or another remedy."""
     if snapshot.front.is_on_cluster:
         return _actors_remedy(snapshot)
+    each = snapshot.pipeline_seconds / max(1, snapshot.measured.batches)
+    if not snapshot.num_workers and each < QUICK_SECONDS:
+        cause = f"each takes {seconds_text(each)}, less than its transfer from a worker process"
+        return f"use larger batches, or make this stage cheaper: {cause}."
     cores, needed = snapshot.num_cores, _needed_cores(snapshot)
-    machine = f"this machine has {count_text(cores, 'core')}"
     if snapshot.num_workers >= cores:
-        used = snapshot.used_cores
-        if used is None or used >= TARGET_UTILIZATION * cores:
-            return f"make this stage cheaper, or move work to the device: {machine}, all in use."
-        more = snapshot.front.workers.format(_workers_for_waiting(snapshot, used))
-        waits = f"the workers wait themselves, and use {used:.1f} of the {count_text(cores, 'core')} of this machine"
-        return f"use {more} to shorten the waits: {waits}."
+        return _full_machine_remedy(snapshot)
+    machine = f"this machine has {count_text(cores, 'core')}"
     if needed <= cores:
         return f"use {snapshot.front.workers.format(max(needed, snapshot.num_workers + 1))} to hide it; {machine}."
     if cores == 1:
         return f"make this stage cheaper, or move work to the device: {machine}."
     return f"use {snapshot.front.workers.format(cores)} to shorten the waits; {machine}."
+
+
+def _full_machine_remedy(snapshot: LoaderSnapshot) -> str:
+    """Returns the remedy, as above, if there are as many workers as cores."""
+    used, cores = snapshot.used_cores, count_text(snapshot.num_cores, "core")
+    enough = TARGET_UTILIZATION * snapshot.num_cores
+    if used is None or used >= enough:
+        return f"make this stage cheaper, or move work to the device: this machine has {cores}, all in use."
+    have = f"{used:.1f} of the {cores} of this machine"
+    if used + snapshot.missing_cores >= enough:
+        return f"make this stage cheaper, or end other programs: the workers have {have}, and wait for more."
+    more = snapshot.front.workers.format(_workers_for_waiting(snapshot, used))
+    return f"use {more} to shorten the waits: the workers wait themselves, and use {have}."
 
 
 def _workers_for_waiting(snapshot: LoaderSnapshot, used: float) -> int:

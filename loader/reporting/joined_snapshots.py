@@ -72,6 +72,7 @@ def _trouble(snapshots: Sequence[LoaderSnapshot]) -> dict[str, Any]:
         "deaths": sum(one.deaths for one in measured),
         "stalls": sum(one.stalls for one in measured),
         "core_seconds": sum(one.core_seconds or 0.0 for one in measured) or None,
+        "delay_seconds": sum(one.delay_seconds for one in measured),
     }
 
 

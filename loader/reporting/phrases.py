@@ -120,7 +120,7 @@ def stages_by_location(snapshot: LoaderSnapshot) -> Iterator[tuple[str, list[Sta
 
 
 def is_measured(snapshot: LoaderSnapshot) -> bool:
-    """Returns True if stages have durations. Before a batch, these are those of lookups such as `record_keys(step)`."""
+    """Returns True if there are batches, and durations of stages."""
     return snapshot.measured.batches > 0 and snapshot.pipeline_seconds > 0
 
 

@@ -125,7 +125,9 @@ class Measurements:
         wait_seconds: the seconds of waiting for all other batches, or of computing them in the trainer's thread.
         trainer_seconds: the seconds that the trainer spent between two batches.
         batch_bytes: the estimated size of the first batch; None before it.
-        core_seconds: the seconds in which worker processes used a core; None if they were not measured.
+        core_seconds: the seconds in which worker processes used a core, except during waits for first batches; None if
+            they were not measured.
+        delay_seconds: the seconds in which threads of these processes were ready to run and had no core.
         waits: the seconds of the last waits, except those for first batches, up to 1,000.
         records: the number of records in the batches delivered; None if the pipeline is not 1:1.
         step: the step of the newest iterator.
@@ -142,6 +144,7 @@ class Measurements:
     deaths: int = 0
     stalls: int = 0
     core_seconds: float | None = None
+    delay_seconds: float = 0.0
     waits: tuple[float, ...] = ()
     records: int | None = None
     errors: int = 0
@@ -205,10 +208,14 @@ class LoaderSnapshot:
     @property
     def used_cores(self) -> float | None:
         """The average number of cores that the workers used; None if it was not measured."""
-        if self.measured.core_seconds is None or not self.worker_seconds:
+        if self.measured.core_seconds is None or not self.measured.seconds:
             return None
-        share = min(1.0, self.measured.core_seconds / self.worker_seconds)
-        return share * min(self.busy_share, 1.0) * self.num_workers
+        return self.measured.core_seconds / self.measured.seconds
+
+    @property
+    def missing_cores(self) -> float:
+        """The average number of threads of workers that were ready to run and had no core."""
+        return self.measured.delay_seconds / self.measured.seconds if self.measured.seconds else 0.0
 
     def share(self, stage: StageSnapshot) -> float:
         """Returns the share of the stages' seconds that one stage took, 0 … 1."""

@@ -1,6 +1,9 @@
 """Each advice comes where its numbers call for it, with these numbers, and stays away where they do not."""
 
 import re
+import resource
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +97,28 @@ RUNS: dict[str, tuple[LoaderSnapshot, dict[str, str]]] = {
     "workers that sleep or wait for a store": (
         waiting_run(workers=4, core_seconds=4.0),
         {"bottleneck": "worker_count=16 to shorten the waits: the workers wait themselves"},
+    ),
+    "workers whose 16 threads wait for one lock": (
+        waiting_run(augment=160.0, workers=4, core_seconds=38.0),
+        {"bottleneck": "all in use"},
+    ),
+    "workers without cores, which other programs use": (
+        waiting_run(workers=4, core_seconds=8.0, delay_seconds=25.0),
+        {"bottleneck": "or end other programs: the workers have 0.8 of the 4 cores of this machine, and wait for more"},
+    ),
+    "batches that are quicker than their transfer": (
+        run_of(augment=0.05, waits=0.06, trains=0.0),
+        {
+            "waiting": "too little compute",
+            "bottleneck": "Use larger batches, or make this stage cheaper: each takes 500",
+        },
+    ),
+    "quick reads in the trainer's thread, which has others": (
+        with_stage(run_of(read=0.05, waits=0.06, trains=0.0), "read", location=Location.TRAINER),
+        {
+            "waiting": "too little compute",
+            "bottleneck": "Reading takes 100 % of the pipeline's time. Use larger batches",
+        },
     ),
     "workers that sleep at times": (waiting_run(workers=4, core_seconds=14.0), {"bottleneck": "worker_count=11"}),
     "idle workers and waits": (
@@ -344,3 +369,45 @@ def test_the_cores_that_workers_use_are_measured() -> None:
     assert snapshot.pipeline_seconds >= 8.0
     assert snapshot.measured.core_seconds is not None
     assert 0.0 < snapshot.measured.core_seconds < 0.7 * snapshot.pipeline_seconds
+
+
+def computed(number: int) -> int:
+    for _ in range(20_000):
+        number = (number * 31 + 7) % 1_000_003
+    return number
+
+
+def test_threads_are_not_counted_as_cores() -> None:
+    """Workers whose threads compute one at a time use the cores that the system says, however many threads wait."""
+    with millstream.load(range(400), num_epochs=1, transformations=[computed], batch_size=8, worker_count=1) as loader:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        with iter(loader) as batches:
+            assert len(list(batches)) == 50
+        used, seconds = loader.insight.snapshot().used_cores, loader.insight.snapshot().measured.seconds
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used is not None
+    # The rest of the workers' time was their start, and what they computed before the first batch.
+    assert 0.3 * spent < used * seconds < spent
+
+
+@pytest.mark.parametrize("rounds", [0, 20_000])
+def test_a_stage_is_where_its_calls_ran(rounds: int) -> None:
+    """The thread that spends more time in an operation is the one that the summary names, the trainer's or others."""
+    spent = dict.fromkeys((Location.TRAINER, Location.THREADS), 0.0)
+    trainer = threading.get_ident()
+
+    def work(number: int) -> int:
+        start = time.perf_counter()
+        for _ in range(rounds):
+            number = (number * 31 + 7) % 1_000_003
+        where = Location.TRAINER if threading.get_ident() == trainer else Location.THREADS
+        spent[where] += time.perf_counter() - start
+        return number
+
+    with millstream.load(range(4_000 if not rounds else 64), num_epochs=1, transformations=[work]) as loader:
+        assert len(list(loader)) == (4_000 if not rounds else 64)
+        stage = next(stage for stage in loader.insight.snapshot().stages if "work" in stage.label)
+    assert stage.location is max(spent, key=spent.__getitem__)
+    # Slow calls always run in threads.
+    assert not rounds or stage.location is Location.THREADS

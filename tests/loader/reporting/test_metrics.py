@@ -111,6 +111,37 @@ def test_the_position_stays_when_its_iterator_is_gone(on_device: bool) -> None:
         assert after["loader/component_records/web"] == 3 * stop
 
 
+def test_components_of_all_epochs_are_counted() -> None:
+    """At every batch of every epoch, the records of a component are those of the batches so far, which never fall."""
+    parts = {"web": list(range(40)), "books": list(range(100, 140))}
+    orders = {name: millstream.IndexSampler(40, num_epochs=1) for name in parts}
+    sampler = millstream.MixtureSampler(orders, {"web": 1, "books": 1}, changes=[(60, {"web": 3, "books": 1})])
+    source = millstream.ConcatenatedDataSource(parts)
+    loader = millstream.DataLoader(data_source=source, sampler=sampler, operations=[millstream.Batch(4)])
+    seen = {"web": 0, "books": 0}
+    for epoch, batches in loader.epochs(3):
+        for batch in batches:
+            seen["web"] += int((batch < 100).sum())
+            seen["books"] += int((batch >= 100).sum())
+            metrics = loader.metrics()
+            counted = {name: metrics[f"loader/component_records/{name}"] for name in seen}
+            assert counted == seen
+            if epoch == 1 and batches.step == 7:
+                break
+        assert {name: loader.metrics()[f"loader/component_records/{name}"] for name in seen} == seen
+
+
+def test_lookups_take_no_time_of_the_pipeline() -> None:
+    """Finding the records of steps is no work of training: no stage gets its time, and no advice speaks of it."""
+    loader = millstream.load(range(10_000), shuffle=True, seed=0, batch_size=16)
+    with iter(loader) as batches:
+        next(batches)
+    before = loader.profile()["keys"]
+    for step in range(0, 10_000, 100):
+        loader.record_keys(step)
+    assert loader.profile()["keys"] == before
+
+
 def test_components_of_a_mixture_are_counted() -> None:
     """Metrics, page, summary and text have the records of each component before the step, as `composition` counts."""
     loader = millstream.load(

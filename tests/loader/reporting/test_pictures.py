@@ -73,15 +73,6 @@ def test_the_slowest_stage_is_marked_once_there_is_one() -> None:
     assert "The trainer waited 75 % of the time." in Page(render_loader(snapshot, with_advice=True)).text
 
 
-def test_lookups_before_the_first_batch_are_no_stage() -> None:
-    """Finding the records of a step takes time that is not the pipeline's: nothing is slowest before a batch."""
-    loader = millstream.load(range(64), shuffle=True, seed=0, batch_size=4)
-    assert len(loader.record_keys(3)) == 4
-    assert loader.profile()["keys"] > 0
-    for text in (repr(loader), str(loader.summary()), Page(loader._repr_html_()).text):
-        assert "slowest" not in text
-
-
 def test_a_mixture_shows_its_sizes_and_its_changes_of_weights() -> None:
     """Names, shares and the position of each change are in the sampler's text and in all views of the loader.
 
