@@ -17,8 +17,8 @@ LOCATED_RECORDS: Final = 15_360
 _MAX_BREADTH: Final = 8
 """Maximum factor by which the number of located records grows with the number of sources."""
 
-_SMALLEST_RUN: Final = 16
-"""Smallest number of consecutive records that starts locating in advance, because fewer may be all that is read."""
+_READ_FIRST: Final = 16
+"""The number of neighbouring records that are read before others are located in advance: fewer may be all."""
 
 
 @final
@@ -42,7 +42,8 @@ class Blocks:
             return None
         # Each source has its own permutation, whose cost does not depend on the number of positions.
         records = LOCATED_RECORDS * min(node.breadth, _MAX_BREADTH)
-        return ChunkCache(self._locate, max(1, records // node.width), node.length)
+        size = max(1, records // node.width)
+        return ChunkCache(self._locate, size, node.length, begin=-(-_READ_FIRST // node.width))
 
     def at(self, position: SupportsIndex) -> Any:
         return self._node.at(as_position(position))
@@ -60,7 +61,7 @@ class Blocks:
         """Returns a located chunk and the row of the first position in it; None if it does not contain all of them."""
         size = len(positions)
         ahead = self._ahead
-        if ahead is None or size * self._node.width < _SMALLEST_RUN:
+        if ahead is None or not size:
             return None
         if not isinstance(positions, np.ndarray) or positions.dtype != np.int64 or positions.ndim != 1:
             return None
@@ -68,7 +69,7 @@ class Blocks:
         stop = start + size
         if not 0 <= start < stop <= self._node.length or positions.tobytes() != np.arange(start, stop).tobytes():
             return None
-        first, chunk = ahead.chunk_of(start)
+        first, chunk = ahead.chunk_of(start, size)
         return None if chunk is None or stop > first + ahead.size else (chunk, start - first)
 
     def _locate(self, start: int, stop: int) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class Spec:
     held: int = 0
     default: int = 0
     swapped: bool = False
+    records: int = 30
 
     @property
     def reading(self) -> millstream.ReadOptions:
@@ -79,14 +81,14 @@ class Spec:
 
     @property
     def sampler(self) -> millstream.IndexSampler:
-        return millstream.IndexSampler(30, shuffle=True, seed=self.seed, num_epochs=self.epochs)
+        return millstream.IndexSampler(self.records, shuffle=True, seed=self.seed, num_epochs=self.epochs)
 
     def loader(self, *after: Any, **options: Any) -> Any:
-        arguments = {"data_source": range(30), "sampler": self.sampler, "read_options": self.reading, **options}
+        arguments = {"data_source": range(self.records), "sampler": self.sampler, "read_options": self.reading, **options}
         return iter(millstream.DataLoader(operations=[*self.operations, *after], **arguments))
 
     def mapped(self) -> MapDataset[Any]:
-        dataset: MapDataset[Any] = MapDataset.range(30).shuffle(seed=self.seed)
+        dataset: MapDataset[Any] = MapDataset.range(self.records).shuffle(seed=self.seed)
         for operation in self.operations:
             dataset = dataset.map(operation)
         return dataset
@@ -235,6 +237,47 @@ def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest
 def taken(iterator: Iterator[Any], count: int) -> list[Any]:
     elements = itertools.islice(iterator, count)
     return [comparable(np.asarray(element) if isinstance(element, jax.Array) else element) for element in elements]
+
+
+IN_USE = ["batches", "filter", "logical shards", "sparse", "mix", "mix by name", "zip"]
+IN_USE += ["after a filtered mixture", "loader on the device", "chain on the device", "elastic"]
+
+
+@pytest.mark.parametrize("name", IN_USE)
+def test_a_state_of_another_thread_is_of_one_moment(name: str) -> None:
+    """Wherever `get_state` is interrupted by calls of `next`, the batch at its step follows, or it refuses as in use.
+
+    A thread may lose the interpreter at any call.
+    """
+    build, spec = PIPELINES[name], Spec(records=6000)
+    with build(spec) as iterator:
+        expected = taken(iterator, 1000)
+    with build(spec) as iterator, build(spec) as resumed:
+        number, num_calls = 0, 1
+        while number < num_calls:
+            num_calls = 0
+
+            def switch(_frame: Any, event: str, _arg: Any, number: int = number) -> None:
+                nonlocal num_calls
+                num_calls += event in ("call", "c_return")
+                if num_calls > number:
+                    sys.setprofile(None)
+                    taken(iterator, 5)
+
+            taken(iterator, 1)
+            state = None
+            sys.setprofile(switch)
+            try:
+                state = iterator.get_state()
+            except ValueError as error:
+                assert "is in use" in str(error)  # noqa: PT017  (most calls raise nothing)
+            finally:
+                sys.setprofile(None)
+            if state is not None:
+                resumed.set_state(state)
+                step = resumed.step
+                assert taken(resumed, 1) == expected[step : step + 1]
+            number += 1 + number // 8
 
 
 STREAMS: list[tuple[str, Callable[[], IterDataset[Any]], Callable[[], IterDataset[Any]]]] = [
