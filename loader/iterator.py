@@ -256,7 +256,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         self._alone(self._begin)
 
     def get_state(self) -> bytes:
-        """Returns the position as a few hundred bytes of JSON, in microseconds. No thread or process is involved."""
+        """Returns the position as about a kilobyte of JSON, in microseconds. No thread or process is involved."""
         return self.loader_state().encode()
 
     def set_state(self, state: bytes, *, allow: Collection[str] = (), strict: bool = False) -> None:
@@ -270,8 +270,9 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
 
         Args:
             state: a result of `get_state`.
-            allow: differences to accept: any of "operations", "sampler", "source", "global_batch", or paths within
-                them, such as "operations[0].size". Another global batch must divide the saved position.
+            allow: differences to accept: any of "operations", "sampler", "source", "global_batch", "on_error", and
+                "stream" of a chain, or paths within them, such as "operations[0].size". Another global batch must
+                divide the saved position.
             strict: True to refuse the state if content has changed, too.
 
         Raises:

@@ -4,6 +4,9 @@ import itertools
 from collections.abc import Sequence
 from typing import ClassVar
 
+BEFORE = "before "
+"""The beginning of the path of an operation that the library inserts."""
+
 
 class Transformation:
     """An operation of a pipeline: a Map, RandomMap, MapWithIndex, Filter, FlatMap or Batch. Subclass one of these.
@@ -42,4 +45,4 @@ def numbers_of(operations: Sequence[Transformation]) -> tuple[int, ...]:
 def paths_of(operations: Sequence[Transformation]) -> tuple[str, ...]:
     """Returns the path of each operation in the user's list; of an inserted one, the path that it precedes."""
     numbered = zip(numbers_of(operations), operations, strict=True)
-    return tuple(f"{'before ' * operation.is_between}operations[{number}]" for number, operation in numbered)
+    return tuple(f"{BEFORE * operation.is_between}operations[{number}]" for number, operation in numbered)

@@ -1,5 +1,6 @@
 """An iterator whose position is shared by all shards, so that a state fits any number of shards."""
 
+from collections.abc import Collection
 from typing import Any, NoReturn, SupportsIndex, final
 
 from millstream.core.checks import as_options
@@ -8,7 +9,7 @@ from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import lower
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.compatibility import accept_content
+from millstream.loader.checkpoints.compatibility import accept
 from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
 from millstream.loader.execution import Execution
 from millstream.loader.measuring.front import ELASTIC
@@ -91,11 +92,12 @@ class ElasticIterator(EngineIterator):
         index = self._inner.step * self._global_batch
         return sealed(_KIND, {"global_next_index": index, "dataset": self._identity, "content": self._content})
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state of any shard, of any number of shards and workers.
 
         Args:
             state: a result of `get_state`, also after a round trip through JSON.
+            allow: intended differences to accept: "source", which is the dataset, or paths within.
             strict: True to refuse the state if code or objects of the dataset have changed, too.
 
         Raises:
@@ -105,12 +107,9 @@ class ElasticIterator(EngineIterator):
         self._check_open()
         checks = {"global_next_index": is_number, "dataset": is_anything, "content": is_dict}
         checked = unsealed(state, _KIND, checks)
-        if checked["dataset"] != self._identity:
-            raise CheckpointError(
-                f"The state belongs to another dataset: saved {checked['dataset']!r}, here {self._identity!r}. Build "
-                "it as it was."
-            )
-        accept_content(checked["content"], self._content, strict=strict)
+        saved, here = checked["content"], self._content
+        content = tuple({f"source.{name}": text for name, text in texts.items()} for texts in (saved, here))
+        accept(({"source": checked["dataset"]}, {"source": self._identity}), content, allow, strict=strict)
         index = checked["global_next_index"]
         if index % self._global_batch:
             raise CheckpointError(

@@ -47,13 +47,13 @@ class ReadIterator(EngineIterator):
         self._running = running
         # True to raise AbsentElement for a missing element instead of skipping it.
         self.raises_absent = running.shared.raises_absent
-        limits, first = running.limits, () if leaf.allow_nones else (DropAbsent(),)
-        if running.tolerance is not None:
+        limits, tolerance = running.limits, running.tolerance
+        operations = tuple(operations)
+        dropping = operations if leaf.allow_nones else (DropAbsent(), *operations)
+        self._sparse = described = Pipeline(leaf.map_dataset, order, order, dropping, NoSharding(), limits, tolerance)
+        if tolerance is not None:
             # Elements that fail are dropped, whether or not others may be missing.
-            first = (KeepAll(), *first)
-        self._sparse = Pipeline(
-            leaf.map_dataset, order, order, (*first, *operations), NoSharding(), limits, running.tolerance
-        )
+            self._sparse = dataclasses.replace(described, operations=(KeepAll(), *dropping))
         # The last brief state and its step: a join saves those of all streams below, of which few have moved.
         self._brief = -1, ""
         # The pipeline to display: with the operations of the MapDataset one by one, if possible.
@@ -61,15 +61,18 @@ class ReadIterator(EngineIterator):
         # True if there is a dense plan, which is 1:1. If it were not, the sparse one would cost no more.
         self._has_dense = False
         maps: Sequence[Transformation] = ()
-        if not node.is_sparse and not leaf.allow_nones and running.tolerance is None:
+        if not node.is_sparse and not leaf.allow_nones:
             source, own_order, maps = lower(leaf.map_dataset, node)
-            self._whole = Pipeline(
-                source, own_order, own_order, (*checked_maps(maps), *operations), NoSharding(), limits
-            )
-            self._has_dense = first_dynamic(operations) is None
+            mapped = (*checked_maps(maps), *operations)
+            whole = Pipeline(source, own_order, own_order, mapped, NoSharding(), limits, tolerance)
+            is_dense = first_dynamic(operations) is None
+            described = whole if is_dense else described
+            if tolerance is None:
+                self._whole, self._has_dense = whole, is_dense
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
         self._is_dense = self._has_dense and running.shared.shared_workers is None
-        self._fingerprint = fingerprint_of_pipeline(self._whole if self._has_dense else self._sparse)
+        # The same with `on_error="skip"` and without, so that a run that failed may resume with it.
+        self._fingerprint = fingerprint_of_pipeline(described)
         kind, pipeline = ("dense", self._whole) if self._is_dense else ("sparse", self._sparse)
         if self._is_dense and self.raises_absent:
             checked = tuple(checked_maps((*maps, *operations)))
@@ -113,7 +116,7 @@ class ReadIterator(EngineIterator):
 
         Args:
             state: a result of `get_state`.
-            allow: intended differences to accept: any of "operations" and "source".
+            allow: intended differences to accept, as in `DataLoaderIterator.set_state`.
             strict: True to refuse the state also if the code of the chain has changed.
         """
         self._check_open()

@@ -1,16 +1,16 @@
 """The iterator of an IterDataset: a position in a stream that can be queried, saved and restored."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, final
 
 from millstream.core.closing import Closing
 from millstream.dataset.arguments import only_parent
-from millstream.dataset.iterators.brief_states import strictly
+from millstream.dataset.iterators.brief_states import accepting
 from millstream.errors import CheckpointError
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
-from millstream.loader.checkpoints.compatibility import accept_content
+from millstream.loader.checkpoints.compatibility import accept
 from millstream.loader.checkpoints.description import Description
 from millstream.loader.checkpoints.envelope import is_dict, is_number, sealed, unsealed
 from millstream.loader.insight import Insight
@@ -210,22 +210,18 @@ class CountedIterator(DatasetIterator[Any]):
     def get_state(self) -> dict[str, Any]:
         return sealed(_COUNTED, {"count": self._count, **self._described})
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         self._check_open()
-        checked = unsealed(state, _COUNTED, {"count": is_number, "words": is_dict, "content": is_dict})
-        here = self._described
-        if checked["words"] != here["words"]:
-            raise CheckpointError(
-                f"The state belongs to another stream: saved {checked['words']}, here {here['words']}."
-            )
-        with strictly(strict=strict) as is_strict:
-            accept_content(checked["content"], here["content"], strict=is_strict)
+        saved = unsealed(state, _COUNTED, {"count": is_number, "words": is_dict, "content": is_dict})
+        identity, content = ((saved[name], self._described[name]) for name in ("words", "content"))
+        with accepting(allow, strict=strict) as accepted:
+            accept(identity, content, accepted.allow, strict=accepted.strict)
         before = self._count
-        self._restart(checked["count"])
-        if self._count < checked["count"]:
+        self._restart(saved["count"])
+        if self._count < saved["count"]:
             there, self._has_failed = self._count, True
             self._count = before
-            raise CheckpointError(f"The state is after {checked['count']} elements of {self.name}, which has {there}.")
+            raise CheckpointError(f"The state is after {saved['count']} elements of {self.name}, which has {there}.")
 
     def _restart(self, count: int) -> None:
         self._has_failed = True

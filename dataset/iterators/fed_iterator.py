@@ -1,5 +1,6 @@
 """The iterator of operations after a stream: they run in threads and processes, but the stream runs in one thread."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -8,7 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream.dataset.iterators.brief_states import strictly
+from millstream.dataset.iterators.brief_states import accepting
 from millstream.dataset.iterators.chain_iterator import decoded
 from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
@@ -28,7 +29,7 @@ from millstream.loader.pipeline.outputs import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.feed import Feed
-from millstream.loader.state_of_plan import state_at, stream_of
+from millstream.loader.state_of_plan import fingerprint_of_pipeline, state_at, stream_of
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import KeepAll
@@ -64,16 +65,18 @@ class FedIterator(EngineIterator):
     ) -> None:
         super().__init__(stream)
         order = InOrder(None, None)
+        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), running.limits, running.tolerance)
+        # The same with `on_error="skip"` and without, so that a run that failed may resume with it.
+        fingerprint = fingerprint_of_pipeline(pipeline)
         if running.tolerance is not None:
             # No other record can be read instead: an element that fails is dropped.
-            operations = (KeepAll(), *operations)
-        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), running.limits, running.tolerance)
+            pipeline = dataclasses.replace(pipeline, operations=(KeepAll(), *operations))
         self.block = Plan(pipeline).partition.global_block
         self._feed = Feed(_Drawing(stream), self.block)
         self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
         self._execution.insight.streams = functools.partial(insights_below, stream)
-        self.description = stream_of(self._execution.plan)
+        self.description = stream_of(self._execution.plan, fingerprint)
         self._inner = self._execution.begin(self.description)
         # The saved state of the stream that the last state contains, and its canonical JSON.
         self._saved: tuple[Any, str] = None, ""
@@ -103,14 +106,15 @@ class FedIterator(EngineIterator):
 
         Args:
             state: a result of `get_state`.
-            allow: intended differences of the operations after the stream to accept: "operations", or paths within.
+            allow: intended differences to accept: "operations", "stream", or paths within, as in
+                `DataLoaderIterator.set_state`. They hold for the stream, too.
             strict: True to refuse the state also if their content, or that of the stream, has changed.
         """
         self._check_open()
         state = unsealed(state, _KIND, {"block": is_number, "made": is_dict, "stream": is_anything})
         before, saved = self._inner.get_state(), decoded(state["made"])
-        with strictly(strict=strict) as is_strict:
-            self._inner.set_state(saved.encode(), allow=allow, strict=is_strict)
+        with accepting(allow, strict=strict) as accepted:
+            self._inner.set_state(saved.encode(), allow=accepted.allow, strict=accepted.strict)
             try:
                 self._check_block(state["block"], saved)
                 self._feed.restore(state["block"], state["stream"])

@@ -8,11 +8,11 @@ then again. A stream is a function, so they are the same.
 import abc
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from millstream.core.signals import interrupts
-from millstream.dataset.iterators.brief_states import strictly
+from millstream.dataset.iterators.brief_states import accepting
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.join_insight import JoinInsight, insights_of
 from millstream.loader.checkpoints.checkpointable import Exclusive
@@ -230,9 +230,9 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self._alone(self._recover)
         return self._state()
 
-    def set_state(self, state: dict[str, Any], *, strict: bool = False) -> None:
-        """Moves to a position. With `strict`, changed code or content of the datasets below refuses the state."""
-        with strictly(strict=strict):
+    def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
+        """Moves to a position. `allow` and `strict` hold for the datasets below."""
+        with accepting(allow, strict=strict):
             self._go(functools.partial(self._move, state))
 
     def _go(self, move: Callable[[], None]) -> None:

@@ -14,9 +14,13 @@ from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.code_digests import CODE
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
+from millstream.transforms.transformation import BEFORE
 
-ALLOWABLE = ("global_batch", "operations", "sampler", "source")
-"""The names of what can differ on purpose. A path within one, such as `operations[0].size`, accepts less."""
+ALLOWABLE = ("global_batch", "on_error", "operations", "sampler", "source", "stream")
+"""The names of what can differ on purpose. A path within one, such as `operations[0].size`, accepts less.
+
+A `stream` is what a chain of iterators begins with.
+"""
 
 MAX_PATHS = 4
 """If more paths differ, the error advises to allow whole parts of the pipeline."""
@@ -51,11 +55,7 @@ def resumption(
         CheckpointError: the streams differ. The message names every difference, both values and the remedy.
         ValueError: `allow` names something else.
     """
-    if isinstance(allow, str) or not all(isinstance(path, str) and _root_of(path) in ALLOWABLE for path in allow):
-        raise ValueError(
-            f"allow must be a collection of names out of {', '.join(ALLOWABLE)}, or of paths within them, such as "
-            f'"operations[0].size", got {allow!r}.'
-        )
+    check_allow(allow)
     reached = max(cursor.position for cursor in saved.cursors)
     if saved.stream is not here.stream:  # Otherwise there is nothing to compare.
         saved = saved._replace(stream=saved.stream.before(reached))
@@ -63,9 +63,7 @@ def resumption(
     changes = [change for change in _content_changes(saved.stream, here.stream) if not _is_allowed(change.path, allow)]
     differences = [*_differences(saved, here), *(changes if strict else [])]
     refused = [difference for difference in differences if not _is_allowed(difference.path, allow)]
-    if refused:
-        listed = "".join(f"\n  {difference.text}" for difference in refused)
-        raise CheckpointError(f"The state belongs to another stream:{listed}\n{_advice(refused, allow)}")
+    _refuse(refused, allow)
     cursors = []
     for now, cursor in zip(here.cursors, _cursors_for(saved, here), strict=True):
         skip = (0,) * len(now.skip) if saved.stream.one_to_one else cursor.skip
@@ -83,15 +81,35 @@ def warn_of_changes(changes: Collection[str]) -> None:
     )
 
 
-def accept_content(before: Mapping[str, str], after: Mapping[str, str], *, strict: bool) -> None:
-    """Logs the differences between the contents of two streams, or raises CheckpointError if it is strict."""
-    paths = sorted(before.keys() | after.keys(), key=_natural_order)
-    found = [_unequal(path, path, before.get(path), after.get(path)) for path in paths]
-    changes = [difference.text for each in found for difference in each]
-    if strict and changes:
-        raise CheckpointError("The state belongs to another stream:\n  " + "\n  ".join(changes))
+def accept(
+    identity: tuple[Mapping[str, str], Mapping[str, str]],
+    content: tuple[Mapping[str, str], Mapping[str, str]],
+    allow: Collection[str],
+    *,
+    strict: bool,
+) -> None:
+    """Compares two streams that are described by texts alone, the saved one first, as `resumption` does."""
+    check_allow(allow)
+    differences, changes = (
+        [
+            difference
+            for path in sorted(saved.keys() | here.keys(), key=_natural_order)
+            if not _is_allowed(path, allow)
+            for difference in _unequal(path, path, saved.get(path), here.get(path))
+        ]
+        for saved, here in (identity, content)
+    )
+    _refuse([*differences, *(changes if strict else [])], allow)
     if changes:
-        warn_of_changes(changes)
+        warn_of_changes([change.text for change in changes])
+
+
+def check_allow(allow: Collection[str]) -> None:
+    if isinstance(allow, str) or not all(isinstance(path, str) and _root_of(path) in ALLOWABLE for path in allow):
+        raise ValueError(
+            f"allow must be a collection of names out of {', '.join(ALLOWABLE)}, or of paths within them, such as "
+            f'"operations[0].size", got {allow!r}.'
+        )
 
 
 class _Difference(NamedTuple):
@@ -115,7 +133,8 @@ def _differences(saved: LoaderState, here: LoaderState) -> Iterator[_Difference]
         else:
             yield from _shard_differences(then, now)
             # With nothing to skip, any pipeline can begin at the saved position: that is the user's choice.
-            allowed_by = "operations" if then.one_to_one else None
+            has_other_errors = identity.get("on_error") != own.get("on_error")
+            allowed_by = ("on_error" if has_other_errors else "operations") if then.one_to_one else None
             yield from _unequal(allowed_by, "one_to_one", then.one_to_one, now.one_to_one)
     if not then.one_to_one:
         before, after = (len(state.cursors[0].skip) for state in (saved, here))
@@ -225,9 +244,16 @@ def _unequal(path: str | None, label: str, saved: object, here: object, reason: 
         yield _Difference(path, f"{label}: saved {before}, here {now}{reason}")
 
 
+def _refuse(refused: Sequence[_Difference], allow: Collection[str]) -> None:
+    """Raises CheckpointError if there is any difference that is not allowed."""
+    if refused:
+        listed = "".join(f"\n  {difference.text}" for difference in refused)
+        raise CheckpointError(f"The state belongs to another stream:{listed}\n{_advice(refused, allow)}")
+
+
 def _advice(refused: Sequence[_Difference], allow: Collection[str]) -> str:
     advice = "Build the loader as it was when the state was saved"
-    known = {difference.path for difference in refused if difference.path is not None}
+    known = {difference.path.removeprefix(BEFORE) for difference in refused if difference.path is not None}
     if any(difference.path is None for difference in refused):
         return f"{advice}: allow={{...}} cannot accept this."
     if len(known) > MAX_PATHS:
@@ -241,6 +267,7 @@ def _is_allowed(path: str | None, allow: Collection[str]) -> bool:
     """Returns True if a path, or a path that contains it, is named in `allow`."""
     if path is None or not allow:
         return False
+    path = path.removeprefix(BEFORE)
     return any(path == name or (path.startswith(name) and path[len(name)] in ".[(") for name in allow)
 
 

@@ -1,4 +1,4 @@
-"""The state of a loader: a stream and a position in it, as a few hundred bytes of JSON; combined of several shards.
+"""The state of a loader: a stream and a position in it, as about a kilobyte of JSON; combined of several shards.
 
 The text is canonical (sorted keys, no white space) and includes its CRC. It may come back with other white space or
 another order of keys, because users store it inside their own JSON. Any other difference is refused. A state describes

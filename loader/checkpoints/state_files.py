@@ -30,10 +30,12 @@ def restore_state(iterator: Any, folder: Any, *, allow: Collection[str] = (), st
 
     A loader resumes from the states of any number of processes, a dataset from the state that this process saved.
     The iterator is unchanged by a CheckpointError: a state is missing, unreadable, or of another stream; or the states
-    of another number of processes differ in step. Only states that are bytes have `allow` and `strict`.
+    of another number of processes differ in step.
     """
     if not iterator.states_are_bytes:
-        iterator.set_state(_read_own_state(folder))
+        # A user's own iterator may have neither.
+        options = {name: value for name, value in (("allow", allow), ("strict", strict)) if value}
+        iterator.set_state(_read_own_state(folder), **options)
         return
     states = read_states(folder)
     if len(states) == 1:

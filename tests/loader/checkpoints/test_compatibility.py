@@ -254,6 +254,6 @@ def test_a_path_accepts_what_is_below_it_and_nothing_else() -> None:
 @pytest.mark.parametrize("allow", [{"seed"}, ["operations", "shards"], "operations", {"Sampler"}, {""}])
 def test_an_unknown_name_in_allow_is_an_error(allow: Any) -> None:
     """A misspelt name is an error that lists the valid ones, whether or not anything differs."""
-    with pytest.raises(ValueError, match="global_batch, operations, sampler, source") as caught:
+    with pytest.raises(ValueError, match="global_batch, on_error, operations, sampler, source, stream") as caught:
         resumption(STATE, STATE, allow)
     assert not isinstance(caught.value, CheckpointError)

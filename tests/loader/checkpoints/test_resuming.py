@@ -1,9 +1,11 @@
 """An oracle of resuming: for every kind of pipeline and every kind of change, what must happen."""
 
+import ast
 import dataclasses
 import itertools
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -84,7 +86,8 @@ class Spec:
         return millstream.IndexSampler(self.records, shuffle=True, seed=self.seed, num_epochs=self.epochs)
 
     def loader(self, *after: Any, **options: Any) -> Any:
-        arguments = {"data_source": range(self.records), "sampler": self.sampler, "read_options": self.reading, **options}
+        source = range(self.records)
+        arguments = {"data_source": source, "sampler": self.sampler, "read_options": self.reading, **options}
         return iter(millstream.DataLoader(operations=[*self.operations, *after], **arguments))
 
     def mapped(self) -> MapDataset[Any]:
@@ -197,13 +200,13 @@ NONE: list[dict[str, Any]] = [{}, {"threads": 2}, {"epochs": 3}]
 def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Identity is an error that leaves the iterator as it was; content a warning by name; all else is silent.
 
-    With strict=True, content is an error, too.
+    With strict=True, content is an error, too. The differences that an error advises to allow are accepted.
     """
     caplog.set_level(logging.WARNING, "millstream")
     build, spec = PIPELINES[name], Spec()
     with build(spec) as saved:
         taken(saved, 3)
-        state = saved.get_state()
+        state, saved_step = saved.get_state(), saved.step
         rest = taken(saved, 2)
     state = state if isinstance(state, bytes) else json.loads(json.dumps(state))
     for change in IDENTITY:
@@ -212,17 +215,23 @@ def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest
         with build(dataclasses.replace(spec, **change)) as changed:
             taken(changed, 1)
             before = changed.get_state()
-            with pytest.raises(CheckpointError):
+            with pytest.raises(CheckpointError) as refused:
                 changed.set_state(state)
             assert changed.get_state() == before
+            if name not in ("repeat", "cache"):  # These compute the elements before the position again.
+                changed.set_state(state, allow=advised(refused.value))
+                assert changed.step == saved_step
     caplog.clear()
     for content, word in [*CONTENT, *[(change, "") for change in NONE]]:
         with build(dataclasses.replace(spec, **content)) as resumed:
             before = taken(resumed, 1) and resumed.get_state()
             if word:
-                with pytest.raises(CheckpointError):
+                with pytest.raises(CheckpointError) as refused:
                     resumed.set_state(state, strict=True)
                 assert resumed.get_state() == before
+                assert not caplog.records
+                resumed.set_state(state, strict=True, allow=advised(refused.value))
+                assert taken(resumed, 2) == rest
                 assert not caplog.records
             resumed.set_state(state)
             assert taken(resumed, 2) == rest
@@ -237,6 +246,100 @@ def test_each_change_is_refused_or_reported_or_nothing(name: str, caplog: pytest
 def taken(iterator: Iterator[Any], count: int) -> list[Any]:
     elements = itertools.islice(iterator, count)
     return [comparable(np.asarray(element) if isinstance(element, jax.Array) else element) for element in elements]
+
+
+def advised(error: CheckpointError) -> Any:
+    """Returns the value of `allow` in the text of an error."""
+    found = re.search(r"allow=(\{\"[^}]*\})", str(error))
+    assert found is not None, error
+    return ast.literal_eval(found[1])
+
+
+def checked(number: int) -> int:
+    if number == 13:
+        raise ValueError(number)
+    return int(number)
+
+
+def skipping(dataset: IterDataset[Any]) -> IterDataset[Any]:
+    return experimental.WithOptionsIterDataset(dataset, experimental.DatasetOptions(on_error="skip"))
+
+
+def loaded(operations: list[Any], **options: Any) -> Any:
+    return millstream.load(range(30), transformations=operations, **options)
+
+
+def corpora(weight: int) -> Any:
+    return millstream.load({"a": range(9), "b": range(9)}, weights={"a": 1, "b": weight}, batch_size=3)
+
+
+def checked_stream() -> IterDataset[Any]:
+    return MapDataset.range(30).map(checked).to_iter_dataset()
+
+
+FILTERED = [checked, Filter(thirds)]
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "on_error": (
+        lambda: loaded([checked]),
+        lambda: loaded([checked], on_error="skip"),
+    ),
+    "on_error, filtered": (
+        lambda: loaded(FILTERED),
+        lambda: loaded(FILTERED, on_error="skip"),
+    ),
+    "on_error, dense chain": (checked_stream, lambda: skipping(checked_stream())),
+    "on_error, sparse chain": (
+        lambda: checked_stream().filter(thirds),
+        lambda: skipping(checked_stream().filter(thirds)),
+    ),
+    "on_error, mixture": (
+        lambda: IterDataset.mix([checked_stream(), checked_stream()]),
+        lambda: skipping(IterDataset.mix([checked_stream(), checked_stream()])),
+    ),
+    "another kind of operation": (lambda: loaded([]), lambda: loaded([abs])),
+    "batch size": (lambda: millstream.load(range(60), batch_size=4), lambda: millstream.load(range(60), batch_size=2)),
+    "source": (lambda: loaded([]), lambda: millstream.load(range(31))),
+    "weights": (lambda: corpora(1), lambda: corpora(2)),
+    "class of the sampler": (
+        lambda: loaded([]),
+        lambda: millstream.DataLoader(
+            data_source=range(30), sampler=HierarchicalSampler([10] * 3, window_units=2, seed=0)
+        ),
+    ),
+    "filter": (lambda: loaded([]), lambda: loaded([Filter(thirds)])),
+    "stream": (lambda: OwnStream(Spec()), lambda: IterDataset.source(range(30, 60))),
+    "operations after a stream": (
+        lambda: IterDataset.source(range(60)).map(abs),
+        lambda: IterDataset.source(range(60)).map(abs).filter(thirds),
+    ),
+}
+
+
+@pytest.mark.parametrize("is_reversed", [False, True], ids=["", "back"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_error_advises_to_allow_is_accepted(kind: str, *, is_reversed: bool) -> None:
+    """For each kind of difference, in both directions, unless the error says that nothing can accept it."""
+    with iter(KINDS[kind][is_reversed]()) as saved, iter(KINDS[kind][not is_reversed]()) as here:
+        taken(saved, 4)
+        state = saved.get_state()
+        with pytest.raises(CheckpointError) as refused:
+            here.set_state(state)
+        if is_reversed and "cannot accept this" in str(refused.value):
+            assert kind in ("filter", "operations after a stream")
+            return
+        here.set_state(state, allow=advised(refused.value))
+        assert here.step == saved.step or kind == "batch size"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.startswith("on_error")])
+def test_a_run_that_died_at_a_record_resumes_without_it(kind: str) -> None:
+    """With on_error="skip", from the state before the error."""
+    failing, here = (iter(build()) for build in KINDS[kind])
+    with failing, here:
+        with pytest.raises(ValueError, match="13"):
+            taken(failing, 30)
+        here.set_state(failing.get_state(), allow={"on_error"})
+        assert ("int", 14) in taken(here, 3)
 
 
 IN_USE = ["batches", "filter", "logical shards", "sparse", "mix", "mix by name", "zip"]
