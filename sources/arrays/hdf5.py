@@ -70,7 +70,9 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     have several rows per chunk, the best order stays among a few chunks for a while, like that of
     `HierarchicalSampler`; `load(source, shuffle=True)` takes it by itself if not all rows fit into the cache.
 
-    Values have the dtypes of the datasets, in native byte order: NumPy scalars for datasets of one axis, else arrays.
+    Values have the dtypes of the datasets, in native byte order: NumPy scalars for datasets of one axis, else arrays. A
+    value that is an array of HDF5 is an array. Texts and bytes of variable length, such as encoded images, are `bytes`,
+    read by h5py one by one.
 
     Args:
         datasets: for each column, the path of a file (`~` is expanded), followed by the name of a dataset in it:
@@ -92,8 +94,9 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         DataSourceError: a file is not an HDF5 file, is damaged, or was cut short.
         TypeError: datasets that are not a mapping of names to paths.
         ValueError: no dataset matches a pattern; columns differ in their files, matches or numbers of rows; datasets of
-            a column differ in dtype or shape; a dataset has values of variable length, a filter that h5py lacks, or its
-            values in other files; a file is open for writing in this process.
+            a column differ in dtype or shape; a dataset has lists of variable length, references, a type without a
+            NumPy dtype, a filter that h5py lacks, or its values in other files; a file is open for writing in this
+            process.
 
     Reading raises DataSourceError, with the file and the record, for a damaged chunk, and for a file that was
     truncated, removed or changed since the source was constructed. At most 512 files stay open. While h5py has a file

@@ -15,7 +15,6 @@ from millstream.errors import DataSourceError
 from millstream.sources.arrays.hdf5_layout import DatasetLayout, FileSegment, h5py_module
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import LocalFile, RemoteFile, SpanReadError, open_stored
-from millstream.sources.storage.compression import inflated
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.raw_file import RawFile
 
@@ -23,6 +22,9 @@ _BLOCK_BYTES = 256 << 10
 """Bytes per request for the metadata of an object."""
 
 _CACHED_BLOCKS = 64
+
+_AS_BYTES = np.frompyfunc(bytes, 1, 1)
+"""Converts an array of values of variable length: h5py has them as bytes, or as arrays of uint8."""
 
 
 @final
@@ -63,7 +65,7 @@ class Hdf5File:
                 yield from (self._decode_by_h5py(layout, chunk) for chunk in chunks.tolist())
                 return
             spans = self._stored.begin(layout.starts[chunks].tolist(), layout.sizes[chunks].tolist())()
-            yield from (_decompressed(layout, span) for span in spans)
+            yield from map(layout.decompressed, spans)
         except SpanReadError:
             raise
         except Exception as error:
@@ -80,6 +82,8 @@ class Hdf5File:
         if dataset is None:
             dataset = self._datasets[layout.name] = self._file[layout.name]  # type: ignore[index]  # It is open.
         start = chunk * layout.rows_per_chunk
+        if layout.row_type.dtype.hasobject:
+            return np.asarray(_AS_BYTES(dataset[start : start + 1]))
         # h5py reads a single row in a third of the time of a slice.
         is_row = layout.rows_per_chunk == 1
         rows = np.asarray(dataset[start])[np.newaxis] if is_row else dataset[start : start + layout.rows_per_chunk]
@@ -87,13 +91,6 @@ class Hdf5File:
         if isinstance(self._stored, LocalFile) and self._stored.size() < self._size:
             raise EOFError("the file was cut short while it was open")
         return np.asarray(rows)
-
-
-def _decompressed(layout: DatasetLayout, span: bytes) -> NDArray[Any]:
-    content = inflated(span, layout.rows_per_chunk * layout.row_type.num_bytes)
-    if layout.shuffled > 1:  # All first bytes of the values, then all second bytes, …
-        content = np.frombuffer(content, np.uint8).reshape(layout.shuffled, -1).T.tobytes()
-    return np.frombuffer(content, layout.row_type.dtype).reshape(layout.rows_per_chunk, *layout.row_type.shape)
 
 
 def content_of(path: str, identity: FileIdentity) -> str | RawFile:
