@@ -6,10 +6,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset
+from millstream.dataset.map_dataset import dataset_of, node_of
+from millstream.dataset.nodes.blocks import Blocks
+from millstream.dataset.nodes.index_nodes import Shuffle
+from millstream.dataset.nodes.node import Positions
 
 NUM_STREAMS = 64
 
@@ -102,3 +107,60 @@ def test_one_element_of_a_join_calls_few_functions(
     with iter(join(chains(filtered=False, length=200))) as iterator:
         list(itertools.islice(iterator, 64))
         assert calls_of(lambda: list(itertools.islice(iterator, 1000))) < calls * 1000
+
+
+class CountedShuffle(Shuffle):
+    """A shuffle that counts how often positions are located, and how many."""
+
+    located: list[int]
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        self.located.append(len(positions))
+        return super().parent_positions(positions)
+
+
+def counted_shuffle(length: int) -> CountedShuffle:
+    node = CountedShuffle(node_of(MapDataset.range(length)), seed=0)
+    object.__setattr__(node, "located", [])
+    return node
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 15, 16, 64])
+@pytest.mark.parametrize("order", ["in order", "as threads finish", "two readers"])
+def test_small_blocks_are_located_in_advance(size: int, order: str) -> None:
+    """Blocks of any size that cover the positions are located together, whatever order neighbours are read in."""
+    node = counted_shuffle(6_000)
+    starts = list(range(0, 6_000 - size, size))
+    if order == "as threads finish":
+        starts = [start for group in range(0, len(starts), 7) for start in reversed(starts[group : group + 7])]
+    elif order == "two readers":
+        half = len(starts) // 2
+        starts = [start for pair in zip(starts, starts[half:], strict=False) for start in pair]
+    blocks = Blocks(node)
+    for start in starts:
+        found = list(blocks.block(np.arange(start, start + size)))
+        if start % 997 < size:
+            assert found == [node.at(position) for position in range(start, start + size)]
+    assert len(node.located) < 60
+
+
+def test_scattered_small_blocks_locate_no_more_than_they_read() -> None:
+    """A block far from all others is located alone, because nothing shows that its neighbours will be read."""
+    node = counted_shuffle(10**9)
+    blocks = Blocks(node)
+    for start in range(0, 10**9, 10**7):
+        blocks.block(np.arange(start, start + 4))
+    assert set(node.located) == {4}
+
+
+@pytest.mark.parametrize(("batch_size", "num_threads"), [(4, 0), (4, 16), (64, 16), (64, 64), (256, 32), (256, 64)])
+def test_threads_that_share_a_batch_do_not_locate_its_parts_one_by_one(batch_size: int, num_threads: int) -> None:
+    """Locating costs one large call for thousands of elements, whatever number of threads divides the batches."""
+    node = counted_shuffle(2_000)
+    dataset = dataset_of(node).map(str)
+    mixed = MapDataset.mix([dataset, MapDataset.range(2_000).map(str)])
+    with iter(mixed.to_iter_dataset(ReadOptions(num_threads)).batch(batch_size)) as batches:
+        num_elements = sum(len(batch) for batch in batches)
+    assert num_elements == 4_000
+    # A thread does not wait while another one locates.
+    assert len(node.located) < 100
