@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream import grain_kinds
-from millstream.core.checks import as_flag, as_integer, as_integer_or_none
+from millstream.core.checks import as_flag, as_integer_or_none
 from millstream.core.randomness import as_seed, derive_seed
 from millstream.dataset.arguments import (
     as_flat_map,
@@ -18,7 +18,7 @@ from millstream.dataset.arguments import (
     seed_for,
 )
 from millstream.dataset.chain_rendering import content_marks_of, extent_of, fingerprint_of, html_of, sketch_of, text_of
-from millstream.dataset.nodes.blocks import Blocks
+from millstream.dataset.nodes.blocks import Blocks, positions_within
 from millstream.dataset.nodes.element_nodes import (
     Batched,
     ElementNode,
@@ -28,7 +28,7 @@ from millstream.dataset.nodes.element_nodes import (
     MappedWithIndex,
     Split,
 )
-from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice
+from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice, Taken
 from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
@@ -211,7 +211,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
                 every epoch. Other maps are also called with positions beyond their length.
 
         Raises:
-            TypeError, ValueError: there are no datasets, or a pair in a list does not exist.
+            TypeError, ValueError: there are no datasets, or the map has no length or no pairs of integers.
+            IndexError: a pair in a list is not a dataset and a position in it.
 
         Examples:
             >>> numbers, letters = millstream.MapDataset.range(6), millstream.MapDataset.source(["a", "b"])
@@ -418,13 +419,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             >>> list(dataset.slice(slice(2, 8, 3))), list(dataset[-2:]), list(dataset.slice([5, 0, 5]))
             ([2, 5], [8, 9], [5, 0, 5])
         """
+        node = node_of(self)
         if not isinstance(rows, slice):
             if not isinstance(rows, Iterable):
                 raise TypeError(f"slice takes a slice, such as slice(0, 10), or a list of positions, got {rows!r}.")
-            last = len(self) - 1
-            pairs = [(0, as_integer(position, "A position", 0, last)) for position in rows]
-            return MapDataset.select_from_datasets([self], pairs)
-        node = node_of(self)
+            return self._with(Taken(node, positions_within(node.length, rows)))
         picked = range(node.length)[rows]
         if node.length == ENDLESS and picked and picked.step < 0:
             raise ValueError("An endless dataset cannot be read backwards: slice it before .repeat().")

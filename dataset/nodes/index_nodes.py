@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import functools
 import itertools
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,11 @@ from numpy.typing import NDArray
 
 from millstream.core.randomness import derive_seed
 from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
+from millstream.loader.checkpoints.description import Description
 from millstream.samplers.permutation import permute, permute_one
+
+_IDENTIFIED_TOGETHER = 1 << 16
+"""The number of positions whose checksum is computed together."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -177,6 +182,49 @@ class Slice(IndexNode):
         """Yields the rows. More epochs of an endless parent do not change them."""
         stop = "end" if self.length == ENDLESS else len(self.rows)
         yield f"Slice({self.rows.start} {self.rows.step} {stop} of {self.parent.length})"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Taken(IndexNode):
+    """Selects positions of each of the parent's epochs, in any order; they may repeat."""
+
+    rows: Positions
+
+    @functools.cached_property
+    def length(self) -> int:
+        return len(self.rows)
+
+    @functools.cached_property
+    def epoch_length(self) -> int:
+        return self.length
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        epochs, offsets = divided(positions, self.length)
+        return joined(epochs, self.parent.length, self.rows[offsets])
+
+    def parent_position(self, position: int) -> int:
+        epoch, offset = divided_one(position, self.length)
+        return epoch * self.parent.length + int(self.rows[offset])
+
+    @property
+    def text(self) -> str:
+        return f".slice({self.length} positions)"
+
+    def identities(self) -> Iterator[str]:
+        """Yields a CRC of all positions, however many: they are the order."""
+        return selected_identity(np.int64(0), self.rows)
+
+    def content(self) -> Description:
+        return Description()
+
+
+def selected_identity(numbers: Positions | np.int64, rows: Positions) -> Iterator[str]:
+    """Yields the identity of pairs of the number of a parent, or one number for all, and a position in it."""
+    crc = 0
+    for column in (np.broadcast_to(numbers, rows.shape), rows):
+        for start in range(0, len(rows), _IDENTIFIED_TOGETHER):
+            crc = zlib.crc32(np.ascontiguousarray(column[start : start + _IDENTIFIED_TOGETHER], "<i8"), crc)
+    yield f"Selected({len(rows)}#{crc:08x})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

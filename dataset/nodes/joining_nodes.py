@@ -5,17 +5,18 @@ import dataclasses
 import functools
 import itertools
 import operator
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.dataset.nodes.index_nodes import selected_identity
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
 from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+from millstream.samplers.order import by_number
 from millstream.sources import ConcatenatedDataSource
 
 
@@ -60,10 +61,8 @@ class JoiningNode(Node):
     def _split(self, positions: Positions) -> Iterator[tuple[Node, NDArray[np.intp], Positions]]:
         """Yields each parent with positions, the rows that belong to it, and their positions in it."""
         numbers, own = self.parents_at(positions)
-        for number, parent in enumerate(self.above):
-            rows = np.flatnonzero(numbers == number)
-            if len(rows):
-                yield parent, rows, own[rows]
+        for number, rows in by_number(numbers):
+            yield self.above[number], np.arange(len(own))[rows], own[rows]
 
     def locate(self, positions: Positions) -> Any:
         """Returns record keys; if parents compute elements, the rows and the located positions of each."""
@@ -163,52 +162,59 @@ class Selected(JoiningNode):
 
     selection: Any
 
-    @functools.cached_property
-    def length(self) -> int:
-        return len(self.selection)
-
-    @functools.cached_property
-    def looks_ahead(self) -> bool:
-        return self._table is not None and all(parent.looks_ahead for parent in self.above)
-
-    @functools.cached_property
-    def _table(self) -> NDArray[np.int64] | None:
-        """The pairs as two rows; None if they must be queried one by one."""
+    def __post_init__(self) -> None:
         if not isinstance(self.selection, (list, tuple, np.ndarray)):
-            return None
+            return
         table = np.asarray(self.selection)
         if table.size and (table.ndim != 2 or table.shape[1] != 2 or table.dtype.kind not in "iu"):
             raise ValueError(
                 f"selection_map must be pairs of integers, shape (n, 2), got dtype {table.dtype}, shape {table.shape}."
             )
-        return table.astype(np.int64).reshape(-1, 2).T
+        # A copy, because the caller may change the map later.
+        object.__setattr__(self, "selection", table.reshape(-1, 2).astype(np.int64, order="F"))
+        self._check(np.arange(len(self.selection)), *self.selection.T, self._lengths)
 
-    def __post_init__(self) -> None:
-        if self._table is not None:
-            for row, (number, own) in enumerate(self._table.T.tolist()):
-                self._check_pair(row, number, own)
+    @functools.cached_property
+    def length(self) -> int:
+        return len(self.selection)
+
+    @functools.cached_property
+    def _lengths(self) -> NDArray[np.int64]:
+        return np.array([parent.length for parent in self.above], np.int64)
+
+    @property
+    def _is_table(self) -> bool:
+        return isinstance(self.selection, np.ndarray)
+
+    @functools.cached_property
+    def looks_ahead(self) -> bool:
+        return self._is_table and all(parent.looks_ahead for parent in self.above)
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
-        if self._table is None:
-            pairs = [self._picked(position) for position in positions.tolist()]
-            numbers, own = np.array(pairs, np.int64).reshape(-1, 2).T
+        if not self._is_table:
+            pairs = [map(operator.index, self.selection[position]) for position in positions.tolist()]
+            numbers, own = np.array([tuple(pair) for pair in pairs], np.int64).reshape(-1, 2).T
+            # Any epoch of a dataset, but an empty one has none.
+            self._check(positions, numbers, own, np.where(self._lengths, ENDLESS, 0))
             return numbers, own
         epochs, offsets = divided(positions, self.length)
-        numbers, own = self._table[:, offsets]
-        lengths = np.array([parent.length for parent in self.above], np.int64)
-        return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * lengths[numbers]
+        numbers, own = self.selection[offsets].T
+        return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * self._lengths[numbers]
 
-    def _picked(self, position: int) -> tuple[int, int]:
-        number, own = map(operator.index, self.selection[position])
-        self._check_pair(position, number, own)
-        return number, own
-
-    def _check_pair(self, position: int, number: int, own: int) -> None:
-        if not 0 <= number < len(self.above) or own < 0:
-            raise IndexError(
-                f"selection_map[{position}] must be the number of a dataset, 0 to {len(self.above) - 1}, and a "
-                f"position in it, at least 0, got {(number, own)}."
-            )
+    def _check(self, positions: Positions, numbers: Positions, own: Positions, lengths: NDArray[np.int64]) -> None:
+        """Raises IndexError for the first pair that is not a dataset and a position below its length."""
+        exists = (numbers >= 0) & (numbers < len(lengths)) & (own >= 0)
+        exists[exists] = own[exists] < lengths[numbers[exists]]
+        if exists.all():
+            return
+        row = int(np.argmin(exists))
+        number, position = int(numbers[row]), int(own[row])
+        is_known = 0 <= number < len(lengths) and position >= 0
+        has = f", and datasets[{number}] has {self._lengths[number]} elements" if is_known else ""
+        raise IndexError(
+            f"selection_map[{positions[row]}] must be the number of a dataset, 0 to {len(lengths) - 1}, and a position "
+            f"in it, from 0 on, got {(number, position)}{has}."
+        )
 
     @property
     def text(self) -> str:
@@ -216,13 +222,10 @@ class Selected(JoiningNode):
 
     def identities(self) -> Iterator[str]:
         """Yields a CRC of all pairs of a table, however many: they are the order. Others are described."""
-        if self._table is None:
-            yield from super().identities()
-        else:
-            yield f"Selected({self.length}#{zlib.crc32(self._table.astype('<i8').tobytes()):08x})"
+        return selected_identity(*self.selection.T) if self._is_table else super().identities()
 
     def content(self) -> Description:
-        return super().content() if self._table is None else Description()
+        return Description() if self._is_table else super().content()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

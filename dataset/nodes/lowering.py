@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.nodes.element_nodes import Mapped, MappedAtRandom, MappedWithIndex
-from millstream.dataset.nodes.index_nodes import IndexNode, Seed
+from millstream.dataset.nodes.index_nodes import IndexNode, Seed, Taken
 from millstream.dataset.nodes.node import ENDLESS, Node, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.record import RecordMetadata
@@ -92,7 +92,7 @@ def lower(dataset: Any, node: Node) -> Lowered:
     """Returns the form in which a loader runs a dataset with this node.
 
     A Map may run after the order is determined, because it sees only the elements. Operations with indices or draws
-    must come after all nodes that change positions.
+    must come after all nodes that change positions. Chosen positions stay with the dataset, as saved states name them.
     """
     operations: list[Transformation] = []
     nodes: list[IndexNode] = []
@@ -102,7 +102,7 @@ def lower(dataset: Any, node: Node) -> Lowered:
             operations.append(below.operation)
         elif isinstance(below, MappedAtRandom) and not nodes:
             operations.append(SeededRandomMap(below.operation, below.seed, below.number))
-        elif isinstance(below, IndexNode):
+        elif isinstance(below, IndexNode) and not isinstance(below, Taken):
             if not isinstance(below, Seed):
                 nodes.append(below)
         else:

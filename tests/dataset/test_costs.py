@@ -3,6 +3,7 @@
 import itertools
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -164,3 +165,56 @@ def test_threads_that_share_a_batch_do_not_locate_its_parts_one_by_one(batch_siz
     assert num_elements == 4_000
     # A thread does not wait while another one locates.
     assert len(node.located) < 100
+
+
+CHOSEN = np.random.default_rng(0).permutation(100_000)
+PAIRS = np.stack([CHOSEN % 2, CHOSEN // 2], axis=1)
+
+
+@pytest.mark.parametrize(
+    ("choose", "at_most"),
+    [
+        (lambda: MapDataset.range(100_000).slice(CHOSEN), 10),
+        (lambda: MapDataset.range(100_000).slice(CHOSEN.tolist()), 10),
+        (lambda: MapDataset.range(100_000).slice(CHOSEN.astype(np.uint32)), 10),
+        (lambda: MapDataset.range(100_000).shuffle(seed=0).slice(CHOSEN).map(str), 10),
+        (lambda: MapDataset.select_from_datasets([MapDataset.range(50_000)] * 2, PAIRS), 18),
+        (lambda: MapDataset.select_from_datasets([MapDataset.range(50_000)] * 2, PAIRS.tolist()), 18),
+    ],
+)
+def test_a_chosen_position_costs_no_python_call_and_its_number(
+    choose: Callable[[], MapDataset[Any]], at_most: int
+) -> None:
+    """A subset of a hundred million records is built in seconds, and kept as an array of its positions."""
+    assert calls_of(choose) < 500
+    tracemalloc.start()
+    try:
+        chosen = choose()
+        kept, _ = tracemalloc.get_traced_memory()
+        assert chosen.fingerprint() == choose().fingerprint()
+        block = chosen.__getitems__(np.arange(40_000, 40_064))
+        assert block == [chosen[position] for position in range(40_000, 40_064)]
+    finally:
+        tracemalloc.stop()
+    assert kept < at_most * len(CHOSEN)
+
+
+def test_chosen_positions_are_those_of_the_call() -> None:
+    """An array or list that its owner changes later does not change the dataset."""
+    rows, pairs = np.arange(8)[::-1].copy(), [[0, 3], [1, 1]]
+    taken = MapDataset.range(8).slice(rows)
+    picked = MapDataset.select_from_datasets([MapDataset.range(8), MapDataset.range(8, 10)], pairs)
+    rows[:], pairs[0][1] = 0, 7
+    assert (list(taken), list(picked)) == ([7, 6, 5, 4, 3, 2, 1, 0], [3, 9])
+
+
+def test_a_position_in_one_of_many_datasets_costs_as_in_one_of_few() -> None:
+    """Positions are grouped by one sort, so that a concatenation of thousands of files is no slower than one of ten."""
+
+    def calls(count: int) -> int:
+        node = node_of(MapDataset.concatenate([MapDataset.range(50).map(str)] * count))
+        positions = np.array([70, 3, 71, 4])
+        node.locate(positions)
+        return calls_of(lambda: node.locate(positions))
+
+    assert calls(2_000) < calls(4) + 10

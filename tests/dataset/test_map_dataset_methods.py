@@ -114,18 +114,18 @@ def test_a_mix_is_in_the_order_of_a_mixture_sampler(lengths: list[int], data: st
     assert read(dataset, 50) == [next(endless) for _ in range(50)]
 
 
+class Alternate:
+    """Takes turns."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, position: int) -> tuple[int, int]:
+        return position % 2, position // 2
+
+
 def test_a_selection_map_of_ones_own_is_asked_at_each_position() -> None:
     """Any object with `len` and `[position]` selects, after its length too."""
-
-    class Alternate:
-        """Takes turns."""
-
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, position: int) -> tuple[int, int]:
-            return position % 2, position // 2
-
     dataset = MapDataset.select_from_datasets([TEN, MapDataset.range(50, 60)], Alternate())
 
     assert (len(dataset), read(dataset, 6)) == (4, [0, 50, 1, 51, 2, 52])
@@ -492,6 +492,21 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "empty part": (lambda: UNTYPED.mix([TEN, UNTYPED_TEN[3:3]]), ValueError, "Dataset 1 is empty"),
     "weights": (lambda: UNTYPED.mix([TEN, TEN], [1]), ValueError, "one number for each of the 2 components"),
     "selection": (lambda: UNTYPED.select_from_datasets([TEN], [(1, 0)]), IndexError, r"selection_map\[0\] must be"),
+    "a pair after the end": (
+        lambda: UNTYPED.select_from_datasets([TEN, UNTYPED_TEN[:2]], [(0, 5), (1, 2)]),
+        IndexError,
+        r"selection_map\[1\] must be .* got \(1, 2\), and datasets\[1\] has 2 elements",
+    ),
+    "a pair in nothing": (
+        lambda: UNTYPED.select_from_datasets([TEN, UNTYPED_TEN[:0]], [(1, 0)]),
+        IndexError,
+        r"datasets\[1\] has 0 elements",
+    ),
+    "a map into nothing": (
+        lambda: UNTYPED.select_from_datasets([UNTYPED_TEN[:0], TEN], Alternate())[0],
+        IndexError,
+        r"selection_map\[0\] must be .* datasets\[0\] has 0 elements",
+    ),
     "triples": (lambda: UNTYPED.select_from_datasets([TEN], [(0, 0, 0)] * 2), ValueError, r"pairs .*, shape \(2, 3\)"),
     "a flat selection": (lambda: UNTYPED.select_from_datasets([TEN], [0, 0]), ValueError, r"shape \(2,\)"),
     "a float selection": (lambda: UNTYPED.select_from_datasets([TEN], [(0, 0.5)]), ValueError, "got dtype float64"),
@@ -512,6 +527,10 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "backwards": (lambda: UNTYPED_TEN.repeat()[::-1], ValueError, "cannot be read backwards"),
     "a pair": (lambda: UNTYPED_TEN.slice(3), TypeError, r"such as slice\(0, 10\)"),
     "a position of another type": (lambda: UNTYPED_TEN.slice([0.5]), TypeError, "must be an integer, got 0.5"),
+    "a mask": (lambda: UNTYPED_TEN.slice(np.ones(10, bool)), TypeError, r"Use np.flatnonzero\(mask\)"),
+    "a huge position": (lambda: UNTYPED_TEN.slice([2**64, 1]), ValueError, "must be at most 9"),
+    "positions in two dimensions": (lambda: UNTYPED_TEN.slice([[1, 2]]), TypeError, "must be an integer"),
+    "a negative position": (lambda: UNTYPED_TEN.slice(np.array([3, -1])), ValueError, "must be at least 0, got -1"),
     "a position after the end": (lambda: UNTYPED_TEN.slice([10]), ValueError, "must be at most 9, got 10"),
     "negative": (lambda: UNTYPED_TEN[-1], IndexError, r"count from 0.* got -1. Use len\(dataset\) - 1"),
     "negatives": (lambda: UNTYPED_TEN.__getitems__([3, -1]), IndexError, "got -1"),
