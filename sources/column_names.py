@@ -4,8 +4,6 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millstream.sources.storage.paths import absolute_path
-
 
 def checked_columns(columns: Any) -> tuple[str, ...] | None:
     """Returns the argument `columns` as a tuple: at least one name, each once, or None for all columns."""
@@ -52,4 +50,4 @@ def paths_of_columns(paths: Any, name: str, example: str) -> dict[str, str]:
         )
     if not paths:
         raise ValueError(f"{name} must have at least one column, got none.")
-    return {column: absolute_path(os.fsdecode(path)) for column, path in paths.items()}
+    return {column: os.fsdecode(path) for column, path in paths.items()}

@@ -1,5 +1,6 @@
 """The arguments of commands: the files that they select, grouped by format, and the objects that they name."""
 
+import glob
 import importlib
 import os
 import sys
@@ -64,7 +65,7 @@ def _ranges(path: str) -> list[FileRange]:
     for file in ranges:
         if os.path.isdir(file.path):  # noqa: PTH112
             raise IsADirectoryError(
-                f"{file.path!r} is a directory. Pass its files, such as {os.path.join(file.path, '*')!r}."  # noqa: PTH118
+                f"{file.path!r} is a directory. Pass its files, such as {os.path.join(glob.escape(file.path), '*')!r}."  # noqa: PTH118
             )
     return ranges
 

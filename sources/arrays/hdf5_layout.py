@@ -5,7 +5,6 @@ The path of a dataset is the path or URL of a file, followed by the name in it. 
 
 import contextlib
 import fnmatch
-import glob
 import io
 import os
 import zlib
@@ -19,7 +18,7 @@ from millstream.errors import DataSourceError
 from millstream.sources.remote.urls import Url, is_url
 from millstream.sources.storage.byte_files import MAX_PREAD_BYTES, exists
 from millstream.sources.storage.compression import inflated
-from millstream.sources.storage.paths import GLOB, resolve_paths
+from millstream.sources.storage.paths import GLOB, absolute_path, glob_paths, resolve_paths
 from millstream.sources.storage.raw_file import RawFile
 
 _UNCHUNKED_BYTES = 1 << 20
@@ -117,20 +116,21 @@ def split_paths(datasets: Mapping[str, str]) -> tuple[list[str], dict[str, str]]
 
 def _matching_files(path: str) -> list[str]:
     """Returns the regular files or objects that a path, URL or pattern means, sorted."""
-    if is_url(path):
+    name = absolute_path(path)
+    if is_url(name):
         try:
-            can_list = Url.of(path).can_list
+            can_list = Url.of(name).can_list
         except ValueError:  # A bucket.
             return []
-        if not GLOB.search(path):
-            return [path] if exists(path) else []
+        if not GLOB.search(name):
+            return [name] if exists(name) else []
         try:
-            return [file.path for file in resolve_paths(path, "HDF5")] if can_list else []
+            return [file.path for file in resolve_paths(name, "HDF5")] if can_list else []
         except FileNotFoundError:
             return []
-    if os.path.isfile(path):  # noqa: PTH113
-        return [path]
-    return sorted(filter(os.path.isfile, glob.glob(path)))  # noqa: PTH207
+    if os.path.isfile(name):  # noqa: PTH113
+        return [name]
+    return list(filter(os.path.isfile, glob_paths(path)))
 
 
 def h5py_module() -> Any:

@@ -15,6 +15,7 @@ from millstream.sources.column_records import records_of_arrays
 from millstream.sources.digests import digest_of
 from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
 from millstream.sources.remote.urls import is_url, with_other_name
+from millstream.sources.storage.paths import absolute_path
 
 
 @final
@@ -62,7 +63,8 @@ class ZarrDataSource(ReadsBatches):
     """
 
     def __init__(self, arrays: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
-        self._urls = paths_of_columns(arrays, "arrays", "train.zarr/x")
+        paths = paths_of_columns(arrays, "arrays", "train.zarr/x")
+        self._urls = {column: absolute_path(path) for column, path in paths.items()}
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._metadata: dict[str, str] = {}
         self._arrays: OpenedHere[dict[str, Any]] = OpenedHere("TensorStore")

@@ -28,7 +28,7 @@ from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import read_whole
 from millstream.sources.storage.compression import zstandard_library
 from millstream.sources.storage.file_cache import FileCache
-from millstream.sources.storage.paths import absolute_path, member_path
+from millstream.sources.storage.paths import FileRange, absolute_path, member_path
 
 _DAMAGE = (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, struct.error, EOFError)
 """The errors that decoders raise for damaged bytes."""
@@ -100,7 +100,7 @@ class MdsDataSource(SpanRecords[dict[str, Any]]):
         for path, columns in self._columns.items():
             for column in columns:
                 _check_encoding(column, path, allow_pickle=self._allow_pickle)
-        super().__init__(list(self._columns), _MdsFormat(), cache)
+        super().__init__(list(map(FileRange, self._columns)), _MdsFormat(), cache)
         for shard in shards:
             if self._counts[shard.path] != shard.num_samples:
                 raise DataSourceError(

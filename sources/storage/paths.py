@@ -111,7 +111,7 @@ class FileIdentity(NamedTuple):
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, f"No such {kind} file", path) from None
         if stat.S_ISDIR(status.st_mode):
-            advice = f"Pass a glob such as '{path.rstrip('/')}/*', not the directory"
+            advice = f"Pass a glob such as '{glob.escape(path.rstrip('/'))}/*', not the directory"
             raise IsADirectoryError(errno.EISDIR, f"{kind} sources read files. {advice}", path)
         if not stat.S_ISREG(status.st_mode):
             raise DataSourceError(
@@ -139,9 +139,10 @@ def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
     Args:
         paths: one path, or several in an order. A path is a `str` or path-like object: a file, a glob (`*`, `?`, `[…]`,
             `**`; its matches are sorted), or a file followed by a range of its records, `file[10:20]`. The name of an
-            existing file is never read as a glob or range. An object with the attributes `filename`, `skip` and `take`
-            is also a path, and so is a FileRange of an absolute one. A `str` may be a URL of `gs://`, `s3://`, `az://`,
-            `hf://`, `http://` or `https://`, and that of a bucket may be a glob.
+            existing file is never read as a glob or range, nor is that of an existing folder with a bracket. An object
+            with the attributes `filename`, `skip` and `take` is also a path, and so is a FileRange of an absolute one.
+            A `str` may be a URL of `gs://`, `s3://`, `az://`, `hf://`, `http://` or `https://`, and that of a bucket
+            may be a glob.
         kind: the name of the format, for errors.
     """
     if isinstance(paths, str | os.PathLike | FileInstruction):
@@ -170,16 +171,17 @@ def _resolve(path: Any, kind: str) -> list[FileRange]:
             "Each path must be a str, a path-like object, or an object with filename, skip and take, "
             f"got {type(path).__name__}."
         )
-    name = absolute_path(os.fsdecode(path))
-    if is_url(name):
-        return _resolve_url(name, kind)
+    text = os.fsdecode(path)
+    if is_url(text):
+        return _resolve_url(canonical(text), kind)
     if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
         raise ValueError("URLs must be str, because `pathlib` removes one of their slashes. Pass the str itself.")
-    if not GLOB.search(name) or os.path.exists(name):  # noqa: PTH110
+    name = absolute_path(text)
+    if not GLOB.search(_split_folder(text)[1]) or os.path.exists(name):  # noqa: PTH110
         return [FileRange(name)]
     if match := _RANGE.fullmatch(name):
         return [FileRange(match[1], int(match[2]), int(match[3]))]
-    return [FileRange(match) for match in _matches(name, kind)]
+    return [FileRange(match) for match in _matches(text, kind)]
 
 
 def _resolve_url(name: str, kind: str) -> list[FileRange]:
@@ -208,23 +210,50 @@ def _resolve_url(name: str, kind: str) -> list[FileRange]:
 
 def absolute_path(name: str) -> str:
     """Returns a path as an absolute one, with `~` expanded, or a URL as a canonical one."""
-    name = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
-    if is_url(name):
-        return canonical(name)
+    return canonical(name) if is_url(name) else "".join(_split_folder(name))
+
+
+def _split_folder(name: str) -> tuple[str, str]:
+    """Returns the folder that makes a local path absolute, with `~` expanded, and the text of the user after it."""
     if os.path.isabs(name):  # noqa: PTH117
-        return name
-    # Not abspath, because it would remove a `..` together with a link before it.
-    return os.path.join(os.getcwd(), name)  # noqa: PTH109, PTH118
+        return "", name
+    expanded = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
+    if expanded == name:
+        # Not abspath, because it would remove a `..` together with a link before it.
+        return os.path.join(os.getcwd(), ""), name  # noqa: PTH109, PTH118
+    rest = name.partition("/")[2].lstrip("/")
+    return expanded.removesuffix(rest), rest
 
 
-def _matches(pattern: str, kind: str) -> list[str]:
+def _split_pattern(text: str) -> tuple[str, str]:
+    """Returns the absolute folder that a glob is searched in, and the glob.
+
+    The folder is literal, and includes existing folders with a bracket in their names, such as `run [2]`.
+    """
+    folder, pattern = _split_folder(text)
+    while "/" in pattern:
+        name, _, rest = pattern.partition("/")
+        if GLOB.search(name) and not ("[" in name and os.path.isdir(folder + name)):  # noqa: PTH112
+            break
+        folder, pattern = f"{folder}{name}/", rest
+    return folder, pattern
+
+
+def glob_paths(text: str) -> list[str]:
+    """Returns the sorted absolute paths that a glob matches. The folder before it is no part of the pattern."""
+    folder, pattern = _split_pattern(text)
+    found = glob.glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207
+    return sorted({folder + name for name in found})
+
+
+def _matches(text: str, kind: str) -> list[str]:
     """Returns the sorted matches of a glob; no match, or a folder that may not be read, is an error."""
-    matches = sorted(dict.fromkeys(glob.glob(pattern, recursive=True)))  # noqa: PTH207
+    matches = glob_paths(text)
     if not matches:
-        folder = os.path.dirname(GLOB.split(pattern)[0])  # noqa: PTH120
+        folder, pattern = _split_pattern(text)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.scandir(folder).close()  # Raises if it may not be read, which `glob` ignores.
-        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", pattern)
+        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", folder + pattern)
     return matches
 
 
