@@ -8,6 +8,7 @@ from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.reporting.phrases import bytes_text
 from millstream.loader.threads.options import available_cores
 from millstream.sources.lines.json_lines import JsonTexts
+from millstream.sources.storage.byte_files import refuse_placeholder
 from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.tools.cli_paths import find_files, load_callable
 from millstream.tools.conversion import convert
@@ -74,6 +75,7 @@ def _unpack(sources: Sequence[str], destination: str, max_ratio: int, *, overwri
     path = os.path.expanduser(sources[0])  # noqa: PTH111
     with open(path, "rb") as file:  # noqa: PTH123
         start = file.read(HEAD_BYTES)
+    refuse_placeholder(path, start)
     if compression_of(start) is None and not is_zlib(start):
         raise ValueError(f"{rule}. {path!r} is not compressed, so it cannot be decompressed either.")
     if os.path.lexists(destination) and (not overwrite or os.path.realpath(path) == os.path.realpath(destination)):

@@ -75,8 +75,8 @@ class _Members:
         decompressor, is_within, is_first = self.make(), False, True
         while block := file.read(self.block_bytes):
             progress.advance(len(block))
-            # Zeros after a member are padding, of tapes and xz files.
-            while block and (is_within or is_first or block.strip(b"\x00")):
+            # Zeros after a member are padding, of tapes and xz files, before the next member or the end.
+            while block := block if is_within or is_first else block.lstrip(b"\x00"):
                 yield from self._content(decompressor, block)
                 is_within, is_first, block = not decompressor.eof, False, b""
                 if decompressor.eof:

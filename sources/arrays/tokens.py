@@ -28,6 +28,7 @@ from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.span_files import SpanRequest, check_reads, complete_spans
 from millstream.sources.remote.urls import without_query
 from millstream.sources.storage.byte_files import MAX_PREAD_BYTES, LocalFile, StoredFile, exists, open_stored
+from millstream.sources.storage.compression import compressed_error, compression_of
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.paths import FileIdentity
 
@@ -190,6 +191,8 @@ def _layout_of(path: str, identity: FileIdentity, given: np.dtype[Any] | None) -
     size = identity.size
     with contextlib.closing(open_stored(path, identity)) as file:
         beginning = file.read(0, min(size, _BEGINNING_BYTES))
+    if (compression := compression_of(beginning)) is not None:
+        raise compressed_error(path, compression)
     layout = _layout_by_header(path, beginning)
     if layout is None:
         dtype = given

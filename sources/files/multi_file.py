@@ -27,6 +27,7 @@ from millstream.sources.base import RenderedSource, checked_record_key
 from millstream.sources.digests import digest
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import LocalFile, identify
+from millstream.sources.storage.compression import refuse_compressed_name
 from millstream.sources.storage.file_cache import FileCache, LocalCopy
 from millstream.sources.storage.open_files import OUT_OF_DESCRIPTORS, OpenFile, OpenFiles, in_threads
 from millstream.sources.storage.paths import (
@@ -174,6 +175,7 @@ class Files(RenderedSource, Closing, Generic[FileT]):
 
     def _identify(self, path: str) -> FileIdentity:
         """Returns the identity of a file. Several threads call it concurrently."""
+        refuse_compressed_name(path)
         identity = identify(path, self.kind)
         if self._cache is not None and is_url(path) and identity.size > self._cache.max_bytes:
             raise ValueError(

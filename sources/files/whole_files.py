@@ -18,6 +18,7 @@ from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import INSPECTION_THREADS, reading_error
 from millstream.sources.remote.object_stores import WholeObjects
 from millstream.sources.remote.urls import canonical, is_url
+from millstream.sources.storage.byte_files import identify, refuse_placeholder
 from millstream.sources.storage.open_files import in_threads
 from millstream.sources.storage.paths import FileIdentity, names_within_common_folder, resolve_paths
 
@@ -78,6 +79,8 @@ class FileDataSource(ReadsBatches):
         # Two arrays: workers share them, whatever the number of files.
         self._ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
         self._names = np.frombuffer(b"".join(encoded), np.uint8)
+        if os.path.isfile(self._path(0)):  # noqa: PTH113
+            identify(self._path(0), "data")  # If one file is a placeholder, all are, or are found when they are read.
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -171,6 +174,10 @@ class FileDataSource(ReadsBatches):
     def _checked(self, content: bytes, path: str, key: int) -> bytes:
         if not content and not self.allows_empty_files:
             raise _error(key, path, "it is empty")
+        try:
+            refuse_placeholder(path, content)
+        except DataSourceError as error:
+            raise reading_error(error, path, 0, key) from None
         return content
 
 

@@ -17,6 +17,7 @@ from millstream.sources.records.array_record import ArrayRecordDataSource
 from millstream.sources.records.tfds_features import leaves_of
 from millstream.sources.records.tfds_splits import Split, ranges_of, splits_of
 from millstream.sources.records.tfrecord import TFRecordDataSource
+from millstream.sources.storage.byte_files import refuse_placeholder
 from millstream.sources.storage.paths import FileIdentity, absolute_path
 from millstream.tf_example.columns import decode_columns
 
@@ -163,7 +164,9 @@ def _described(
     path = absolute_path(os.path.join(folder, name))  # noqa: PTH118
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            content = json.loads(file.read())
+            text = file.read()
+        refuse_placeholder(path, text)
+        content = json.loads(text)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             error.errno,

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import functools
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar, final
@@ -25,6 +26,15 @@ from millstream.sources.remote import object_stores
 from millstream.sources.remote.object_stores import BeyondEndError, RangeRequests, join_near
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.paths import FileIdentity
+
+_MAX_PLACEHOLDER_BYTES = 1024
+"""Limit of the size of a placeholder. Git LFS has no larger ones."""
+
+_PLACEHOLDERS = {
+    "Git LFS pointer": (re.compile(rb"version https?://\S+\s+(ext-.*\s+)*oid \w+:[0-9a-f]{32}"), "git lfs pull"),
+    "git-annex pointer": (re.compile(rb"[/\\]annex[/\\]objects[/\\][^/\\\n]+\n?\Z"), "git annex get"),
+}
+"""The content of the files that stand in for large ones in a clone, and the command that fetches these."""
 
 _TIMED_READS = 32
 """The number of reads between two measurements of their speed."""
@@ -56,14 +66,34 @@ class SpanReadError(OSError):
 
 
 def identify(path: str, kind: str) -> FileIdentity:
-    """Returns the identity of the file at a path or URL, as `FileIdentity.of_regular_file` does."""
+    """Returns the identity of the file at a path or URL, as `FileIdentity.of_regular_file` does.
+
+    A placeholder for the file is a DataSourceError.
+    """
     if not is_url(path):
-        return FileIdentity.of_regular_file(path, kind)
+        identity = FileIdentity.of_regular_file(path, kind)
+        if 0 < identity.size <= _MAX_PLACEHOLDER_BYTES:
+            with contextlib.closing(LocalFile(path)) as file:
+                refuse_placeholder(path, file.read(0, identity.size))
+        return identity
     try:
         size, version = object_stores.state_of(path)
+        if 0 < size <= _MAX_PLACEHOLDER_BYTES:
+            refuse_placeholder(path, RangeRequests(path, [(0, size)]).result(0)[0])
         return FileIdentity.of_object(size, version or _sample(path, size))
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, f"No such {kind} file", path) from error
+
+
+def refuse_placeholder(path: str, content: bytes) -> None:
+    """Raises DataSourceError if the content of a file names the data that version control keeps elsewhere."""
+    if len(content) > _MAX_PLACEHOLDER_BYTES:
+        return
+    for name, (pattern, command) in _PLACEHOLDERS.items():
+        if pattern.match(content):
+            raise DataSourceError(
+                f"{path!r} is a {name}, which names the data instead of holding it. Run `{command}` in its repository."
+            )
 
 
 def exists(path: str) -> bool:

@@ -18,20 +18,63 @@ HEAD_BYTES = 512
 """The number of first bytes that are enough to detect the format of a file."""
 
 _STARTS = {
-    "gzip": re.compile(rb"\x1f\x8b\x08"),
-    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
+    # RFC 1952: the known flags, hints for the compression, and operating systems.
+    "gzip": re.compile(rb"\x1f\x8b\x08[\x00-\x1f]....[\x00\x02\x04][\x00-\x0d\xff]", re.DOTALL),
+    # Its first frame may be one that is skipped, as pzstd writes it.
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", re.DOTALL),
     "xz": re.compile(rb"\xfd7zXZ\x00"),
     "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
 }
 """The first bytes of files. For bzip2, they include those of the first block, or of the end of an empty file."""
 
+_OTHER_STARTS = {
+    "zip": re.compile(rb"PK(\x03\x04|\x05\x06|\x07\x08)"),
+    "lz4": re.compile(rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"),
+    "snappy": re.compile(rb"\xff\x06\x00\x00sNaPpY"),
+    "7-Zip": re.compile(rb"7z\xbc\xaf\x27\x1c"),
+    "lzip": re.compile(rb"LZIP\x01"),
+    "RAR": re.compile(rb"Rar!\x1a\x07"),
+    "compress": re.compile(rb"\x1f\x9d[\x89-\x90]"),
+}
+"""The same for compressions that millstream does not decompress."""
+
 _ENDINGS = (".gz", ".gzip", ".bz2", ".xz", ".zst", ".zstd", ".z", ".zlib")
 """The extensions of compressed files."""
+
+_OTHER_ENDINGS = {
+    ".br": "brotli",
+    ".brotli": "brotli",
+    ".snappy": "snappy",
+    ".sz": "snappy",
+    ".lzma": "lzma",
+    ".lz4": "lz4",
+    ".lzo": "lzo",
+    ".zip": "zip",
+    ".zlib": "zlib",
+}
+"""The extensions of compressed files that may have no first bytes by which they are known."""
 
 
 def compression_of(start: bytes) -> str | None:
     """Returns the compression of a file with these first bytes, or None."""
-    return next((name for name, pattern in _STARTS.items() if pattern.match(start)), None)
+    for name, pattern in (_STARTS | _OTHER_STARTS).items():
+        if pattern.match(start):
+            return name
+    return "zlib" if is_zlib(start) and _inflates(start) else None
+
+
+def _inflates(start: bytes) -> bool:
+    try:
+        return bool(zlib.decompressobj().decompress(start))
+    except zlib.error:
+        return False
+
+
+def refuse_compressed_name(path: str) -> None:
+    """Raises DataSourceError for the name of a file whose content may not show that it is compressed."""
+    ending = os.path.splitext(without_query(path) if is_url(path) else path)[1]  # noqa: PTH122
+    if compression := _OTHER_ENDINGS.get(ending.lower()):
+        raise compressed_error(path, compression)
 
 
 def is_zlib(start: bytes) -> bool:
@@ -53,9 +96,11 @@ def compressed_error(path: str, compression: str) -> DataSourceError:
     if plain == name:
         root, ending = os.path.splitext(name)  # noqa: PTH122
         plain = f"{root}.unpacked{ending}"
+    is_known = compression in _STARTS or compression == "zlib"
+    how = f": python -m millstream convert {shlex.quote(name)} {shlex.quote(plain)}" if is_known else "."
     return DataSourceError(
         f"{path!r} is compressed as a whole, by {compression}, which rules out random access. {step} it once, and "
-        f"read the result: python -m millstream convert {shlex.quote(name)} {shlex.quote(plain)}"
+        f"read the result{how}"
     )
 
 

@@ -109,7 +109,9 @@ class FileIdentity(NamedTuple):
         try:
             status = os.stat(path)  # noqa: PTH116
         except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, f"No such {kind} file", path) from None
+            is_annexed = os.path.islink(path) and "annex/objects/" in os.readlink(path)  # noqa: PTH114, PTH115
+            advice = " (run `git annex get` in its repository)" if is_annexed else ""
+            raise FileNotFoundError(errno.ENOENT, f"No such {kind} file{advice}", path) from None
         if stat.S_ISDIR(status.st_mode):
             advice = f"Pass a glob such as '{glob.escape(path.rstrip('/'))}/*', not the directory"
             raise IsADirectoryError(errno.EISDIR, f"{kind} sources read files. {advice}", path)

@@ -8,6 +8,7 @@ import csv
 import dataclasses
 import functools
 import gzip
+import io
 import itertools
 import json
 import lzma
@@ -15,6 +16,7 @@ import os
 import re
 import tarfile
 import tempfile
+import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -499,9 +501,9 @@ def test_what_is_not_of_the_format_is_refused(form: Format, path: Path, content:
     ("form", "compress"),
     [
         *itertools.product(
-            ["CSV", "JSONL", "TFRecord", "WebDataset", "text"], [gzip.compress, bz2.compress, lzma.compress]
+            ["CSV", "JSONL", "TFRecord", "WebDataset", "text", "tokens"],
+            [gzip.compress, bz2.compress, lzma.compress, zlib.compress],
         ),
-        ("TFRecord", zlib.compress),
     ],
     indirect=["form"],
 )
@@ -513,6 +515,68 @@ def test_compressed_files_are_refused_with_advice(form: Format, path: Path, comp
         match=r"data' is compressed as a whole, by \w+, .*Decompress it once.*python -m millstream convert",
     ):
         form.open(path)
+
+
+def zipped(content: bytes) -> bytes:
+    """Returns an archive of one file."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("data", content)
+    return archive.getvalue()
+
+
+@pytest.mark.parametrize("form", ["CSV", "JSONL", "TFRecord", "WebDataset", "text", "tokens"], indirect=True)
+def test_other_compressed_files_are_refused_by_content_or_name(form: Format, path: Path) -> None:
+    """Those that no command here decompresses, and those whose content shows nothing, are refused as well."""
+    content = path.read_bytes()
+    packed = {"a": zipped(content), "b": pa.compress(content, "lz4", asbytes=True)}
+    packed |= {f"c.{name}": pa.compress(content, name, asbytes=True) for name in ("brotli", "snappy")}
+    for name, written in packed.items():
+        path.with_name(name).write_bytes(written)
+        with pytest.raises(DataSourceError, match=r"compressed as a whole, by \w+, .* and read the result\.$"):
+            form.open(path.with_name(name))
+
+
+PLACEHOLDERS = {
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a2146" * 8 + b"\nsize 14694\n": "git lfs pull",
+    b"/annex/objects/SHA256E-s14694--4d7a2146.bin\n": "git annex get",
+}
+"""The content of files that name data elsewhere, and the command that fetches it."""
+
+
+@pytest.mark.parametrize("content", PLACEHOLDERS)
+def test_a_placeholder_for_a_file_is_refused(form: Format, path: Path, content: bytes) -> None:
+    """A source of files is not built if one of them, or one beside them, was not fetched from large file storage."""
+    for file in files_of(form, path):
+        kept = file.read_bytes()
+        file.write_bytes(content)
+        with pytest.raises(DataSourceError, match=rf"'.*{file.name}' is a .* Run `{PLACEHOLDERS[content]}`"):
+            form.open(path)
+        file.write_bytes(kept)
+
+
+@pytest.mark.parametrize("content", PLACEHOLDERS)
+def test_a_placeholder_among_files_that_are_records_is_refused(tmp_path: Path, content: bytes) -> None:
+    """The first file is looked at when the source is built, the others when they are read; so are descriptions."""
+    command = PLACEHOLDERS[content]
+    for name in ("data/a/1.png", "data/b/2.png"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_bytes(b"an image")
+    (tmp_path / "data/b/2.png").write_bytes(content)
+    for source in (
+        millstream.FileDataSource(f"{tmp_path}/data/*/*.png"),
+        millstream.ImageFolderDataSource(tmp_path / "data"),
+    ):
+        assert b"an image" in source[0].values()
+        with pytest.raises(DataSourceError, match=rf"record 0 of '.*2\.png' \(record key 1\).*{command}"):
+            source[1]
+    with pytest.raises(DataSourceError, match=command):
+        millstream.FileDataSource(f"{tmp_path}/data/b/*")
+    tfds = functools.partial(millstream.TfdsDataSource, split="train")
+    for kind, name in ((millstream.MdsDataSource, "index.json"), (tfds, "dataset_info.json")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataSourceError, match=rf"{name}' .*{command}"):
+            kind(tmp_path)
 
 
 NO_JSON = [b'{"a": 1', b"[1] [2]", b"\xff", b"{'a': 1}", b"nothing", b"[" * 5000]

@@ -28,6 +28,8 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
     "zst": zstandard.ZstdCompressor().compress,
     "z": zlib.compress,
+    # As pzstd writes it: a frame to be skipped, with the size of the next one.
+    "pzst": lambda content: bytes.fromhex("502a4d1804000000") + b"size" + zstandard.ZstdCompressor().compress(content),
 }
 PARTS = st.lists(st.binary(max_size=2000) | st.integers(0, 300_000).map(bytes), min_size=1, max_size=4)
 
@@ -38,10 +40,10 @@ PARTS = st.lists(st.binary(max_size=2000) | st.integers(0, 300_000).map(bytes), 
 def test_what_was_compressed_comes_out(
     ending: str, parts: list[bytes], filling: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Several compressed members, with zeros after them, decompress to their concatenation."""
+    """Several compressed members, with zeros between and after them, decompress to their concatenation."""
     folder = tmp_path_factory.mktemp("unpacking")
     packed = folder / "packed"
-    packed.write_bytes(b"".join(map(COMPRESS[ending], parts)) + bytes(filling))
+    packed.write_bytes(bytes(filling).join([*map(COMPRESS[ending], parts), b""]))
 
     assert unpack(str(packed), str(folder / "plain")) == sum(map(len, parts))
     assert (folder / "plain").read_bytes() == b"".join(parts)
