@@ -17,6 +17,7 @@ from millstream.sources.records.array_record import ArrayRecordDataSource
 from millstream.sources.records.tfds_features import leaves_of
 from millstream.sources.records.tfds_splits import Split, ranges_of, splits_of
 from millstream.sources.records.tfrecord import TFRecordDataSource
+from millstream.sources.remote.urls import is_url, without_query
 from millstream.sources.storage.byte_files import refuse_placeholder
 from millstream.sources.storage.paths import FileIdentity, absolute_path
 from millstream.tf_example.columns import decode_columns
@@ -161,6 +162,11 @@ def _described(
     folder: str, name: str, parse: Callable[[dict[str, Any]], _T], damage: tuple[type[Exception], ...]
 ) -> _T:
     """Parses a file that describes a dataset. `parse` raises one of the errors `damage` for a damaged one."""
+    if is_url(folder):
+        raise ValueError(
+            f"Prepared datasets are read from local folders, got {without_query(folder)!r}. Copy the folder to a local "
+            "disk."
+        )
     path = absolute_path(os.path.join(folder, name))  # noqa: PTH118
     try:
         with open(path, "rb") as file:  # noqa: PTH123

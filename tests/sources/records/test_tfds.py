@@ -218,6 +218,8 @@ def test_what_is_not_a_prepared_dataset_is_an_error(tmp_path: Path) -> None:
     """A folder that is not a prepared dataset, of TFDS 4 and with files of a known format, is an error."""
     with pytest.raises(FileNotFoundError, match=r"Not a prepared dataset.*dataset_info\.json"):
         TfdsDataSource(tmp_path, "train")
+    with pytest.raises(ValueError, match="read from local folders, got 's3://bucket/mnist"):
+        TfdsDataSource("s3://bucket/mnist/3.0.1", "train")
     with pytest.raises(TypeError, match="folder of a prepared dataset, or a builder"):
         TfdsDataSource(3, "train")
     folder = write_tfds(tmp_path / "single", LABEL, SPLITS)
