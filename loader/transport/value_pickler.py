@@ -3,6 +3,7 @@
 import io
 import pickle
 import sys
+import threading
 import types
 import typing
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.columnar import Allocate
+from millstream.core.signals import SignalSafeLock
 from millstream.loader.transport.array_pickles import MappedFiles, Reduced, as_memmap, reduce_array, reduce_tensor
 from millstream.loader.transport.definitions import NAMED, OTHERS, reduce_class
 from millstream.loader.transport.importable_modules import has_name, is_importable
@@ -59,8 +61,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         try:
             super().dump(value)
         finally:
-            while self._registered:
-                cloudpickle.unregister_pickle_by_value(self._registered.pop())
+            if self._registered:
+                _unregister(self._registered)
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
@@ -108,12 +110,39 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
             return True
         found = self._by_value.get(name)
         if found is None:
-            registered = any(
-                f"{name}.".startswith(f"{by_value}.") for by_value in cloudpickle.list_registry_pickle_by_value()
-            )
-            found = self._by_value[name] = registered or not is_importable(name)
-            module = sys.modules.get(name)
-            if found and not registered and module is not None and name != "__main__":
-                cloudpickle.register_pickle_by_value(module)
-                self._registered.append(module)
+            found = self._by_value[name] = _register(name, self._registered)
         return found
+
+
+_registering = SignalSafeLock(threading.RLock())
+_users: dict[str, set[int]] = {}
+"""The picklers, in any thread, that need each module that this module has registered."""
+
+
+def _register(name: str, registered: list[types.ModuleType]) -> bool:
+    """Returns True if the definitions of a module cross by value, and tells cloudpickle so, for the whole process.
+
+    A module that the user has not registered is appended to `registered`. It stays until all picklers have ended.
+    """
+    importable = is_importable(name)
+    with _registering:
+        by_user = cloudpickle.list_registry_pickle_by_value() - _users.keys()
+        if any(f"{name}.".startswith(f"{by_value}.") for by_value in by_user):
+            return True
+        module = sys.modules.get(name)
+        if not importable and module is not None and name != "__main__":
+            registered.append(module)
+            _users.setdefault(module.__name__, set()).add(id(registered))
+            cloudpickle.register_pickle_by_value(module)
+    return not importable
+
+
+def _unregister(registered: list[types.ModuleType]) -> None:
+    with _registering:
+        while registered:
+            name = registered[-1].__name__
+            _users.get(name, set()).discard(id(registered))
+            if not _users.get(name) and name in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(registered[-1])
+                _users.pop(name, None)
+            registered.pop()
