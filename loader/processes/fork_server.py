@@ -6,6 +6,7 @@ Guarantees:
     * It has one thread, so its forks are safe.
     * A worker's process group is killed before the worker is reaped. Until then, no other process can get its ID. The
       processes that it has started in other groups and sessions are killed next, if the system lets it adopt orphans.
+    * SIGTERM and SIGINT to all processes of a job reach the trainer alone: it and its workers ignore them.
     * Workers do not outlive it. On Linux, the kernel kills a worker whose fork server has died. On other systems, the
       parent does.
 """
@@ -26,7 +27,9 @@ from millstream.loader.processes.process_control import (
     adopt_orphans,
     children,
     die_with_parent,
+    ignore_termination,
     kill_group,
+    let_children_terminate,
     name_process,
     open_handle,
     wait_slices,
@@ -51,6 +54,7 @@ def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
         keep_tracker(tracker)
     adopt_orphans()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_termination()
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     name_process("millstream")
     # Imported modules stay. Excluding them from garbage collection keeps workers from copying their pages.
@@ -128,6 +132,7 @@ class ForkServer:
             # The worker adopts the orphans of its children while it lives.
             adopt_orphans()
             die_with_parent(fork_server_pid)
+            let_children_terminate()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()

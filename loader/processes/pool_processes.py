@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 CLOSE_SECONDS = 2.0
 """Upper bound for stopping a pool. Workers get a quarter of it to exit, then the fork server kills them."""
 
-_SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+_SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
+"""Variables that keep libraries from starting a thread per core in each worker, unless the program has set them."""
 
 
 @final
@@ -121,14 +122,19 @@ class PoolProcesses:
             with theirs, os.fdopen(write_launch_context(self._context)) as written:
                 tracker = tracker_descriptor()
                 inherited = [written.fileno(), theirs.fileno(), *([] if tracker is None else [tracker])]
-                self.fork_server = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
-                    command(inherited[0], self.owner, *inherited[1:]),
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=inherited,
-                    env=environment,
-                    cwd=None if self._context.folder == current_folder() else self._context.folder,
-                    start_new_session=True,
-                )
+                # Until it ignores SIGTERM, it inherits that this thread does not get it.
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+                try:
+                    self.fork_server = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
+                        command(inherited[0], self.owner, *inherited[1:]),
+                        stdin=subprocess.DEVNULL,
+                        pass_fds=inherited,
+                        env=environment,
+                        cwd=None if self._context.folder == current_folder() else self._context.folder,
+                        start_new_session=True,
+                    )
+                finally:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def release(self, worker: Worker) -> None:
         """Closes the parent's descriptors of a worker, and removes it from the pool."""

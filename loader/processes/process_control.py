@@ -71,6 +71,36 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def ignore_termination() -> None:
+    """Makes this process, and those forked by it, ignore SIGTERM, but not the programs that they start."""
+    # Programs would inherit SIG_IGN. With a handler, they begin with the default.
+    signal.signal(signal.SIGTERM, _ignore)
+    signal.siginterrupt(signal.SIGTERM, False)
+
+
+def let_children_terminate() -> None:
+    """Lets SIGTERM end the processes that this process forks from now on: `multiprocessing.Pool` ends its own by it."""
+    masks: list[set[signal.Signals]] = []
+
+    def restore() -> None:
+        if signal.getsignal(signal.SIGTERM) is _ignore:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    def block() -> None:
+        # A signal to the new process waits until it can end that.
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]))
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.pop())
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=restore)
+
+
+def _ignore(_: int, __: object) -> None:
+    """Handles a signal by doing nothing."""
+
+
 def adopt_orphans() -> None:
     """Makes this process the parent of its descendants' orphans. Has an effect on Linux only."""
     if sys.platform == "linux":

@@ -39,7 +39,7 @@ from support.processes.worker_pools import (
 
 FAULTS = {
     user_faults.be_killed: "was killed by SIGKILL: by the system, if memory ran out, or by another process",
-    user_faults.be_terminated: "was killed by SIGTERM",
+    user_faults.be_hung_up: "was killed by SIGHUP",
     user_faults.crash: "was killed by SIGSEGV",
     user_faults.exit_at_once: "exited with status 0: an operation or the source called exit()",
     user_faults.leave: "exited with status 0: an operation or the source called exit()",

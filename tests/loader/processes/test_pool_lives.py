@@ -7,6 +7,7 @@ import itertools
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -435,17 +436,32 @@ def test_a_read_that_outlasts_its_worker_writes_to_no_file_of_the_user(
     assert [(tmp_path / name).read_text() for name in ("one", "two")] == ["", ""]
 
 
-def test_processes_have_names_and_ignore_interrupts() -> None:
-    """`ps` shows which is which; an interrupt that reaches a worker or the fork server does nothing."""
+def test_processes_have_names_and_ignore_signals_to_the_job() -> None:
+    """`ps` shows which is which; Ctrl-C and SIGTERM do nothing in workers and the fork server, however often."""
     with iter(loader_of()) as iterator:
         next(iterator)
         processes = processes_of(iterator)
         names = [psutil.Process(pid).name() for pid in processes]
-        for pid in processes:
-            os.kill(pid, signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):
+            for pid in processes:
+                os.kill(pid, number)
         assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
         assert still_there(processes, 0.0) == processes
     assert names == ["millstream", "millstream-w0", "millstream-w1"]
+
+
+def test_processes_that_operations_start_end_by_a_signal() -> None:
+    """SIGTERM ends what an operation forks or starts, although workers ignore it."""
+
+    def terminated(_: int) -> list[int]:
+        if (forked := os.fork()) == 0:
+            signal.pause()
+        program = subprocess.Popen(["sleep", "60"])
+        program.terminate()
+        os.kill(forked, signal.SIGTERM)
+        return [program.wait(), os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])]
+
+    assert list(millstream.load([0], transformations=[terminated], num_epochs=1, worker_count=1)) == [[-15, -15]]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What one thread pickles does not depend on what another one pickles at the same time."""
+"""Pickles of one thread are independent of those that another thread writes at the same time."""
 
 import importlib.util
 import io

@@ -85,8 +85,8 @@ def be_killed() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def be_terminated() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def be_hung_up() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
 
 
 def crash() -> None:
