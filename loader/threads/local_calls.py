@@ -52,7 +52,7 @@ class LocalCalls:
     The threads of `reading` run them in advance, if it is given, and end with `owner`, the executor.
 
     Attributes:
-        may_work_here: True if the consumer's thread may run user code, because it has no settings of its own.
+        may_work_here: True if the consumer's thread could run user code when it was last asked for (see `check_here`).
         max_bytes: the maximum size of the outputs of calls that run in advance.
     """
 
@@ -70,7 +70,7 @@ class LocalCalls:
         self._schedule = schedule
         self._allocate = allocate
         self._settings = ThreadSettings()
-        self.may_work_here = True
+        self.may_work_here, self._is_checked = True, False
         options = reading if reading is not None and reading.reads_ahead else ReadOptions(1, 0)
         self._max_records, self._readers = options.prefetch_buffer_size, ReaderThreads(options.num_threads)
         self.max_bytes = buffer_budget(options.max_buffer_bytes) if self._max_records else sys.maxsize
@@ -88,13 +88,21 @@ class LocalCalls:
         return self._readers.is_stopped
 
     def begin(self) -> None:
-        """Checks the settings of the consumer's thread, once per request of the consumer."""
-        self.may_work_here = self._settings.are_neutral()
-        if not self.may_work_here or self._max_records:
+        """Begins a request of the consumer, whose thread may have other settings than at the last one."""
+        self._is_checked = False
+        if self._max_records:
             self._readers.check_process()
 
+    def check_here(self) -> bool:
+        """Returns True if the consumer's thread may run user code in this request: it has no settings of its own."""
+        if not self._is_checked:
+            self.may_work_here, self._is_checked = self._settings.are_neutral(), True
+            if not self.may_work_here:
+                self._readers.check_process()
+        return self.may_work_here
+
     def run(self, call: Call) -> float:
-        if self.may_work_here:
+        if self.check_here():
             return run_here(self._plan, self._schedule, call, self._allocate)
         self._submit(call)
         return self._receive()[1]

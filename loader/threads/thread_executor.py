@@ -126,7 +126,7 @@ class ThreadExecutor(Executor):
 
     def _advance(self) -> None:
         stage = self._schedule.next_stage
-        if stage is not None and self._may_begin(stage) and self._is_cheap(stage):
+        if stage is not None and self._may_begin(stage) and self._is_cheap(stage) and self._local.check_here():
             if (call := taken_call(self._schedule, stage, self._size.blocks)) is not None:
                 seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
                 self._record_seconds(call, seconds, is_local=True)

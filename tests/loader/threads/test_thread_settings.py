@@ -190,6 +190,34 @@ def test_a_global_setting_is_not_taken_for_a_local_one() -> None:
         jax.config.update("jax_enable_x64", False)
 
 
+def test_every_setting_of_jax_counts() -> None:
+    """A thread with any setting of its own is told from the others; so is one within another guard of transfers."""
+    thread, states = ThreadSettings(), importlib.import_module("jax._src.config").config_states
+    assert thread.are_neutral()
+    flags = [state for state in states.values() if isinstance(state.value, bool)]
+    guards = [jax.transfer_guard, jax.transfer_guard_device_to_host, jax.transfer_guard_device_to_device]
+    for override in [*((lambda state=state: state(not state.value)) for state in flags), *guards]:  # type: ignore[misc]
+        with override("disallow") if override in guards else override():
+            assert not thread.are_neutral(), override
+    assert thread.are_neutral()
+    assert len(flags) > 50
+
+
+@pytest.mark.parametrize("num_threads", [0, 4])
+def test_errors_that_a_thread_asks_for_stay_there(num_threads: int) -> None:
+    """`with jax.debug_infs(True)` around `next` makes no operation fail, whether its calls are quick or not."""
+
+    def infinite(_: int) -> Any:
+        import jax.numpy as jnp
+
+        return np.asarray(jnp.ones(1) / jnp.zeros(1))
+
+    options = millstream.ReadOptions(num_threads)
+    with jax.debug_infs(True):
+        batches = list(millstream.load(range(200), transformations=[infinite], num_epochs=1, read_options=options))
+    assert len(batches) == 200
+
+
 def test_other_versions_of_jax_are_asked_by_its_public_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the private function, all settings are compared."""
     monkeypatch.delattr("jax._src.config.trace_context")
