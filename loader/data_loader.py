@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, final
 
 from millstream import grain_kinds
@@ -66,6 +66,10 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             that breakpoints in operations work; and to warn of operations that are not pure, that draw from global
             generators, that modify or return the source's memory, or whose elements cannot be pickled. The batches are
             the same; they take more than twice the time.
+        worker_init_fn: called once in each worker process or actor, replacements of dead ones included, before it
+            computes anything: `worker_init_fn(index, count)` with the worker's index, 0 … count - 1. It must be
+            picklable, and no element may depend on the index. It sets what your program has set in its own process and
+            workers lack, such as variables of modules. It is not called without workers. None for nothing.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two contradict each other.
@@ -100,6 +104,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         workers: "RayWorkers | None" = None,
         on_error: str = "raise",
         max_errors: int | None = MAX_ERRORS,
+        worker_init_fn: Callable[[int, int], object] | None = None,
     ) -> None:
         tolerance = Tolerance.of(on_error, max_errors)
         self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options, tolerance)
@@ -110,7 +115,9 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         num_workers = available_cores() if worker_count is None else as_integer(worker_count, "worker_count", 0)
         num_workers = 0 if self._is_debugging else num_workers
         buffer_size = as_integer(worker_buffer_size, "worker_buffer_size", 1)
-        self._workers = MultiprocessingOptions(num_workers, buffer_size, stall_timeout=stall_timeout)
+        self._workers = MultiprocessingOptions(
+            num_workers, buffer_size, stall_timeout=stall_timeout, worker_init_fn=worker_init_fn
+        )
         self._records_timeline = as_flag(enable_profiling, "enable_profiling")
         self._ray_workers = workers
         if workers is not None:

@@ -20,7 +20,6 @@ _EVERYWHERE = {
     "pin_memory": "use millstream.device_put(iter(loader)), which moves batches to the device in advance.",
     "persistent_workers": "remove it: workers are kept for the next pass anyway.",
     "multiprocessing_context": "remove it: workers never inherit the state of this process.",
-    "worker_init_fn": "remove it, and draw from the generator that a RandomMapTransform gets.",
     "generator": "use seed, of the IndexSampler or of millstream.load.",
 }
 

@@ -44,6 +44,7 @@ def load(
     workers: "RayWorkers | None" = None,
     on_error: str = "raise",
     max_errors: int | None = MAX_ERRORS,
+    worker_init_fn: Callable[[int, int], object] | None = None,
 ) -> DataLoader:
     """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`.
 
@@ -76,6 +77,8 @@ def load(
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
         on_error: the reaction to a record that fails: "raise" the error, or "skip" the record, see `DataLoader`.
         max_errors: with on_error="skip", the number of records that may fail; None for any number, unless all fail.
+        worker_init_fn: called in each worker with its index and the number of workers, before it computes anything, see
+            `DataLoader`; not called without workers.
 
     Raises:
         TypeError, ValueError: as `DataLoader`.
@@ -118,6 +121,7 @@ def load(
         workers=workers,
         on_error=on_error,
         max_errors=max_errors,
+        worker_init_fn=worker_init_fn,
     )
 
 

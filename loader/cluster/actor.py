@@ -48,9 +48,19 @@ class PipelineActor:
         pipeline: the pickle of the pipeline, and the memory of its large arrays.
         import_path: the import path of the trainer. Entries that exist on this node are used.
         stack_seconds: a call that takes this long writes its stacks to the actor's log.
+        index: its index among the actors, for `worker_init_fn`.
     """
 
-    def __init__(self, pipeline: Packed, import_path: Sequence[str], num_threads: int, stack_seconds: float) -> None:
+    def __init__(
+        self,
+        pipeline: Packed,
+        import_path: Sequence[str],
+        *,
+        num_threads: int,
+        stack_seconds: float,
+        index: int,
+        num_workers: int,
+    ) -> None:
         # Accelerators belong to the trainer, which may run on this node.
         os.environ["JAX_PLATFORMS"] = "cpu"
         sys.path.extend(entry for entry in import_path if entry not in sys.path and os.path.isdir(entry))  # noqa: PTH112
@@ -60,6 +70,8 @@ class PipelineActor:
         try:
             pickled, buffers = pipeline
             (whole,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
+            if whole.worker_init_fn is not None:
+                whole.worker_init_fn(index, num_workers)
             readers, allocate = ReaderThreads(affordable_threads(num_threads)), self._memory.allocate
             self._runner_of = runner_of_epochs(
                 whole, self._classes, readers=readers, allocate=allocate, pack=self._pack
@@ -111,11 +123,13 @@ class Actor(AnyWorker):
     """The trainer's side of an actor. It has a process ID, that on its node, once it is ready.
 
     Attributes:
+        index: its index among the actors, which a replacement takes over.
         runs_suspect: True if its only call is one with which another actor has died.
     """
 
-    def __init__(self, number: int, handle: Any) -> None:
+    def __init__(self, number: int, index: int, handle: Any) -> None:
         super().__init__(number)
+        self.index = index
         self.handle = handle
         self.runs_suspect = False
 

@@ -28,6 +28,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.resources import buffer_budget
 from millstream.loader.transport.pipeline_file import pickle_pipelines
+from millstream.loader.workers.any_worker import first_free
 
 CLOSE_SECONDS = 2.0
 """The time to wait for the cluster to confirm that the actors have ended."""
@@ -82,7 +83,12 @@ class ActorPool:
         # Ray sends an actor its calls one after another.
         self.max_reads = 1
         self.max_bytes = buffer_budget(reading.max_buffer_bytes)
-        self._settings = tuple(import_path), reading.num_threads, STACK_SHARE * workers.stall_timeout
+        self._import_path = tuple(import_path)
+        self._options = {
+            "num_threads": reading.num_threads,
+            "stack_seconds": STACK_SHARE * workers.stall_timeout,
+            "num_workers": workers.num_workers,
+        }
         self._pipeline = ray.put((pickle.PickleBuffer(pickled), [pickle.PickleBuffer(buffer) for buffer in buffers]))
         self._actor_class = ray.remote(**ray_workers.actor_options)(PipelineActor)
         here = next((node for node in ray.nodes() if node["NodeID"] == self._node), None)
@@ -175,7 +181,9 @@ class ActorPool:
             )
 
     def _start(self) -> None:
-        actor = Actor(next(self._numbers), self._actor_class.remote(self._pipeline, *self._settings))
+        index = first_free(actor.index for actor in self.workers)
+        handle = self._actor_class.remote(self._pipeline, self._import_path, index=index, **self._options)
+        actor = Actor(next(self._numbers), index, handle)
         self.workers.append(actor)
         self._awaited[actor.handle.ready.remote()] = actor, None
         if self._stopped:

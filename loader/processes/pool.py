@@ -37,6 +37,7 @@ from millstream.loader.threads.resources import affordable_threads, buffer_budge
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
 from millstream.loader.transport.pipeline_file import pack_pipelines
+from millstream.loader.workers.any_worker import first_free
 
 EXIT_SECONDS = 2.0
 """The time to wait for the fork server's report of a worker's exit status."""
@@ -224,8 +225,7 @@ class Pool:
             always.callback(os.close, arena)
             crash_log = create_crash_log()
             on_failure.callback(os.close, crash_log)
-            taken = {worker.index for worker in self.workers}
-            index = next(index for index in itertools.count() if index not in taken)
+            index = first_free(worker.index for worker in self.workers)
             worker = Worker(
                 number, index, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), crash_log
             )

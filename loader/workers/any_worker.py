@@ -1,5 +1,7 @@
 """A worker, wherever it runs, and what its executor learns: how many reads help, and whether new workers die."""
 
+import itertools
+from collections.abc import Iterable
 from typing import TypeVar, final
 
 from millstream.errors import WorkerDiedError
@@ -50,6 +52,12 @@ class AnyWorker:
     def record_result(self, call: int) -> None:
         self.calls.remove(call)
         self.waited, self.warned = 0.0, False
+
+
+def first_free(taken: Iterable[int]) -> int:
+    """Returns the smallest index that no other worker has."""
+    indices = set(taken)
+    return next(index for index in itertools.count() if index not in indices)
 
 
 WorkerT = TypeVar("WorkerT", bound=AnyWorker)

@@ -111,6 +111,7 @@ def loaders() -> None:
         transformations=[str.split, millstream.FilterTransform[list[str]](lambda words: len(words) > 1)],
         batch_size=8,
         worker_count=2,
+        worker_init_fn=lambda index, count: index + count,
     )
     assert_type(loader, millstream.DataLoader)
     assert_type(len(loader), int)

@@ -1,10 +1,12 @@
-"""`mp_prefetch(worker_init_fn=f)`: f(index, count) runs once in each worker process, in replacements too."""
+"""`worker_init_fn=f` of loaders and `mp_prefetch`: f(index, count) runs once in each worker, in replacements too."""
 
 import functools
+import itertools
 import os
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +42,38 @@ def test_each_worker_calls_it_once_with_its_index(tmp_path: Path) -> None:
     calls = notes(tmp_path)
     assert {process for _, process in elements} <= {process for process, _, _ in calls}
     assert sorted((index, count) for _, index, count in calls) == [(0, 2), (1, 2)]
+
+
+def loaded(count: int, **options: Any) -> Any:
+    return millstream.load(range(count), transformations=[process_after_init], num_epochs=1, **options)
+
+
+def built(count: int, **options: Any) -> Any:
+    sampler = millstream.SequentialSampler(count)
+    return millstream.DataLoader(data_source=range(count), sampler=sampler, operations=[process_after_init], **options)
+
+
+@pytest.mark.parametrize("make", [loaded, built])
+def test_loaders_call_it_as_chains_do(make: Any, tmp_path: Path) -> None:
+    """It runs once per worker, also in epochs, never without workers, and is no part of the stream's identity."""
+    init = functools.partial(note, tmp_path)
+    for here in ({}, {"worker_count": 2, "debug": True}):
+        with make(4, worker_init_fn=init, **here) as loader:
+            assert len(list(loader)) == 4
+    assert notes(tmp_path) == []
+    with make(3000, worker_init_fn=init, worker_count=2) as loader:
+        with iter(loader) as iterator:
+            start = [number for number, _ in itertools.islice(iterator, 1000)]
+            state = iterator.get_state()
+        assert len(list(loader)) == 3000
+    assert start == list(range(1000))
+    calls = notes(tmp_path)
+    assert sorted((index, count) for _, index, count in calls) in ([(0, 2), (1, 2)], [(0, 2), (0, 2), (1, 2), (1, 2)])
+    with iter(make(3000)) as iterator:
+        iterator.set_state(state)
+        assert [number for number, _ in iterator] == list(range(1000, 3000))
+    with pytest.raises(TypeError, match="worker_init_fn must be a function of index and count"):
+        make(3, worker_init_fn=3)
 
 
 def test_a_replacement_calls_it_with_the_index_of_the_dead_worker(tmp_path: Path) -> None:
