@@ -34,7 +34,7 @@ from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
 from millstream.sources import DataSource
-from millstream.sources.base import RecordKeys
+from millstream.sources.base import LoaderView, RecordKeys
 from millstream.sources.source_checks import check_range, check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
@@ -62,7 +62,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     element, in a different order in each epoch if the dataset is shuffled. An element that is None is missing: a filter
     has dropped it, or a map has returned None.
 
-    A MapDataset is a source: a `DataLoader` accepts it as its `data_source`, and reads a block of it in one call.
+    A MapDataset is a source: a `DataLoader` accepts it as its `data_source`, and reads a block of it in one call. In
+    epoch e, the record key k is that of `dataset[e * len(dataset) + k]`. No element may be missing then.
 
     Subclass it to define your own elements: call `super().__init__(parents)`, read `self._parent[position]`, and
     override `__len__` and `__getitem__`, for any position from 0. Everything else is inherited, and such a dataset may
@@ -564,6 +565,19 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         """The calls that compute elements while they are read: `.map(decode).filter(is_long)`; "" without any."""
         nodes = [node for node in node_of(self).line() if isinstance(node, ElementNode | Split)]
         return "".join(node.text for node in reversed(nodes))
+
+    def _loader_view(self) -> LoaderView:
+        node = node_of(self)
+        if node.is_sparse:
+            step = next((step.text for step in node.line() if isinstance(step, Filtered | Split)), "a filter")
+            raise ValueError(
+                f"Cannot read every position of this MapDataset: after {step}, elements may be missing. Read it as a "
+                "stream, dataset.to_iter_dataset(), and batch that; or give the loader the dataset before it, and the "
+                "filter as an operation."
+            )
+        # An endless dataset is one epoch.
+        differs = node.differs_by_epoch and node.length != ENDLESS
+        return LoaderView(self, differs, skips_none=True, reordering=node.reordering)
 
     def fingerprint(self) -> str:
         """Returns one line that identifies the elements: sources, operations and seeds, but not num_epochs."""

@@ -46,7 +46,10 @@ class RepeatedPasses:
 
     def __init__(self, pipeline: Pipeline) -> None:
         shuffles = seed_of(pipeline.order) is not None and getattr(pipeline.sampler, "shuffle", True)
-        self._is_random = shuffles or any(isinstance(operation, RandomMap) for operation in pipeline.operations)
+        draws = pipeline.view.differs_by_epoch
+        self._is_random = (
+            shuffles or draws or any(isinstance(operation, RandomMap) for operation in pipeline.operations)
+        )
         self._has_ended = False
 
     def begin(self) -> None:

@@ -4,7 +4,7 @@ import abc
 import itertools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Generic, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +71,32 @@ class DataSource(Protocol[T_co]):
     def __getitem__(self, record_key: int, /) -> T_co:
         """Returns the record of one key, 0 … len(self) - 1."""
         ...
+
+
+class LoaderView(NamedTuple):
+    """A source as a loader reads it.
+
+    Attributes:
+        source: the object to read from.
+        differs_by_epoch: True if the records of each epoch differ: that of a key is at `epoch * len(source) + key`.
+        skips_none: True if None stands for a missing element, which a loader cannot skip.
+        reordering: the first step of a chain that reorders records in each epoch; "" without one.
+    """
+
+    source: Any
+    differs_by_epoch: bool = False
+    skips_none: bool = False
+    reordering: str = ""
+
+
+def loader_view(source: Any) -> LoaderView:
+    """Returns a source as a loader reads it.
+
+    Raises:
+        ValueError: it is a MapDataset some of whose elements are missing.
+    """
+    view: Callable[[], LoaderView] | None = getattr(source, "_loader_view", None)
+    return LoaderView(source) if view is None else view()
 
 
 class RenderedSource(Rendered):

@@ -3,7 +3,7 @@
 import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsIndex, final
+from typing import Any, Self, SupportsIndex, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +13,14 @@ from millstream.core.closing import Closing
 from millstream.core.columnar import ColumnarRecords
 from millstream.sources.base import (
     HeldRecords,
+    LoaderView,
     RecordKeys,
     RenderedSource,
     checked_record_key,
     checked_record_keys,
     in_order,
     is_held,
+    loader_view,
 )
 from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
 from millstream.sources.concurrent_reads import read_all
@@ -59,6 +61,9 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         (array([0, 1, 1]), array([0, 0, 1]))
     """
 
+    _periods: NDArray[np.int64] | None = None
+    """The distance of the epochs of each source; None if keys are those of one epoch."""
+
     @named_arguments()
     def __init__(self, sources: Sequence[Any] | Mapping[str, Any]) -> None:
         if isinstance(sources, (str, bytes)) or not isinstance(sources, (Sequence, Mapping)):
@@ -73,7 +78,7 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         if sum(lengths) > _KEY_LIMIT:
             raise ValueError(f"Concatenated sources must have at most 2**63 records, got {sum(lengths)}.")
         self.lengths = np.array(lengths, dtype=np.int64)
-        self._num_records = sum(lengths)
+        self._num_records = self._key_limit = sum(lengths)
         self._starts = np.cumsum(self.lengths) - self.lengths
         self._prepare()
 
@@ -86,13 +91,13 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         return reads_one_by_one(self.parts.values())
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
-        key = checked_record_key(record_key, self._num_records)
-        number = int(np.searchsorted(self._starts, key, side="right")) - 1
-        (record,) = self._read(number, np.array([key - self._starts[number]]))
+        key = checked_record_key(record_key, self._key_limit)
+        (number,), own_keys = self._locate(np.array([key]))
+        (record,) = self._read(int(number), own_keys)
         return record
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[Any]:
-        keys = checked_record_keys(record_keys, self._num_records)
+        keys = checked_record_keys(record_keys, self._key_limit)
         if self._holds_all:
             self._held = self._all_held()
             records: Sequence[Any] = self._held.__getitems__(keys.tolist())
@@ -178,6 +183,27 @@ class ConcatenatedDataSource(RenderedSource, Closing):
             text = f"#{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}"
         return f"Concatenated sources={len(descriptions)} records={self._num_records} of={text}"
 
+    def _loader_view(self) -> LoaderView:
+        views = {}
+        for name, source in self.parts.items():
+            try:
+                views[name] = loader_view(source)
+            except ValueError as error:
+                error.add_note(f"millstream: in source {name!r}.")
+                raise
+        _, differ, skip, reorder = zip(*views.values(), strict=True)
+        view = LoaderView(self, any(differ), any(skip), next(filter(None, reorder), ""))
+        return view._replace(source=self._over_epochs(views)) if view.differs_by_epoch else view
+
+    def _over_epochs(self, views: Mapping[Any, LoaderView]) -> Self:
+        """Returns the source whose keys continue over epochs; those of a part only if its epochs differ."""
+        continued = object.__new__(type(self))
+        vars(continued).update(vars(self) | {"parts": {name: view.source for name, view in views.items()}})
+        differ = np.array([view.differs_by_epoch for view in views.values()])
+        continued._key_limit, continued._periods = _KEY_LIMIT, np.where(differ, self.lengths, 0)
+        continued._prepare()
+        return continued
+
     def _all_held(self) -> Any:
         return HeldRecords.concatenated(list(self.parts.values())) if self._held is None else self._held
 
@@ -191,8 +217,11 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         self._columns = ColumnsInMemory.of(list(self.parts.values()))
 
     def _locate(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        if self._periods is not None:
+            epochs, keys = np.divmod(keys, self._num_records)
         numbers = np.searchsorted(self._starts, keys, side="right") - 1
-        return numbers, keys - self._starts[numbers]
+        own_keys = keys - self._starts[numbers]
+        return numbers, own_keys if self._periods is None else own_keys + epochs * self._periods[numbers]
 
     def _read(self, number: int, keys: NDArray[np.int64]) -> Sequence[Any]:
         """Returns records of one source. A note names the source in errors."""

@@ -125,6 +125,7 @@ class MappedWithIndex(ElementNode):
     """The results of a MapWithIndex. The index is the position, continued across epochs."""
 
     operation: MapWithIndex
+    differs_by_epoch = True
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         return map(self.operation.map_with_index, positions.tolist(), values)
@@ -138,6 +139,7 @@ class MappedAtRandom(ElementNode):
     seed: int
     number: int
     """The number of random maps before it that draw from the same seed."""
+    differs_by_epoch = True
 
     def results(self, values: Sequence[Any], positions: Positions) -> Iterable[Any]:
         epochs = positions // self.epoch_length

@@ -56,6 +56,7 @@ class Shuffle(IndexNode):
     seed: int
     inherited: int | None = None
     """The seed of the `.seed(...)` that `seed` derives from; None if it has its own."""
+    reorders = True
 
     @functools.cached_property
     def epoch_length(self) -> int:
@@ -84,6 +85,7 @@ class WindowShuffle(IndexNode):
 
     window_size: int
     seed: int
+    reorders = True
 
     @functools.cached_property
     def _own_seed(self) -> int:
@@ -128,6 +130,10 @@ class Repeat(IndexNode):
     def epoch_length(self) -> int:
         """The parent's, so that random operations draw the same numbers before and after it."""
         return self.parent.epoch_length
+
+    @functools.cached_property
+    def differs_by_epoch(self) -> bool:
+        return self.reseed_each_epoch and self.parent.differs_by_epoch
 
     def parent_positions(self, positions: Positions) -> Positions:
         return positions if self.reseed_each_epoch else divided(positions, self.parent.length)[1]

@@ -124,6 +124,8 @@ class Mixed(JoiningNode):
 
     weights: tuple[int, ...]
     names: tuple[Any, ...]
+    # Beyond the end, each parent continues where it was.
+    reorders = True
 
     @functools.cached_property
     def _schedule(self) -> MixingSchedule:
@@ -185,6 +187,10 @@ class Selected(JoiningNode):
     @property
     def _is_table(self) -> bool:
         return isinstance(self.selection, np.ndarray)
+
+    @functools.cached_property
+    def reorders(self) -> bool:  # type: ignore[override]  # as a property
+        return not self._is_table
 
     @functools.cached_property
     def looks_ahead(self) -> bool:

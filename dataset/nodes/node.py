@@ -52,6 +52,20 @@ class Node(abc.ABC):
         return any(parent.is_sparse for parent in self.parents)
 
     @functools.cached_property
+    def differs_by_epoch(self) -> bool:
+        """True if a later epoch may have other elements, or the same ones in another order, than the first."""
+        return self.reorders or any(parent.differs_by_epoch for parent in self.parents)
+
+    reorders = False
+    """True if it brings elements into an order that differs by epoch."""
+
+    @functools.cached_property
+    def reordering(self) -> str:
+        """The first node, from the source, that reorders elements; "" without one."""
+        before = next(filter(None, (parent.reordering for parent in self.parents)), "")
+        return before or (self.text if self.reorders else "")
+
+    @functools.cached_property
     def depth(self) -> int:
         """The number of nodes from here up to the source, this one included."""
         return 1 + max((parent.depth for parent in self.parents), default=0)

@@ -111,6 +111,8 @@ class Own(Node):
     above: tuple[Node, ...]
     # Positions are passed on unchanged, and elements are read one by one.
     looks_ahead = reads_one_by_one = True
+    # Its `__getitem__` sees positions continued across epochs.
+    differs_by_epoch = True
 
     @property
     def parents(self) -> tuple[Node, ...]:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.core.randomness import OF_GROUPS, derive_seed, generators, generators_from
 from millstream.loader.operations.elements import Origins
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
+from millstream.samplers.order import by_number
 from millstream.samplers.protocols import MixedSampler, is_mixed
 
 
@@ -66,6 +68,21 @@ def seed_of(sampler: VectorisedSampler | AdaptedSampler) -> int | None:
         return sampler.seed
     first = seed_of(sampler.samplers[0])
     return None if first is None else derive_seed(first, OF_GROUPS)
+
+
+def epochs_at(sampler: VectorisedSampler | AdaptedSampler, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the epoch of each position; in a mixture, that of the component's own order.
+
+    A sampler without epochs is in its first one everywhere.
+    """
+    if not is_mixed(sampler):
+        largest = np.iinfo(np.int64).max
+        return positions // min(sampler.num_records or largest, largest)
+    components, own = sampler.locate(positions)
+    epochs = np.empty_like(positions)
+    for component, rows in by_number(components):
+        epochs[rows] = epochs_at(sampler.samplers[component], own[rows])
+    return epochs
 
 
 def has_randomness(sampler: VectorisedSampler | AdaptedSampler) -> bool:

@@ -1,8 +1,12 @@
 """Reading records from a source, in batched reads if the source has them."""
 
+import functools
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from millstream.core.columnar import ColumnarRecords
 from millstream.core.signals import cannot_wait, is_from_signal_handler
@@ -17,6 +21,14 @@ MAX_HELD_RECORDS = 1 << 30
 """No source holds this many records in memory as objects. A source that claims more reads or generates them."""
 
 
+KeysOf = Callable[[Origins], NDArray[np.int64]]
+"""A function that returns the keys of records in their source, an int64 array of shape (n,)."""
+
+
+def _record_keys(origins: Origins) -> NDArray[np.int64]:
+    return origins.record_key
+
+
 def may_depend_on_thread(source: DataSource[Any]) -> bool:
     """Returns True if records are read one by one, by user code that may depend on its thread.
 
@@ -28,7 +40,16 @@ def may_depend_on_thread(source: DataSource[Any]) -> bool:
     return is_own and isinstance(method, FunctionType) and batched_read_of(source) is None
 
 
-def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
+def reader_of(
+    source: DataSource[Any], keys_of: KeysOf = _record_keys, *, skips_none: bool = False
+) -> Callable[[Origins], Elements]:
+    """Returns the function that reads records.
+
+    Args:
+        source: the source.
+        keys_of: computes the keys of records in the source from their origins.
+        skips_none: True if None stands for a missing element, which is an error.
+    """
     stand_in: Any = source
     kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
     where = f"reading from {kind.__name__}"
@@ -39,22 +60,46 @@ def reader_of(source: DataSource[Any]) -> Callable[[Origins], Elements]:
         held = HeldRecords(cast("Sequence[Any]", source))
         read_one, read_batch = held.quickest.__getitem__, held.__getitems__
 
+    if skips_none:
+        read_one = functools.partial(_present, read_one)
+
     def read_singly(origins: Origins) -> Elements:
-        keys = origins.record_key.tolist()
+        keys = keys_of(origins).tolist()
         values, error = collect(map(read_one, keys), origins, where, len(keys), may_end=True)
         at = None if error is None else Location.of(origins, len(values))
         return Elements(values, origins.take(slice(len(values))), error, at)
 
     if read_batch is None:
         return read_singly
-    return _batched_reader(source, read_batch, read_singly, where)
+    return _batched_reader(source, read_batch, read_singly, keys_of, where, skips_none=skips_none)
+
+
+def _present(read_one: Callable[[int], Any], key: int) -> Any:
+    record = read_one(key)
+    if record is None:
+        raise MissingElementError
+    return record
+
+
+class MissingElementError(ValueError):
+    """An element of a MapDataset is None, and a loader cannot skip it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "An element of a MapDataset is None, which stands for a missing one, and a loader reads every position: a "
+            "map before it returned None, or its source contains None. Return another value, or read the dataset as a "
+            "stream, dataset.to_iter_dataset(), which skips missing elements."
+        )
 
 
 def _batched_reader(
     source: DataSource[Any],
     read_batch: Callable[[Any], Sequence[Any]],
     read_singly: Callable[[Origins], Elements],
+    keys_of: KeysOf,
     where: str,
+    *,
+    skips_none: bool,
 ) -> Callable[[Origins], Elements]:
     """Returns the function that reads records in one call, and one by one if that fails."""
     takes_arrays = bool(getattr(source, "takes_key_arrays", False))
@@ -62,16 +107,21 @@ def _batched_reader(
 
     def read(origins: Origins) -> Elements:
         # The source gets an array of its own, because it may sort it, or pass it to a library that writes to it.
-        keys = origins.record_key.copy() if takes_arrays else origins.record_key.tolist()
+        keys = keys_of(origins)
+        keys = keys.copy() if takes_arrays else keys.tolist()
         try:
             records = read_batch(keys)
             # The source may reuse a list.
             values = records if isinstance(records, (tuple, ColumnarRecords)) else list(records)
-            if len(values) == len(keys):
+            error: BaseException
+            if len(values) != len(keys):
+                error = _WrongCountError(
+                    f"__getitems__ of {type(source).__name__} got {len(keys)} keys and returned {len(values)} records."
+                )
+            elif skips_none and not isinstance(values, ColumnarRecords) and any(value is None for value in values):
+                error = MissingElementError()
+            else:
                 return Elements(values, origins)
-            error: BaseException = _WrongCountError(
-                f"__getitems__ of {type(source).__name__} got {len(keys)} keys and returned {len(values)} records."
-            )
         except BaseException as raised:
             if cannot_wait(raised):
                 raise

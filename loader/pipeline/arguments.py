@@ -1,7 +1,7 @@
 """Checks of a DataLoader's arguments. Each mistake is an error, or a warning, at construction."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from millstream.core.checks import as_options, has_fields
@@ -11,9 +11,10 @@ from millstream.loader.operations.random_streams import has_randomness
 from millstream.samplers import Sampler
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler, has_unread_generators, largest_key, vectorised
-from millstream.samplers.protocols import MixedSampler, is_mixed
+from millstream.samplers.protocols import MixedSampler, is_mixed, is_packed
 from millstream.sharding import NoSharding, ShardOptions, warn_if_unsharded
 from millstream.sources import DataSource
+from millstream.sources.base import LoaderView
 from millstream.transforms import Batch, OnlyFor, Transformation
 from millstream.transforms.given import as_transformation
 
@@ -134,6 +135,36 @@ def check_sources(sampler: MixedSampler, source: Any) -> None:
                 f"The sampler assumes that the source of component {name!r} has {expected} records, but it has "
                 f"{length}. Use IndexSampler(len(source), ...) for each, or pass source_lengths to the MixtureSampler."
             )
+
+
+def check_epochs(
+    sampler: VectorisedSampler | AdaptedSampler, view: LoaderView, num_records: int, epoch: int = 0
+) -> None:
+    """Checks an order of the elements of a chain that differ by epoch. `epoch` is the number of its first one."""
+    if not view.differs_by_epoch:
+        return
+    has_more = sampler.length is None or sampler.length > (sampler.num_records or sampler.length)
+    if is_packed(sampler) and view.reordering and (epoch or has_more):
+        raise ValueError(
+            f"Cannot pack the elements of a chain with {view.reordering} for several epochs: a key is another document "
+            "in each epoch, and the sampler knows the lengths of the first. Shuffle by PackingSampler(shuffle=True)."
+        )
+    without = next(_without_epochs(sampler, num_records), None)
+    if without is not None:
+        log_warning(
+            f"the elements of data_source differ by epoch, but {without} has no num_records, the number of positions "
+            "per epoch: a record key that comes again has the same element, with the same random draws. Add "
+            "num_records to the sampler."
+        )
+
+
+def _without_epochs(sampler: VectorisedSampler | AdaptedSampler, num_records: int) -> Iterator[str]:
+    """Yields the class of each sampler that has more positions than there are records, and no epochs."""
+    if is_mixed(sampler):
+        for component, length in zip(sampler.samplers, sampler.source_lengths, strict=True):
+            yield from _without_epochs(component, length)
+    elif sampler.num_records is None and (sampler.length is None or sampler.length > num_records):
+        yield type(sampler.sampler if isinstance(sampler, AdaptedSampler) else sampler).__name__
 
 
 def check_scopes(operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler) -> None:

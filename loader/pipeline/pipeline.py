@@ -11,6 +11,7 @@ from millstream.core.warn import warn
 from millstream.loader.pipeline.arguments import (
     Operations,
     check_ends,
+    check_epochs,
     check_logical_shards,
     check_operations,
     check_padding,
@@ -29,6 +30,7 @@ from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import is_mixed, is_packed
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
+from millstream.sources.base import LoaderView, loader_view
 from millstream.sources.source_checks import check_readable
 from millstream.transforms import Batch, Transformation
 from millstream.transforms.transformation import numbers_of, paths_of
@@ -87,6 +89,7 @@ class Pipeline:
         worker_init_fn: called once in each worker process with its index and their number; None for nothing.
         num_local: the number of last operations that run in the consumer's process, in its thread or threads of their
             own, even if workers or threads run the operations before them.
+        is_loaders: True if keys are those of the source's records, False if they are positions in a chain.
     """
 
     source: DataSource[Any]
@@ -100,6 +103,7 @@ class Pipeline:
     epoch: int | None = None
     worker_init_fn: Callable[[int, int], object] | None = None
     num_local: int = 0
+    is_loaders: bool = False
 
     @classmethod
     def of(
@@ -115,6 +119,7 @@ class Pipeline:
         if not len(source):
             warn(f"data_source has no record, got an empty {type(source).__name__}: the loader yields nothing.")
         order = check_sampler(sampler, source)
+        check_epochs(order, loader_view(source), len(source))
         checked = tuple(check_operations(operations))
         shard = resolve_shard(shard_options, sampler)
         check_scopes(checked, order)
@@ -131,14 +136,20 @@ class Pipeline:
                 "lengths."
             )
         warn_checkpoints_need_same_shards(checked, shard)
-        return cls(source, sampler, order, checked, shard, tolerance=tolerance)
+        return cls(source, sampler, order, checked, shard, tolerance=tolerance, is_loaders=True)
 
     def of_epoch(self, number: int) -> Self:
         """Returns the pipeline of one epoch alone: the sampler's `of_epoch(number)` is its order."""
         whole: Any = self.sampler
         sampler = whole.of_epoch(number)
         order = check_sampler(sampler, self.source)
+        check_epochs(order, self.view, len(self.source), number)
         return dataclasses.replace(self, sampler=sampler, order=order, epoch=number)
+
+    @functools.cached_property
+    def view(self) -> LoaderView:
+        """The source as this pipeline reads it."""
+        return loader_view(self.source) if self.is_loaders else LoaderView(self.source)
 
     @functools.cached_property
     def components(self) -> tuple[Any, ...]:

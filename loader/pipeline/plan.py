@@ -12,13 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.core.columnar import Allocate
 from millstream.core.randomness import OF_BATCHES, derive_seed
 from millstream.core.signals import cannot_wait, is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins, describe_records
-from millstream.loader.operations.random_streams import seed_of
+from millstream.loader.operations.random_streams import epochs_at, seed_of
 from millstream.loader.operations.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
 from millstream.loader.operations.steps import Step, annotated, isolated, run_steps
 from millstream.loader.operations.substitutes import KeyCycle, with_substitutes
@@ -32,12 +33,16 @@ from millstream.loader.pipeline.packing import max_batches
 from millstream.loader.pipeline.partition import Partition
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
+from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import is_mixed
 from millstream.sources.source_checks import batched_read_of, reads_in_one_call
 from millstream.transforms import Transformation
 
 KEYS = "keys"
 """The name under which the time spent on record keys is measured."""
+
+TURNS_APART = 1 << 20
+"""The distance between the epochs of a chain that a component of a mixture reads within one epoch of the loader."""
 
 READ = "read"
 """The name under which the time spent on reading is measured."""
@@ -86,7 +91,7 @@ class Plan:
         self._warned: set[str] = set()
         tolerance = pipeline.tolerance
         self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))
-        self._read: Callable[[Origins], Elements] = instrument(READ, reader_of(source))
+        self._read: Callable[[Origins], Elements] = instrument(READ, _reader(pipeline))
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, instrument=instrument)
         local = [stage.has_local_steps for stage in self.stages]
         self.num_remote_stages = local.index(True) if any(local) else len(local)
@@ -279,6 +284,29 @@ class Plan:
             run = without_failures(functools.partial(run_steps, [step], allocate=np.empty), run, failed)
         run.failures = tuple(sorted(failed, key=lambda failure: failure.position))
         return run
+
+
+def _reader(pipeline: Pipeline) -> Callable[[Origins], Elements]:
+    view = pipeline.view
+    if not view.differs_by_epoch:
+        return reader_of(view.source, skips_none=view.skips_none)
+    keys_of = functools.partial(_keys_in_epochs, pipeline.order, len(pipeline.source), pipeline.epoch)
+    return reader_of(view.source, keys_of, skips_none=view.skips_none)
+
+
+def _keys_in_epochs(
+    order: VectorisedSampler | AdaptedSampler, num_records: int, epoch: int | None, origins: Origins
+) -> NDArray[np.int64]:
+    """Returns the keys of records that differ by epoch. `epoch` is the number of the loader's epoch, if it has one."""
+    epochs = epochs_at(order, origins.position)
+    if epoch is not None:
+        # A component that starts over within an epoch of the loader must not have elements of the loader's next one.
+        epochs = epochs * TURNS_APART + epoch
+    if len(epochs) and int(epochs.max()) >= POSITION_LIMIT // num_records:
+        raise OverflowError(
+            f"Cannot read epoch {epochs.max()} of a dataset of {num_records} elements, whose positions exceed 2**63."
+        )
+    return epochs * num_records + origins.record_key
 
 
 def _with_shuffled_batches(pipeline: Pipeline, stages: Sequence[Sequence[Transformation]]) -> Pipeline:

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import DataLoader, IndexSampler, SequentialSampler
+from millstream import DataLoader, IndexSampler
 from millstream.dataset import MapDataset
 from millstream.dataset.map_dataset import node_of
 from millstream.transforms import RandomMap
@@ -63,15 +63,6 @@ def test_a_dataset_of_a_users_class_is_pickled_after_it_was_read() -> None:
         list(own.__getitems__(np.arange(16)))
         copy: MapDataset[Any] = pickle.loads(cloudpickle.dumps(dataset))
         assert list(copy.__getitems__(np.arange(16))) == expected
-
-
-@settings(max_examples=30)
-@given(chains())
-def test_a_data_loader_reads_a_dataset(chain: Chain) -> None:
-    """A DataLoader takes a MapDataset as its source."""
-    loader = DataLoader(data_source=chain.dataset, sampler=SequentialSampler(len(chain.dataset)))
-
-    assert list(loader) == chain.oracle.first(chain.oracle.length)
 
 
 def draw_twice(element: Any, rng: np.random.Generator) -> Any:
