@@ -64,8 +64,9 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             `profile()` and `summary()` do not need it.
         debug: True to run everything in this thread, regardless of `worker_count`, `workers` and `read_options`, so
             that breakpoints in operations work; and to warn of operations that are not pure, that draw from global
-            generators, that modify or return the source's memory, or whose elements cannot be pickled. The batches are
-            the same; they take more than twice the time.
+            generators, that modify or return the source's memory, whose elements cannot be pickled, or whose results
+            for the first batch differ in a worker process. The batches are the same; they take more than twice the
+            time.
         worker_init_fn: called once in each worker process or actor, replacements of dead ones included, before it
             computes anything: `worker_init_fn(index, count)` with the worker's index, 0 … count - 1. It must be
             picklable, and no element may depend on the index. It sets what your program has set in its own process and

@@ -1,26 +1,32 @@
 """Checks of operations for `debug=True`: everything that would make batches depend on the process that computes them.
 
 The trainer's thread does all the work. Each step runs twice, the second time on copies of its input, and the trainer
-gets the results of the first run. Each finding is a warning, issued once per operation.
+gets the results of the first run. A worker process computes the first batch as well. Each finding is a warning, issued
+once per operation.
 """
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import pickle
 import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, final
 
 import numpy as np
 
 from millstream.core import tree
 from millstream.core.warn import warn
+from millstream.loader.execution import Execution
 from millstream.loader.operations.elements import Elements, Origins, describe_origin
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.plan import READ
+from millstream.loader.pipeline.plan import READ, Plan
 from millstream.loader.pipeline.stages import split_stages
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.tracing import first_outputs
 from millstream.loader.transport.payload import unpicklable_leaves
+from millstream.samplers.index import SequentialSampler
 from millstream.transforms import Filter
 
 RECORDS = 4
@@ -34,6 +40,8 @@ class DebugChecks:
     """Wraps the steps of a pipeline, and warns of mistakes in them."""
 
     def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._is_compared = False
         # Records that differ by epoch are not at their keys.
         self._source = () if pipeline.view.differs_by_epoch else pipeline.source
         self._labels = pipeline.labels
@@ -61,6 +69,9 @@ class DebugChecks:
                     self._records = _copies_with_keys(result)
                 else:
                     self._check_source(label)
+                if label == self._delivering and len(result.values) and not self._is_compared:
+                    self._is_compared = True
+                    self._compare_with_worker()
             return result
 
         return call
@@ -159,10 +170,111 @@ class DebugChecks:
             return difference(record, self._source[key])
         return None
 
+    def _compare_with_worker(self) -> None:
+        """Warns of the first stage whose first results differ from those in a worker process."""
+        if Plan(self._pipeline).reads_in_order_only:
+            return
+        here = FirstResults(self._pipeline)[0]
+        try:
+            there = _in_worker(self._pipeline)
+        except TypeError:
+            # The pipeline cannot be pickled, which is an error if there are workers.
+            return
+        except Exception as error:  # noqa: BLE001  (of the start of a worker)
+            self._warn("", "worker", f"A worker process cannot compute the first batch: {error}")
+            return
+        for label in (READ, *self._labels):
+            text = _results_difference(here.get(label), there.get(label))
+            if text is None:
+                continue
+            # What differs here, too, is not pure, which another check finds.
+            if _results_difference(here.get(label), FirstResults(self._pipeline)[0].get(label)) is None:
+                self._warn(
+                    label,
+                    "worker",
+                    f"In a worker process, {_subject(label).removesuffix(',')} {text}. It depends on something that "
+                    "workers do not get from this process: pass it to the operation's constructor, or set it in "
+                    "worker_init_fn.",
+                )
+            return
+
     def _warn(self, label: str, kind: str, text: str) -> None:
         if (label, kind) not in self._found:
             self._found.add((label, kind))
             warn(f"debug: {text}")
+
+
+class Results(NamedTuple):
+    """The results of one stage up to the first output: pickled elements and their record keys, and types of errors."""
+
+    values: list[bytes]
+    record_keys: list[int]
+    errors: list[str]
+
+
+@final
+class FirstResults:
+    """A source of one record: the first results of each stage of a pipeline, computed by the process that reads it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, key: int) -> Mapping[str, Results]:
+        if key:
+            raise IndexError(f"record key must be 0, got {key}.")
+        found: dict[str, Results] = {}
+
+        def instrument(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def call(*arguments: Any) -> Any:
+                result = function(*arguments)
+                if isinstance(result, Elements):
+                    results = found.setdefault(label, Results([], [], []))
+                    # Later operations may change elements in place. What cannot be pickled is found by another check.
+                    with contextlib.suppress(Exception):
+                        results.values.extend([pickle.dumps(value) for value in result.values])
+                        results.record_keys.extend(result.origins.record_key.tolist())
+                    results.errors.extend([] if result.error is None else [type(result.error).__name__])
+                return result
+
+            return call
+
+        with contextlib.suppress(Exception):
+            next(iter(first_outputs(self._pipeline, instrument)), None)
+        return found
+
+    def fingerprint(self) -> str:
+        return "the first results of a pipeline"
+
+
+def _in_worker(pipeline: Pipeline) -> Mapping[str, Results]:
+    """Returns the first results of the stages of a pipeline in a worker process."""
+    asked = dataclasses.replace(
+        Pipeline.of(FirstResults(pipeline), SequentialSampler(1), (), None), worker_init_fn=pipeline.worker_init_fn
+    )
+    workers = MultiprocessingOptions(num_workers=1, per_worker_buffer_size=1)
+    with contextlib.closing(Execution(asked, workers, ReadOptions(num_threads=0))) as execution:
+        found: Mapping[str, Results] = next(execution.begin())
+    return found
+
+
+def _results_difference(here: Results | None, there: Results | None) -> str | None:
+    """Returns what a worker's results of a stage are instead of those of this process; None if they are equal."""
+    if here is None or there is None:
+        return None
+    # The process that is slower may have computed fewer elements beyond the first output.
+    for row, (one, other) in enumerate(zip(here.values, there.values, strict=False)):
+        keys = [results.record_keys[row] for results in (here, there) if row < len(results.record_keys)]
+        if len(set(keys)) > 1:
+            return f"returns the element of record key {keys[1]} instead of {keys[0]}"
+        if one != other and (text := difference(pickle.loads(one), pickle.loads(other))) is not None:  # noqa: S301
+            return f"returns {text}{f', at record key {keys[0]}' if keys else ''}"
+    if here.errors != there.errors:
+        return f"raises {there.errors[0]}" if there.errors else f"does not raise {here.errors[0]}, as it does here"
+    return "returns another number of elements" if bool(here.values) != bool(there.values) else None
 
 
 def difference(one: Any, other: Any, depth: int = DEPTH) -> str | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 import random
 import threading
 import warnings
@@ -15,6 +16,7 @@ import millstream
 from millstream.loader.debugging import difference
 
 RECORDS = 12
+MAIN_PROCESS = os.environ.setdefault("MAIN_PROCESS_OF_TEST_DEBUG", str(os.getpid()))
 
 
 def findings(*operations: Any, source: Any = range(RECORDS), batch_size: int | None = None) -> list[str]:
@@ -91,6 +93,16 @@ class Moody(list[int]):
         return next(self.counter)
 
 
+def in_main_process(value: int) -> bool:
+    return value % 2 == 1 or str(os.getpid()) == MAIN_PROCESS
+
+
+def fail_in_workers(value: int) -> int:
+    if str(os.getpid()) != MAIN_PROCESS:
+        raise RuntimeError("a worker")
+    return value
+
+
 TURNS = itertools.cycle([True] * RECORDS + [False])
 WRONG: dict[str, list[Any]] = {
     "operations[1], Map(number), is not pure: run twice, it returned another ['number']": [abs, number],
@@ -100,6 +112,15 @@ WRONG: dict[str, list[Any]] = {
     "The result of operations[0], Map(<lambda>), cannot be pickled": [lambda _: {"lock": threading.Lock()}],
     "The result of operations[0], Map(<lambda>), is the source's own": [lambda record: {"row": record["x"][:1]}],
     "reading from the source is not pure": [],
+    # A worker is another process: what only this one has does not reach it.
+    "In a worker process, operations[1], Map(<lambda>) returns another ['process'], at record key": [
+        abs,
+        lambda value: {"value": value, "process": os.getpid()},
+    ],
+    "In a worker process, operations[0], Filter(in_main_process) returns the element of record key": [
+        millstream.FilterTransform(in_main_process)
+    ],
+    "In a worker process, operations[0], Map(fail_in_workers) raises RuntimeError": [fail_in_workers],
 }
 """Operations, by the beginning of the only warning about them."""
 
@@ -110,7 +131,7 @@ def test_what_is_wrong_is_named_once(said: str) -> None:
     source = held() if "own" in said else range(RECORDS) if WRONG[said] else Moody(range(RECORDS))
     (text,) = findings(*WRONG[said], source=source)
     assert text.startswith(f"debug: {said}")
-    assert any(words in text for words in ("record key", "['lock']", "RandomMapTransform"))
+    assert any(words in text for words in ("record key", "['lock']", "RandomMapTransform", "worker_init_fn"))
 
 
 class Kept:
