@@ -111,7 +111,7 @@ WRONG: dict[str, list[Any]] = {
     "operations[0], Map(<lambda>), draws from the global generator of NumPy": [lambda value: value + np.random.rand()],  # noqa: NPY002
     "The result of operations[0], Map(<lambda>), cannot be pickled": [lambda _: {"lock": threading.Lock()}],
     "The result of operations[0], Map(<lambda>), is the source's own": [lambda record: {"row": record["x"][:1]}],
-    "reading from the source is not pure": [],
+    "reading from the source is not pure": [abs],
     # A worker is another process: what only this one has does not reach it.
     "In a worker process, operations[1], Map(<lambda>) returns another ['process'], at record key": [
         abs,
@@ -128,7 +128,7 @@ WRONG: dict[str, list[Any]] = {
 @pytest.mark.parametrize("said", WRONG)
 def test_what_is_wrong_is_named_once(said: str) -> None:
     """One warning names the operation or the source, with the record, the leaf or the remedy, and nothing besides."""
-    source = held() if "own" in said else range(RECORDS) if WRONG[said] else Moody(range(RECORDS))
+    source = held() if "own" in said else Moody(range(RECORDS)) if "the source is" in said else range(RECORDS)
     (text,) = findings(*WRONG[said], source=source)
     assert text.startswith(f"debug: {said}")
     assert any(words in text for words in ("record key", "['lock']", "RandomMapTransform", "worker_init_fn"))
