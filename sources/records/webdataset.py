@@ -6,7 +6,9 @@ header, in a pax member before it, in a member of type L before it, or as a numb
 archive.
 """
 
+import array
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, final
@@ -37,11 +39,14 @@ _PAX_SIZE = re.compile(rb"\d{1,18}")
 _PAX_RECORD = re.compile(rb"(\d{1,18}) ")
 
 
-_TarFile = tuple[str, int, int, int, int]
+_SKIPPED_FOLDER = re.compile(r"__[^/]*__/")
+"""Folders at the top of an archive that `webdataset` skips."""
+
+_TarFile = tuple[str, int, int, int, int, int]
 """A regular file in an archive. A plain tuple, because each record that is read has several.
 
 The full name; the offset of its headers, including that of a long name; the offset and the size of its data; the offset
-of the next member.
+of the next member; the number of archives before its own, if several are concatenated.
 """
 
 
@@ -51,8 +56,10 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
 
     A sample is the adjacent files of an archive whose names are equal up to the first dot: `000/17.jpg` and
     `000/17.cls` are the dict `{"__key__": "000/17", "jpg": b"…", "cls": b"…"}`. Extensions are in lower case, as in the
-    library `webdataset`. Files without an extension, and members that are not files, are skipped. The archives are
-    ustar, pax or GNU tar, with names and sizes of any length.
+    library `webdataset`. Files without an extension, hidden files, folders such as `__meta__` at the top, and members
+    that are not files are skipped. The archives are ustar, pax or GNU tar, with names and sizes of any length, and
+    several may be concatenated. Unlike in `webdataset`, archives without the zeros at their end, as if cut short, and
+    with other bytes after them are refused, and so are sparse files.
 
     Each file is scanned once for the offsets of its samples, 8 bytes each. They are cached in `$MILLSTREAM_CACHE`
     (default: `~/.cache/millstream`), or stored beside the file by `millstream index`. A changed file is scanned again.
@@ -65,7 +72,8 @@ class WebDatasetDataSource(SpanRecords[dict[str, Any]]):
 
     Raises:
         FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
-        DataSourceError: a file is not a tar archive, is compressed, is damaged, or was cut short.
+        DataSourceError: a file is not a tar archive, is compressed, is damaged, or was cut short, or the files of a
+            sample are not adjacent.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts.
 
@@ -91,31 +99,62 @@ class _WebDatasetFormat(SpanFormat[dict[str, Any]]):
     """A span is the members of a sample with their headers, and the skipped members after it."""
 
     index_kind: ClassVar[str] = "webdataset"
+    index_version: ClassVar[int] = 2
 
     def offsets(self, scan: Scan) -> Iterator[NDArray[np.int64]]:
         refuse_compressed(scan)
         starts: list[int] = []
-        last_key, stop = None, 0
-        try:
-            for name, start, _, _, file_stop in _tar_files(scan.read, scan.size, checks_headers=True):
-                if (named := _key_and_extension(name)) is None:
-                    continue
-                if named[0] != last_key:
-                    if len(starts) == _SAMPLES_AT_ONCE:
-                        yield np.array(starts)
-                        scan.report(start)
-                        starts.clear()
-                    starts.append(start)
-                    last_key = named[0]
-                stop = file_stop
-        except _TarError as error:
-            raise DataSourceError(
-                f"{scan.path!r} is not a tar archive, is damaged, or was cut short: {error}. Restore the file."
-            ) from error
+        hashes = array.array("q")
+        last, stop = None, 0
+        for key, _, (_, start, _, _, file_stop, number) in _files_of_samples(scan):
+            if (key, number) != last:
+                if len(starts) == _SAMPLES_AT_ONCE:
+                    yield np.array(starts)
+                    scan.report(start)
+                    starts.clear()
+                starts.append(start)
+                last = (key, number)
+                hashes.append(hash(last))
+            stop = file_stop
+        _check_adjacent(scan, np.frombuffer(hashes, np.int64))
         yield np.array([*starts, min(stop, scan.size)])
 
     def decode(self, spans: list[bytes], request: SpanRequest) -> list[dict[str, Any]]:
         return [_sample(span, row, request) for row, span in enumerate(spans)]
+
+
+def _files_of_samples(scan: Scan) -> Iterator[tuple[str, str, _TarFile]]:
+    """Yields the files of an archive that belong to samples, each with its key and extension."""
+    try:
+        for file in _tar_files(scan.read, scan.size, checks_headers=True):
+            if (named := _key_and_extension(file[0])) is not None:
+                yield *named, file
+    except _TarError as error:
+        raise DataSourceError(
+            f"{scan.path!r} is not a tar archive, is damaged, or was cut short: {error}. Restore the file."
+        ) from error
+
+
+def _check_adjacent(scan: Scan, hashes: NDArray[np.int64]) -> None:
+    """Raises DataSourceError if a sample is cut into several, given a hash of the key of each sample.
+
+    A sample that is there several times, with the same extensions, is not.
+    """
+    ordered = np.sort(hashes)
+    repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not repeated:
+        return
+    # Read again, because the keys of all samples would take much memory.
+    extensions: dict[tuple[str, int], set[str]] = {}
+    samples = itertools.groupby(_files_of_samples(scan), lambda file: (file[0], file[2][-1]))
+    for sample, files in samples:
+        found = {extension for _, extension, _ in files}
+        if hash(sample) in repeated and extensions.setdefault(sample, found) != found:
+            raise DataSourceError(
+                f"{scan.path!r} has the files of the sample {sample[0]!r} in several places: "
+                f"{', '.join(sorted(extensions[sample]))} in one, {', '.join(sorted(found))} in another. Write the "
+                "archive again with the files of each sample side by side, as `tar --sort=name` does."
+            )
 
 
 def _sample(span: bytes, row: int, request: SpanRequest) -> dict[str, Any]:
@@ -123,7 +162,7 @@ def _sample(span: bytes, row: int, request: SpanRequest) -> dict[str, Any]:
     key = ""
     try:
         files = _tar_files(lambda start, length: span[start : start + length], len(span), checks_headers=False)
-        for name, _, data, size, _ in files:
+        for name, _, data, size, *_ in files:
             if (named := _key_and_extension(name)) is None:
                 continue
             key, extension = named
@@ -141,6 +180,8 @@ def _key_and_extension(name: str) -> tuple[str, str] | None:
 
     The first dot separates them; dots in folders do not count, and a name that begins with a dot has no key.
     """
+    if name.startswith("__") and _SKIPPED_FOLDER.match(name):
+        return None
     base = name.rfind("/") + 1
     dot = name.find(".", base)
     return (name[:dot], name[dot + 1 :].lower()) if dot > base else None
@@ -158,13 +199,14 @@ def _tar_files(read: Callable[[int, int], bytes], stop: int, *, checks_headers: 
     """
     offset, start = 0, 0
     long_name, long_size = None, None  # From the extensions of the next member.
-    is_ended = False
+    is_ended, number = False, 0
     while offset < stop:
         header = read(offset, _BLOCK_BYTES)
         if header == _ZEROS:
             is_ended, offset = True, offset + _BLOCK_BYTES
             start = offset
             continue
+        number += is_ended
         is_ended = False
         if len(header) < _BLOCK_BYTES or (checks_headers and not _is_header(header)):
             raise _TarError(f"there is no header of a member at byte {offset:,}")
@@ -189,7 +231,7 @@ def _tar_files(read: Callable[[int, int], bytes], stop: int, *, checks_headers: 
             long_name, long_size = _extended(kind, content, long_name, long_size)
             continue
         if is_file:
-            yield name, start, data, size, offset
+            yield name, start, data, size, offset, number
         start = offset
         long_name, long_size = None, None
     if checks_headers and not is_ended:

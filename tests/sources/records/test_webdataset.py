@@ -1,6 +1,7 @@
 """Samples of tar archives: as `tarfile` wrote them, in every format that it writes."""
 
 import io
+import itertools
 import tarfile
 from pathlib import Path
 
@@ -57,9 +58,9 @@ def test_members_that_are_not_files_are_passed_over(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_names_longer_than_a_header_has_room_for(tmp_path: Path, tar_format: int) -> None:
-    """Written in GNU's way and in pax's, beside short ones; a key that comes again later is another sample."""
+    """Written in GNU's way and in pax's, beside short ones; a sample that comes again later is another one."""
     name = "folder/" * 60 + "n" * 200
-    files = [("a.x", b"1"), (f"{name}.x", b"2"), (f"{name}.y", b"3"), ("b.x", b"4"), ("a.y", b"5")]
+    files = [("a.x", b"1"), (f"{name}.x", b"2"), (f"{name}.y", b"3"), ("b.x", b"4"), ("a.x", b"5")]
     with WebDatasetDataSource(write_tar(tmp_path / "a.tar", files, tar_format)) as source:
         assert [record["__key__"] for record in every_record(source)] == ["a", name, "b", "a"]
         assert source[1] == {"__key__": name, "x": b"2", "y": b"3"}
@@ -102,12 +103,44 @@ def test_sizes_in_base_256_and_in_pax_are_read(tmp_path: Path) -> None:
 
 
 def test_archives_laid_end_to_end_are_one(tmp_path: Path) -> None:
-    """`cat a.tar b.tar` leaves zeros in between, after which there are samples that must not be lost."""
-    parts = [write_tar(tmp_path / name, [(f"{name}.x", name.encode())]).read_bytes() for name in "abc"]
+    """`cat a.tar b.tar` leaves zeros in between, after which there are samples that must not be lost or joined."""
+    parts = [write_tar(tmp_path / key, [(f"{key}.{key}", key.encode())]).read_bytes() for key in "aba"]
+    parts += [write_tar(tmp_path / "a", [("a.y", b"y")]).read_bytes()]
     (tmp_path / "all.tar").write_bytes(b"".join(parts))
 
     with WebDatasetDataSource(tmp_path / "all.tar") as source:
-        assert [record["x"] for record in every_record(source)] == [b"a", b"b", b"c"]
+        assert every_record(source) == [{"__key__": key, key: key.encode()} for key in "aba"] + [
+            {"__key__": "a", "y": b"y"}
+        ]
+
+
+@settings(max_examples=60)
+@given(
+    st.permutations([f"{key}.{extension}" for key in ("d/1", "d/2", "3") for extension in ("jpg", "json")]),
+    st.booleans(),
+)
+def test_a_sample_whose_files_are_not_neighbours_is_an_error(folder: Path, names: list[str], is_repeated: bool) -> None:
+    """It is refused by key and file, with the remedy; the same samples in each of several shards are not."""
+    files = [(name, name.encode()) for name in names]
+    path = write_tar(emptied(folder) / "a.tar", files * (1 + is_repeated))
+    keys = [name.partition(".")[0] for name in names]
+    groups = [key for key, _ in itertools.groupby(keys)]
+    split = {key for key in groups if groups.count(key) > 1}
+    if split:
+        with pytest.raises(
+            DataSourceError, match=r"a\.tar' has the files of the sample '(d/)?[123]' .*tar --sort=name"
+        ):
+            WebDatasetDataSource(path)
+    elif not is_repeated or groups[0] != groups[-1]:
+        with WebDatasetDataSource([path, write_tar(folder / "b.tar", files)]) as source:
+            assert [record["__key__"] for record in every_record(source)] == groups * (2 + is_repeated)
+
+
+def test_folders_that_the_library_skips_are_skipped(tmp_path: Path) -> None:
+    """Members below `__…__` at the top are no samples, which would shift the keys of all after them."""
+    names = ["__meta__/info.json", "a.txt", "__x__/a/b.txt", "__b__.txt", "c/__x__/d.txt", "__MACOSX/e.txt"]
+    with WebDatasetDataSource(write_tar(tmp_path / "a.tar", [(name, b"") for name in names])) as source:
+        assert [record["__key__"] for record in every_record(source)] == ["a", "__b__", "c/__x__/d", "__MACOSX/e"]
 
 
 def test_an_extension_that_is_there_twice_is_an_error(tmp_path: Path) -> None:
