@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core import tree
+from millstream.core.array_likes import find_loss
 from millstream.core.columnar import Allocate, ColumnarRecords, copy_images
 from millstream.sources.base import (
     HeldRecords,
@@ -294,9 +295,9 @@ def _named_columns(columns: Any) -> list[tuple[str, NDArray[Any]]]:
 
 
 def _checked_column(column: Any, name: str) -> NDArray[Any]:
-    if not isinstance(column, np.ndarray) or isinstance(column, np.ma.MaskedArray):
+    if not isinstance(column, np.ndarray) or find_loss([column]):
         raise TypeError(
-            f"Column {name} must be a NumPy array without a mask, got {type(column).__name__}: "
+            f"Column {name} must be a NumPy array without a mask or a unit, got {type(column).__name__}: "
             "pass np.asarray(column), also of a list of numbers or texts, or pass a list of records."
         )
     if column.ndim == 0:

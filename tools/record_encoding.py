@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.array_likes import find_loss
 from millstream.errors import DataSourceError
 from millstream.sources.arrays.megatron import DTYPES
 from millstream.transforms import encode_example
@@ -26,7 +27,7 @@ def raw_bytes(record: Any) -> bytes:
         return record
     if isinstance(record, str):
         return record.encode()
-    if isinstance(record, np.ndarray) and not record.dtype.hasobject:
+    if isinstance(record, np.ndarray) and not record.dtype.hasobject and not find_loss([record]):
         return record.astype(record.dtype.newbyteorder("<"), copy=False).tobytes()
     raise TypeError(f"it is of type {type(record).__name__}, and only bytes, str and arrays are written unchanged")
 
@@ -139,8 +140,9 @@ def encode_records(
 
 
 def _tokens_of(record: Any, feature: str | None) -> NDArray[Any]:
-    if feature is None:
-        return np.asarray(record)
-    if not isinstance(record, Mapping) or feature not in record:
+    if feature is not None and (not isinstance(record, Mapping) or feature not in record):
         raise TypeError(f"it is not a dict with an entry {feature!r}")
-    return np.asarray(record[feature])
+    tokens = record if feature is None else record[feature]
+    if found := find_loss([tokens]):
+        raise TypeError(found[1])
+    return np.asarray(tokens)

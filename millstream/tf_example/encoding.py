@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.array_likes import find_loss
 from millstream.tf_example.features import KINDS
 from millstream.tf_example.wire import BYTES
 
@@ -57,8 +58,8 @@ def _feature(name: str, value: Any) -> bytes:
 def _list(name: str, value: Any) -> tuple[str, bytes]:
     """Returns the kind of a value that is not text or bytes, and the list message of its values."""
     items = value.reshape(-1).tolist() if isinstance(value, np.ndarray) and value.dtype.kind in "SUO" else value
-    if isinstance(value, np.ma.MaskedArray):
-        items = None  # An Example has no mask.
+    if find_loss([value]):
+        items = None
     is_list = isinstance(items, list | tuple) and (items or items is not value)  # An empty array has a dtype.
     if is_list and all(isinstance(item, bytes | bytearray | str) for item in items):
         return "bytes", b"".join(_field(1, _as_bytes(item)) for item in items)

@@ -3,8 +3,9 @@
     in each element                              in the batch
     None                                         None
     bool, int, float, complex                    array of bool, int64 (or uint64), float64, complex128
+    int and float in one leaf                    array of float64; ints beyond 2**53 are refused
     numpy scalar                                 array of its dtype
-    numpy array, of any dtype and shape          array of its dtype; single strings as wide as the widest
+    numpy array, of any dtype and shape          array of its dtype; strings as wide as the widest
     Arrow table                                  Arrow table of the rows of all elements
     object with `__array__` (JAX, PyTorch, …)    array that `np.asarray` returns for it
     str                                          array of dtype `<U` as long as the longest, or of objects
@@ -14,12 +15,13 @@
 
 Structures are those of `millstream.core.tree`. All elements are traversed together, which is 2 to 10 times as fast.
 
-Nothing is converted silently. A leaf has the same type, shape and dtype in all elements, a mapping the same keys, a
-list the same length. NumPy strips NUL characters from the ends of strings, so if any string ends in one, all become
+Nothing is lost silently. A leaf has the same type, shape and dtype in all elements, a mapping the same keys, a list the
+same length. NumPy strips NUL characters from the ends of strings, so if any string ends in one, all become
 objects. An array of strings takes 4 bytes per string times the length of the longest. If that exceeds both 1 MB and 8
-times the bytes of the characters, all become objects, too. Only the strings of the batch decide. A masked array is
-refused, because stacking would lose its mask; other array subclasses become plain arrays. The batch of dataclass
-instances is built without calling the class, and has its fields only.
+times the bytes of the characters, all become objects, too. Only the strings of the batch decide. A masked array, an
+image with a palette and an array with a unit are refused, because stacking would lose mask, palette and unit; other
+array subclasses become plain arrays. The batch of dataclass instances is built without calling the class, and has its
+fields only.
 """
 
 import dataclasses
@@ -34,6 +36,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from millstream.core import tree
+from millstream.core.array_likes import find_loss
 from millstream.core.columnar import Allocate, ColumnarRecords, any_flipped, copy_images, stack_objects, stack_texts
 from millstream.errors import StackError
 
@@ -43,6 +46,9 @@ _BOOL, _FLOAT = np.dtype(np.bool_), np.dtype(np.float64)
 
 _INTEGERS = (("q", np.dtype(np.int64)), ("Q", np.dtype(np.uint64)))
 """Ints become the first of these dtypes that all values fit."""
+
+_MAX_EXACT = 1 << 53
+"""Floats hold all ints up to this one."""
 
 _WIDE = 8
 """Number of keys from which all values of a dict are read in one call; with fewer, key by key is as fast."""
@@ -81,6 +87,8 @@ def _stack(column: list[Any], path: str, allocate: Allocate) -> Any:
     """
     kind = type(column[0])
     if list(map(type, column)).count(kind) != len(column):
+        if set(map(type, column)) == {int, float}:
+            return _stack_numbers(column, path, allocate)
         _refuse_difference(column, path, "type", map(type, column))
     return _stacker(kind)(column, path, allocate)
 
@@ -116,7 +124,7 @@ def _stack_arrays(column: list[Array], path: str, allocate: Allocate) -> Array:
         if same_length:
             np.concatenate(rows, axis=0, out=batch.reshape(count * length, *shape[1:]), casting="no")
     except (TypeError, ValueError):
-        if {(array.shape, array.dtype.kind) for array in column} in ({((), "S")}, {((), "U")}):
+        if {(array.shape, array.dtype.kind) for array in column} in ({(shape, "S")}, {(shape, "U")}):
             return _placed(np.stack(column), allocate)
         # NumPy detects every other difference, but does not say which element differs.
         _refuse_unlike_arrays(column, path)
@@ -134,12 +142,13 @@ def _refuse_unlike_arrays(column: list[Array], path: str) -> None:
 
 
 def _stack_array_likes(column: list[Any], path: str, allocate: Allocate) -> Array:
-    if isinstance(column[0], np.ndarray) and isinstance(column[0], np.ma.MaskedArray):
+    if found := find_loss(column):
+        row, loss = found
+        kind = type(column[row]).__qualname__
         raise StackError(
-            f"Cannot stack the masked array{_at(path)} of element 0 of a batch: its mask would be lost. "
-            f"Keep its data and its mask as two arrays {_ADVICE}",
+            f"Cannot stack the {kind}{_at(path)} of element {row} of a batch: {loss} {_ADVICE}",
             path,
-            (0,),
+            (row,),
         )
     arrays: list[Array] = []
     try:
@@ -185,6 +194,19 @@ def _stack_ints(column: list[int], path: str, allocate: Allocate) -> Array:
         path,
         tuple(sorted({column.index(smallest), column.index(largest)})),
     )
+
+
+def _stack_numbers(column: list[float], path: str, allocate: Allocate) -> Array:
+    """Stacks ints and floats, as JSON and YAML mix them, because they write 1.0 as 1."""
+    for row, value in enumerate(column):
+        if type(value) is int and abs(value) > _MAX_EXACT:
+            raise StackError(
+                f"The ints of a batch that also has floats must be within 2**53, which are exact as floats{_at(path)}, "
+                f"got {reprlib.repr(value)} of element {row}. Convert them {_ADVICE}",
+                path,
+                (row,),
+            )
+    return _packed(column, "d", _FLOAT, allocate)
 
 
 def _stack_mappings(column: list[Mapping[Any, Any]], path: str, allocate: Allocate) -> Any:
@@ -290,9 +312,12 @@ def _refuse_difference(column: list[Any], path: str, what: str, properties: Iter
     first, *others = properties
     row = next(row for row, other in enumerate(others, 1) if other != first)
     hint = " (a list is structure; np.asarray turns it into one leaf)" if what == "length" else ""
+    advice = f"Make them alike {_ADVICE}"
+    if column[0] is None or column[row] is None:
+        advice += ' For a record that failed, raise an error instead of returning None, and pass on_error="skip".'
     raise StackError(
         f"The elements of a batch must agree in {what}{_at(path)}{hint}: element 0 holds {_described(column[0])}, "
-        f"element {row} holds {_described(column[row])}. Make them alike {_ADVICE}",
+        f"element {row} holds {_described(column[row])}. {advice}",
         path,
         (0, row),
     )

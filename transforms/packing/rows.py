@@ -9,6 +9,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.array_likes import find_loss
 from millstream.core.checks import as_integer
 from millstream.core.columnar import Allocate, ColumnarRecords
 from millstream.core.segments import Segments
@@ -139,11 +140,9 @@ class RowFormat:
         else:
             found = [[self._feature(value, name) for value in values] for name in self.length_struct]
         for name, column in zip(self.length_struct, found, strict=True):
-            if np.ma.MaskedArray in set(map(type, column)):
-                raise ValueError(
-                    f"Feature {name!r} must not be a masked array, because its mask would be lost. Keep its data and "
-                    "its mask as two features."
-                )
+            if found_loss := find_loss(column):
+                row, loss = found_loss
+                raise ValueError(f"Cannot take the {type(column[row]).__qualname__} of feature {name!r}: {loss}.")
         columns = [list(map(np.asarray, column)) for column in found]
         for number, (name, column) in enumerate(zip(self.length_struct, columns, strict=True)):
             if 0 in {array.ndim for array in column}:

@@ -227,7 +227,10 @@ def test_an_error_in_a_document_comes_at_its_row(options: Any, batch_size: int) 
     [
         (lambda document: document[:-1], "has .* 'tokens', but according to the sampler's lengths it has"),
         (lambda document: document.sum(), r"of shape \(\)"),
-        (lambda document: np.ma.masked_less(document, 3), "Feature 'tokens' must not be a masked array"),
+        (
+            lambda document: np.ma.masked_less(document, 3),
+            "MaskedArray of feature 'tokens': its mask would",
+        ),
         (lambda document: {"ids": document}, "The feature 'tokens' is missing: got 'ids'"),
         (lambda document: document.astype(np.int32 if document[0] % 200 == 1 else np.int64), "must agree in dtype"),
     ],
