@@ -3,13 +3,12 @@
 import errno
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, final
 
 import numpy as np
 
 from millstream.sources.base import RecordKeys, checked_record_keys
-from millstream.sources.digests import digest
 from millstream.sources.files.multi_file import INSPECTION_THREADS
 from millstream.sources.files.whole_files import FileDataSource
 from millstream.sources.remote.urls import Url, canonical, is_url
@@ -26,8 +25,11 @@ class ImageFolderDataSource(FileDataSource):
     """The images in folders, each of which has the name of a class: `{"image": bytes, "label": int}`.
 
     The image is the content of the file, to be decoded in an operation, by the workers. The label is the index of the
-    class in `classes`, the sorted names of the folders in `root`. Classes, labels, and the order of the records are
-    those of torchvision's `ImageFolder`: class by class, in a class by folder, in a folder by name.
+    class in `classes`, by default the sorted names of the folders in `root`. Classes, labels, and the order of the
+    records are those of torchvision's `ImageFolder`: class by class, in a class by folder, in a folder by name.
+
+    Pass `classes=train.classes` for every folder but that of the training images. The folder of the validation images
+    may lack a class, and the labels of all classes after it would be others.
 
     An image is a file whose name ends in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff or .webp, in lower or upper
     case, at any depth below the folder of its class. Other files are skipped, and so are files and folders whose names
@@ -40,6 +42,8 @@ class ImageFolderDataSource(FileDataSource):
     Args:
         root: the folder of the classes' folders; `~` is expanded. It is made absolute immediately. A `str` may be a URL
             of `gs://` or `s3://`.
+        classes: the names of the classes, in the order of the labels, such as `train.classes`; None for the sorted
+            names of the folders. A class may have no folder in `root`.
 
     Attributes:
         classes: the names of the classes, in the order of the labels: a list of str.
@@ -48,7 +52,9 @@ class ImageFolderDataSource(FileDataSource):
     Raises:
         FileNotFoundError: there is no such folder, or no class in it, or a class without images.
         NotADirectoryError, PermissionError, …: a folder cannot be listed.
-        ValueError: a link leads to a folder that contains it; a URL of a server that cannot list files.
+        TypeError: classes are not names.
+        ValueError: a folder is not in `classes`, or a name is in it twice; a link leads to a folder that contains it; a
+            URL of a server that cannot list files.
 
     Each reading member raises DataSourceError, with the file and the record, for a file that was removed, cannot be
     read, is empty, or is not a regular file.
@@ -59,15 +65,23 @@ class ImageFolderDataSource(FileDataSource):
         (['cat', 'dog'], [0, 0, 1])
         >>> source[2]["label"], type(source[2]["image"])
         (1, <class 'bytes'>)
+        >>> millstream.ImageFolderDataSource("images", classes=["bird", "cat", "dog"]).labels.tolist()
+        [1, 1, 2]
     """
 
     allows_empty_files: ClassVar[bool] = False
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, classes: Sequence[str] | None = None) -> None:
         path = absolute_path(os.fsdecode(root))
         folder = f"{path.rstrip('/')}/"
+        chosen = None if classes is None else _checked_classes(classes)
         names = _names_of_objects(folder) if is_url(path) else _names_of_files(path)
-        self.classes = sorted(names)
+        self.classes = sorted(names) if chosen is None else chosen
+        if unknown := sorted(names.keys() - set(self.classes)):
+            raise ValueError(
+                f"classes must have the name of each folder in {path!r}, but {unknown[0]!r} is not in it. Add it, or "
+                "move the folder."
+            )
         if not names:
             raise FileNotFoundError(
                 errno.ENOENT, "The images must be in folders, one for each class, but there is none in", path
@@ -79,9 +93,9 @@ class ImageFolderDataSource(FileDataSource):
                     f"Each class must have an image ({', '.join(IMAGE_EXTENSIONS)}), but there is none in",
                     folder + class_name,
                 )
-        counts = [len(names[class_name]) for class_name in self.classes]
-        self.labels = np.repeat(np.arange(len(counts)), counts)
-        self._keep_names(folder, [image for class_name in self.classes for image in names[class_name]])
+        images = [names.get(class_name, []) for class_name in self.classes]
+        self.labels = np.repeat(np.arange(len(images)), [*map(len, images)])
+        self._keep_names(folder, [folder + image for of_class in images for image in of_class])
 
     def __getitems__(self, record_keys: RecordKeys) -> list[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat."""
@@ -98,8 +112,16 @@ class ImageFolderDataSource(FileDataSource):
     def fingerprint(self) -> str:
         """Returns the number of images and classes, and a digest of the files' names within the root."""
         classes = repr(self.classes).encode("utf-8", "surrogateescape")
-        named = digest(8, self._names.data, self._ends.astype("<i8").data, classes).hex()
+        named = self._digest_of_names(classes)
         return f"ImageFolder records={len(self)} classes={len(self.classes)} digest={named}"
+
+
+def _checked_classes(classes: Any) -> list[str]:
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise TypeError(f"classes must be a sequence of names, or None for those of the folders, got {classes!r}.")
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"classes must be different names, got {list(classes)}.")
+    return list(classes)
 
 
 def _names_of_objects(folder: str) -> dict[str, list[str]]:

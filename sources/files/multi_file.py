@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, SupportsIndex, TypeVar
 
 import numpy as np
@@ -159,7 +159,8 @@ class Files(RenderedSource, Closing, Generic[FileT]):
     def content_marks(self) -> dict[str, str]:
         """Returns digests of file ends and of versions of objects. A checkpoint warns if they differ."""
         if self._marks is None:
-            self._marks = _marks_of_files(self.files)
+            sample = [self._paths[row] for row in sampled_rows(len(self._paths))]
+            self._marks = marks_of_files((path, self._identities[path]) for path in sample)
         return self._marks
 
     def _inspect(self) -> None:
@@ -289,16 +290,19 @@ def reading_error(error: OSError, path: str, position: int, key: int) -> DataSou
     return DataSourceError(f"Cannot read record {position} of {path!r} (record key {key}): {reason}")
 
 
-def _marks_of_files(files: Mapping[str, FileIdentity]) -> dict[str, str]:
+def sampled_rows(count: int) -> list[int]:
+    """Returns the numbers of the files, of `count`, whose content is in a digest."""
+    return np.unique(np.linspace(0, count - 1, _MARKED_FILES, dtype=np.int64)).tolist()
+
+
+def marks_of_files(files: Iterable[tuple[str, FileIdentity]]) -> dict[str, str]:
     """Returns a digest of the first and last 4 KB of files, and one of the versions of objects in stores."""
-    paths = list(files)
-    rows = np.unique(np.linspace(0, len(paths) - 1, _MARKED_FILES, dtype=np.int64)).tolist()
     ends = versions = 0
-    for path in (paths[row] for row in rows):
+    for path, identity in files:
         if is_url(path):
-            versions = zlib.crc32(files[path].version, versions + 1)
+            versions = zlib.crc32(identity.version, versions + 1)
         else:
-            ends = _crc_of_ends(path, files[path].size, ends + 1)
+            ends = _crc_of_ends(path, identity.size, ends + 1)
     marks = {"first_and_last_bytes": ends, "versions": versions}
     return {name: f"#{mark:08x}" for name, mark in marks.items() if mark}
 

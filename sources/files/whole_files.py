@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
-from millstream.sources.digests import digest_of
-from millstream.sources.files.multi_file import INSPECTION_THREADS, reading_error
+from millstream.sources.digests import digest, digest_of
+from millstream.sources.files.multi_file import INSPECTION_THREADS, marks_of_files, reading_error, sampled_rows
 from millstream.sources.remote.object_stores import WholeObjects
-from millstream.sources.remote.urls import canonical, is_url
-from millstream.sources.storage.byte_files import identify, refuse_placeholder
+from millstream.sources.remote.urls import canonical, is_url, without_query
+from millstream.sources.storage.byte_files import identify, refuse_placeholder, state_of
 from millstream.sources.storage.open_files import in_threads
-from millstream.sources.storage.paths import FileIdentity, names_within_common_folder, resolve_paths
+from millstream.sources.storage.paths import FileIdentity, common_folder, resolve_paths
 
 _FILES_PER_REQUEST = 32
 """The number of files that are requested together if storage is slow, and read between two looks at the clock."""
@@ -70,12 +70,14 @@ class FileDataSource(ReadsBatches):
             )
         names = [file.path for file in files]
         _check_regular([name for name in names if not is_url(name)])
-        self._keep_names("", names)
+        self._keep_names(common_folder(names), names)
 
-    def _keep_names(self, root: str, names: Sequence[str]) -> None:
-        """Sets the files: paths or URLs that begin with `root`, which the names leave out."""
-        encoded = [os.fsencode(name) for name in names]
+    def _keep_names(self, root: str, paths: Sequence[str]) -> None:
+        """Sets the files: paths or URLs that begin with `root`, which is not stored with each of them."""
+        encoded = [os.fsencode(path[len(root) :]) for path in paths]
         self._root = root
+        self._digest = ""
+        self._marks: dict[str, str] | None = None
         # Two arrays: workers share them, whatever the number of files.
         self._ends = np.cumsum(np.fromiter(map(len, encoded), np.int64, len(encoded)))
         self._names = np.frombuffer(b"".join(encoded), np.uint8)
@@ -95,8 +97,31 @@ class FileDataSource(ReadsBatches):
 
     def fingerprint(self) -> str:
         """Returns the number of files and a digest of their names within the folder that holds all of them."""
-        names = names_within_common_folder([self._path(key) for key in range(len(self))])
-        return f"Files records={len(self)} digest={digest_of(names, 8)}"
+        return f"Files records={len(self)} digest={self._digest_of_names()}"
+
+    def content_marks(self) -> dict[str, str]:
+        """Returns digests of the sizes, of the ends and of the versions of up to 64 files, evenly spread ones.
+
+        A checkpoint warns if they differ. Files that cannot be read are left out.
+        """
+        if self._marks is None:
+            paths = [self._path(row) for row in sampled_rows(len(self))]
+            found = zip(paths, in_threads(_state_or_none, paths, INSPECTION_THREADS), strict=True)
+            files = {path: state for path, state in found if state is not None}
+            sizes = digest_of([state.size for state in files.values()], 4)
+            self._marks = marks_of_files(files.items()) | {"sizes": f"#{sizes}"}
+        return self._marks
+
+    def _digest_of_names(self, *others: bytes) -> str:
+        if not self._digest:
+            names, ends = self._names, self._ends
+            if self._root.startswith("http") and is_url(self._root):  # Passwords and signatures change.
+                plain = [without_query(self._path(key)) for key in range(len(self))]
+                folder = common_folder(plain)
+                encoded = [os.fsencode(name.removeprefix(folder)) for name in plain]
+                names, ends = np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([*map(len, encoded)])
+            self._digest = digest(8, names.data, ends.astype("<i8").data, *others).hex()
+        return self._digest
 
     def locate(self, record_key: SupportsIndex) -> tuple[str, int]:
         """Returns the file of a record, and 0, because a file is one record.
@@ -179,6 +204,13 @@ class FileDataSource(ReadsBatches):
         except DataSourceError as error:
             raise reading_error(error, path, 0, key) from None
         return content
+
+
+def _state_or_none(path: str) -> FileIdentity | None:
+    try:
+        return state_of(path)
+    except OSError:
+        return None
 
 
 def _check_regular(paths: Sequence[str]) -> None:

@@ -123,6 +123,11 @@ class TfdsDataSource(Closing, ReadsBatches):
         checksum = zlib.crc32(repr(self._leaves).encode("utf-8", "surrogatepass"))
         return f"TFDS {self._source.fingerprint()} features={len(self._leaves)}:{checksum:08x}"
 
+    def content_marks(self) -> dict[str, str]:
+        """Returns digests of file ends. A checkpoint warns if they differ."""
+        marks: dict[str, str] = self._source.content_marks()
+        return marks
+
     def _columns(self, examples: list[bytes]) -> list[Any]:
         stored = decode_columns(self._stored, examples)
         return [leaf.column(stored[leaf.name]) for leaf in self._leaves]

@@ -259,6 +259,12 @@ def _matches(text: str, kind: str) -> list[str]:
     return matches
 
 
+def common_folder(paths: Sequence[str]) -> str:
+    """Returns the beginning of paths or URLs up to the last slash before their first difference."""
+    prefix = os.path.commonprefix([min(paths), max(paths)])  # noqa: RUF071  (it is cut at a slash)
+    return prefix[: prefix.rfind("/") + 1]
+
+
 def names_within_common_folder(paths: Sequence[str]) -> list[str]:
     # Stores are treated as folders of the root, and buckets as folders of a store.
     normal = [os.path.normpath(f"/{without_query(path)}" if is_url(path) else path) for path in paths]

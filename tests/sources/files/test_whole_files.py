@@ -2,12 +2,14 @@
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import FileDataSource, ImageFolderDataSource
 from millstream.sources.files import whole_files
@@ -265,12 +267,94 @@ def test_records_and_their_order_are_those_of_torchvision(root: Path, tmp_path: 
         ImageFolderDataSource(root)
 
 
+def test_labels_are_those_of_the_given_classes(root: Path, tmp_path: Path) -> None:
+    """A class has one label in every folder, also in one that lacks a class; an unknown folder is an error."""
+    train = ImageFolderDataSource(root)
+    same = ImageFolderDataSource(root, classes=train.classes)
+    assert (same.fingerprint(), content(same)) == (train.fingerprint(), content(train))
+    validation = write(tmp_path / "validation", ["dog/1.jpg", "Cat/2.jpg"])
+    source = ImageFolderDataSource(validation, classes=train.classes)
+    assert (source.classes, content(source)) == (train.classes, [("Cat/2.jpg", 0), ("dog/1.jpg", 2)])
+    assert pickle.loads(pickle.dumps(source)).labels.tolist() == source.labels.tolist() == [0, 2]
+    assert source.fingerprint() != ImageFolderDataSource(validation).fingerprint()
+    assert content(ImageFolderDataSource(validation, classes=train.classes[::-1])) == [
+        ("dog/1.jpg", 0),
+        ("Cat/2.jpg", 2),
+    ]
+    write(validation, ["bee/1.jpg"])
+    with pytest.raises(ValueError, match=r"the name of each folder in '.*validation', but 'bee' is not in it"):
+        ImageFolderDataSource(validation, classes=train.classes)
+    for wrong, error in (("abc", TypeError), ([1], TypeError), (["dog", "dog"], ValueError)):
+        with pytest.raises(error, match="classes must be"):
+            ImageFolderDataSource(validation, classes=wrong)
+
+
 def test_names_and_classes_are_part_of_the_fingerprint(root: Path) -> None:
     """Another name is another source, and so is an image of another class."""
     kinds: list[Callable[[], Any]] = [lambda: FileDataSource(f"{root}/*/2.*"), lambda: ImageFolderDataSource(root)]
     before = [kind().fingerprint() for kind in kinds]
     (root / "ant" / "2.pgm").rename(root / "Cat" / "2.pgm")
     assert [kind().fingerprint() == fingerprint for kind, fingerprint in zip(kinds, before, strict=True)] == [False] * 2
+
+
+def test_a_moved_folder_is_the_same_source(root: Path, tmp_path: Path) -> None:
+    """The fingerprint depends on the names below the folder that all files share, and not on that folder."""
+    moved = tmp_path / "moved" / "d"
+    before = [FileDataSource(f"{root}/*/*.*").fingerprint(), FileDataSource(root / "lost.jpg").fingerprint()]
+    shutil.copytree(root, moved)
+    assert [FileDataSource(f"{moved}/*/*.*").fingerprint(), FileDataSource(moved / "lost.jpg").fingerprint()] == before
+    signed = [f"https://{user}h/{{}}/x?{query}" for user, query in (("", "a=1"), ("me:secret@", "b=2"))]
+    one, other = (FileDataSource([url.format(folder) for folder in "ab"]) for url in signed)
+    assert one.fingerprint() == other.fingerprint() != FileDataSource("https://h/a/x").fingerprint()
+
+
+@pytest.mark.parametrize("kind", [lambda root: FileDataSource(f"{root}/*/**/*.*"), ImageFolderDataSource])
+@pytest.mark.parametrize("change", [lambda content: content + b"x", lambda content: b"x" + content[1:]])
+def test_other_files_under_the_same_names_are_a_warning(
+    root: Path, kind: Callable[[Path], Any], change: Callable[[bytes], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Other sizes and other first and last bytes are seen by a checkpoint, and unchanged files raise no alarm."""
+
+    def resumed(saved: Any, here: Any) -> None:
+        with iter(millstream.load(saved)) as one, iter(millstream.load(here)) as other:
+            next(one)
+            other.set_state(one.get_state())
+
+    old = kind(root)
+    resumed(old, kind(root))
+    assert not caplog.records
+    (root / "dog" / "a.JPEG").write_bytes(change((root / "dog" / "a.JPEG").read_bytes()))
+    resumed(old, kind(root))
+    assert "source.first_and_last_bytes: saved #" in caplog.text
+
+
+@pytest.mark.third_party
+def test_other_objects_under_the_same_names_are_a_warning(tmp_path: Path, store: ObjectServer) -> None:
+    """The versions of some objects are a mark of the content; missing ones are an error when they are read."""
+    upload(store, write(tmp_path / "files", NAMES))
+    source = FileDataSource([f"gs://bucket/files/{name}" for name in [*NAMES, "none"]])
+    copy = pickle.loads(pickle.dumps(source))
+    marks = source.content_marks()
+    assert copy.content_marks() == marks
+    store.objects["bucket/files/a.bin"] = b"other"
+    assert FileDataSource([f"gs://bucket/files/{name}" for name in NAMES]).content_marks() != marks
+
+
+def test_the_marks_of_many_files_cost_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 64 files are opened for a fingerprint, whatever their number, and once."""
+    source = FileDataSource(f"{write(tmp_path, [f'{number}.bin' for number in range(500)])}/*.bin")
+    opened: list[str] = []
+    real_open = os.open
+
+    def noted(path: str, *flags: int) -> int:
+        opened.append(path)
+        return real_open(path, *flags)
+
+    monkeypatch.setattr(os, "open", noted)
+    for _ in range(2):
+        source.fingerprint()
+        source.content_marks()
+    assert 0 < len([path for path in opened if str(path).endswith(".bin")]) <= 64
 
 
 def test_any_names_will_do(tmp_path: Path) -> None:
