@@ -42,6 +42,7 @@ from millstream.transforms.given import as_transformation
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
@@ -559,6 +560,32 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     def reads_one_by_one(self) -> bool:
         """True if no source below has batched reads. Several threads then share the elements of a batch."""
         return node_of(self).reads_one_by_one
+
+    @property
+    def window_units(self) -> int | None:
+        """The number of units of its source that a shuffle should keep together; None if any order is as fast.
+
+        Slices, selections and maps have that of their source, such as a `ParquetDataSource` larger than its cache.
+        """
+        return node_of(self).window_units
+
+    @property
+    def unit_sizes(self) -> "NDArray[np.int64] | None":
+        """The number of elements of each run of consecutive elements that its source reads as one unit.
+
+        int64, shape (runs,); None without `window_units`.
+        """
+        node = node_of(self)
+        return None if node.window_units is None else node.units().sizes
+
+    @property
+    def unit_numbers(self) -> "NDArray[np.int64] | None":
+        """The number of the unit of each of `unit_sizes`; a unit has several runs if positions are in any order.
+
+        int64, shape (runs,); None without `window_units`.
+        """
+        node = node_of(self)
+        return None if node.window_units is None else node.units().numbers
 
     @property
     def calls_in_reads(self) -> str:

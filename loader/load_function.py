@@ -57,8 +57,8 @@ def load(
         num_epochs: the number of passes over the source, or over each source; None for an endless stream.
         shuffle: True to shuffle, with a new order in each epoch; needs a seed. The shuffle is global, an
             `IndexSampler`, unless the source is read in units that do not all fit into memory (`source.window_units` is
-            a number, as for a `ParquetDataSource` larger than its `cache_bytes`): then it is a `HierarchicalSampler`
-            with these windows.
+            a number, as for a `ParquetDataSource` larger than its `cache_bytes`, and for a slice or map of one): then
+            it is a `HierarchicalSampler` with these windows.
         seed: the seed of the order and of all random operations, 0 … 2**64 - 1; None for a pipeline without randomness.
             The seed of component k of a mixture is a hash of seed and k.
         shard_options: the shard of each global batch to read; None for the complete batch.
@@ -137,9 +137,17 @@ def _checked_components(sources: Any) -> Mapping[str, DataSource[Any]]:
 def _order(source: Any, *, shuffle: bool, num_epochs: int | None, seed: int | None) -> Sampler:
     """Returns the order of a source: shuffled in windows if it is read in units that do not all fit into memory."""
     window_units = getattr(source, "window_units", None)
-    if not shuffle or seed is None or window_units is None or sum(source.unit_sizes) != len(source):
-        return IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
-    return samplers.HierarchicalSampler(source.unit_sizes, window_units=window_units, num_epochs=num_epochs, seed=seed)
+    if shuffle and seed is not None and window_units is not None and len(source):
+        sampler = samplers.HierarchicalSampler(
+            source.unit_sizes,
+            window_units=window_units,
+            num_epochs=num_epochs,
+            seed=seed,
+            unit_numbers=getattr(source, "unit_numbers", None),
+        )
+        if sampler.num_records == len(source):
+            return sampler
+    return IndexSampler(len(source), shuffle=shuffle, num_epochs=num_epochs, seed=seed)
 
 
 def _nth_seed(seed: int | None, number: int) -> int | None:

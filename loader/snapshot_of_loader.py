@@ -25,7 +25,6 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.samplers.base import AdaptedSampler
 from millstream.samplers.epochs import EpochSampler
 from millstream.samplers.protocols import is_mixed
-from millstream.sources.files.multi_file import Files
 from millstream.sources.source_checks import batched_read_of, reads_one_by_one
 
 
@@ -42,7 +41,7 @@ def description_of(
             kind=type(source).__name__,
             one_by_one=_one_by_one(source),
             bars=_bars(source),
-            window_units=source.window_units if isinstance(source, Files) and hasattr(source, "window_units") else None,
+            window_units=window if isinstance(window := getattr(source, "window_units", None), int) else None,
         ),
         order=OrderSnapshot(
             name=described(sampler, with_defaults=False),

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer, named_arguments
 from millstream.core.randomness import derive_seed
-from millstream.samplers.epochs import EpochSampler, whole_numbers
+from millstream.samplers.epochs import EpochSampler, integers, whole_numbers
+from millstream.samplers.order import by_number, equal_to
 from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
 
@@ -35,7 +36,11 @@ class HierarchicalSampler(EpochSampler):
     larger the window, the nearer it is to the global shuffle of `IndexSampler`, which it is if the window holds all
     units.
 
-    It takes memory for the units, some 40 bytes each, none for the records; positions cost the same wherever they are.
+    With `keys`, the epoch consists of these records and no others, such as those of a training set. Units without any
+    have no place in a window.
+
+    It takes memory for the units, some 40 bytes each, none for the records, but 8 bytes for each of `keys`; positions
+    cost the same wherever they are.
 
     Args:
         unit_sizes: the number of records of each unit, in the source's order: integers from 0 on. The records of the
@@ -45,11 +50,16 @@ class HierarchicalSampler(EpochSampler):
             is always shuffled.
         num_epochs: the number of epochs, at least 1; None for an endless order.
         shard_options: the shard of every global batch that this process reads; None for all of it.
+        keys: the keys of the records that take part, integers below the sum of unit_sizes, in any order; None for all.
+            A key that occurs twice is read twice in each epoch.
+        unit_numbers: the number of the unit that each of unit_sizes belongs to, if the records of a unit do not have
+            consecutive keys, such as `chain.unit_numbers`; None if each is a unit of its own.
 
     Attributes:
-        unit_sizes: an int64 array of shape (units,).
+        unit_sizes: the number of records of each unit that take part, an int64 array of shape (units,).
         window_units: as given.
         num_records: the number of records per epoch: the sum of unit_sizes.
+        keys: the keys of the records, unit by unit, int64, shape (num_records,); None for 0 … num_records - 1.
         seed, num_epochs, shard_options: as given.
 
     Raises:
@@ -59,6 +69,9 @@ class HierarchicalSampler(EpochSampler):
         >>> sampler = millstream.HierarchicalSampler([3, 3, 3, 3], window_units=2, seed=0)
         >>> [sampler[position].record_key for position in range(12)]
         [10, 9, 5, 11, 4, 3, 1, 6, 2, 0, 8, 7]
+        >>> training = millstream.HierarchicalSampler([3, 3, 3, 3], window_units=2, seed=0, keys=[7, 1, 11, 5, 4, 2])
+        >>> [training[position].record_key for position in range(6)]
+        [11, 5, 4, 7, 1, 2]
     """
 
     seed: int
@@ -72,13 +85,23 @@ class HierarchicalSampler(EpochSampler):
         seed: int,
         num_epochs: int | None = None,
         shard_options: ShardOptions | None = None,
+        keys: Any = None,
+        unit_numbers: Any = None,
     ) -> None:
         super().__init__(num_epochs, seed, shard_options, shuffle=True)
         self.unit_sizes = whole_numbers(unit_sizes, "unit_sizes")
         self.window_units = as_integer(window_units, "window_units", minimum=1)
+        self.keys: NDArray[np.int64] | None = None
+        if keys is not None or unit_numbers is not None:
+            self.unit_sizes, self.keys = _grouped(self.unit_sizes, keys, unit_numbers)
         self.num_records = int(self.unit_sizes.sum())
         if not self.num_records:
             raise ValueError("unit_sizes must have at least one record, got nothing but zeros.")
+
+    @property
+    def largest_key(self) -> int:
+        """The largest of all record keys."""
+        return self.num_records - 1 if self.keys is None else int(self.keys.max())
 
     def __repr__(self) -> str:
         return (
@@ -90,15 +113,20 @@ class HierarchicalSampler(EpochSampler):
         return {name: value for name, value in vars(self).items() if name != "_windows_of"}
 
     def fingerprint(self) -> str:
-        """Returns the class and everything that determines the order, in words; of the sizes, a CRC."""
+        """Returns the class and everything that determines the order, in words; of the sizes and keys, a CRC."""
         crc = zlib.crc32(self.unit_sizes.astype("<i8").data)
+        keys = "" if self.keys is None else f" keys={len(self.keys)}#{zlib.crc32(self.keys.astype('<i8').data):08x}"
         return (
             f"HierarchicalSampler units={len(self.unit_sizes)}#{crc:08x} num_records={self.num_records} "
-            f"window_units={self.window_units} seed={self.seed}"
+            f"window_units={self.window_units} seed={self.seed}{keys}"
         )
 
+    def _elements_of(self, keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return super()._elements_of(keys) if self.keys is None else equal_to(self.keys, keys)
+
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        return self._windows_of(epoch).keys(offsets)
+        rows = self._windows_of(epoch).keys(offsets)
+        return rows if self.keys is None else self.keys[rows]
 
     def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
         return slice(None), self._windows_of(epoch).offsets(elements)
@@ -106,6 +134,29 @@ class HierarchicalSampler(EpochSampler):
     @functools.cached_property
     def _windows_of(self) -> Callable[[int], "Windows"]:
         return windows_by_epoch(self.unit_sizes, self.window_units, self.seed)
+
+
+def _grouped(
+    sizes: NDArray[np.int64], keys: Any, unit_numbers: Any
+) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+    """Returns the sizes of units without those of which no key takes part, and the keys, unit by unit; None for all."""
+    ends = np.cumsum(sizes)
+    numbers = np.arange(len(sizes)) if unit_numbers is None else integers(unit_numbers, "unit_numbers")
+    if len(numbers) != len(sizes):
+        raise ValueError(f"unit_numbers must have one number for each of {len(sizes)} unit_sizes, got {len(numbers)}.")
+    if keys is None:
+        if len(np.unique(numbers)) == len(sizes):
+            return sizes, None
+        chosen = np.arange(ends[-1])
+    else:
+        chosen = integers(keys, "keys")
+        if chosen.size and int(chosen.max()) >= ends[-1]:
+            raise ValueError(f"keys must be below {ends[-1]}, the sum of unit_sizes, got {chosen.max()}.")
+    groups = by_number(numbers[np.searchsorted(ends, chosen, side="right")])
+    if not groups:
+        raise ValueError("keys must have at least one key, got none.")
+    grouped = np.concatenate([chosen[rows] for _, rows in groups])
+    return np.array([len(chosen[rows]) for _, rows in groups], dtype=np.int64), grouped
 
 
 class Windows(NamedTuple):

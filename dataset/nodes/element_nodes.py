@@ -13,7 +13,7 @@ import numpy as np
 from millstream.core.columnar import ColumnarRecords
 from millstream.core.descriptions import described, function_name
 from millstream.core.randomness import generators
-from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, divided, joined
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, Units, divided, joined
 from millstream.errors import StackError
 from millstream.loader.checkpoints.description import identity_of
 from millstream.loader.measuring.costs import observer
@@ -56,6 +56,13 @@ class ElementNode(UnaryNode):
     """A node that computes one element from one."""
 
     operation: Transformation
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return self.parent.window_units
+
+    def units(self) -> Units:
+        return self.parent.units()
 
     def locate(self, positions: Positions) -> Any:
         """Returns the positions, for operations that draw, and the located positions of the parent."""
@@ -185,6 +192,14 @@ class Split(UnaryNode):
     @functools.cached_property
     def epoch_length(self) -> int:
         return min(ENDLESS, self.parent.epoch_length * self.operation.max_fan_out)
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return self.parent.window_units
+
+    def units(self) -> Units:
+        units = self.parent.units()
+        return units._replace(sizes=units.sizes * self.operation.max_fan_out)
 
     def locate(self, positions: Positions) -> Any:
         """Returns the child number and the family of each position, the families' positions, and their location."""

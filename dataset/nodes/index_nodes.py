@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.randomness import derive_seed
-from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, divided, divided_one, joined
+from millstream.dataset.nodes.node import ENDLESS, Positions, UnaryNode, Units, divided, divided_one, joined
 from millstream.loader.checkpoints.description import Description
 from millstream.samplers.permutation import permute, permute_one
 
@@ -166,6 +166,18 @@ class Slice(IndexNode):
             return ENDLESS
         return len(self.rows)
 
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return self.parent.window_units
+
+    def units(self) -> Units:
+        units, rows = self.parent.units(), self.rows if self.rows.step > 0 else self.rows[::-1]
+        # The number of rows before the end of each unit.
+        ends = np.clip(-((rows.start - np.cumsum(units.sizes)) // rows.step), 0, len(rows))
+        sizes = np.diff(ends, prepend=0)
+        runs = np.flatnonzero(sizes)[:: 1 if self.rows.step > 0 else -1]
+        return Units(sizes[runs], units.numbers[runs])
+
     def parent_positions(self, positions: Positions) -> Positions:
         epochs, offsets = divided(positions, self.length)
         if offsets.size and int(offsets.max()) >= len(self.rows):
@@ -204,6 +216,13 @@ class Taken(IndexNode):
     def epoch_length(self) -> int:
         return self.length
 
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return self.parent.window_units
+
+    def units(self) -> Units:
+        return Units.of(self.parent.units().at(self.rows))
+
     def parent_positions(self, positions: Positions) -> Positions:
         epochs, offsets = divided(positions, self.length)
         return joined(epochs, self.parent.length, self.rows[offsets])
@@ -238,6 +257,13 @@ class Seed(IndexNode):
     """Sets the seed of the random operations after it that have none of their own."""
 
     seed: int
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return self.parent.window_units
+
+    def units(self) -> Units:
+        return self.parent.units()
 
     def parent_positions(self, positions: Positions) -> Positions:
         return positions

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.dataset.nodes.index_nodes import selected_identity
-from millstream.dataset.nodes.node import ENDLESS, Node, Positions, divided
+from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
 from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
@@ -91,6 +91,30 @@ class JoiningNode(Node):
         return self.above[int(number)].at(int(own))
 
 
+def _window_of(parents: Sequence[Node]) -> int | None:
+    windows = [parent.window_units for parent in parents]
+    return min((window for window in windows if window is not None), default=None)
+
+
+def _units_of(parents: Sequence[Node]) -> list[Units]:
+    """Returns the units of parents, numbered one parent after another.
+
+    A parent whose records may come in any order has units of as many elements as those of the others have on average.
+    """
+    known = [None if parent.window_units is None else parent.units() for parent in parents]
+    sizes = np.concatenate([units.sizes for units in known if units is not None])
+    size = max(1, int(sizes.mean()))
+    found: list[Units] = []
+    first = 0
+    for parent, units in zip(parents, known, strict=True):
+        if units is None:
+            ends = np.append(np.arange(size, parent.length, size), parent.length)
+            units = Units(np.diff(ends, prepend=0), np.arange(len(ends)))  # noqa: PLW2901
+        found.append(units._replace(numbers=units.numbers + first))
+        first += int(units.numbers.max(initial=-1)) + 1
+    return found
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Concatenated(JoiningNode):
     """Concatenates the parents. Each epoch consists of that epoch of each parent."""
@@ -102,6 +126,13 @@ class Concatenated(JoiningNode):
     @functools.cached_property
     def length(self) -> int:
         return sum(parent.length for parent in self.above)
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return _window_of(self.above)
+
+    def units(self) -> Units:
+        return Units(*map(np.concatenate, zip(*_units_of(self.above), strict=True)))
 
     def parents_at(self, positions: Positions) -> tuple[NDArray[np.integer[Any]], Positions]:
         epochs, offsets = divided(positions, self.length)
@@ -207,6 +238,18 @@ class Selected(JoiningNode):
         numbers, own = self.selection[offsets].T
         return numbers, own + (epochs if isinstance(epochs, int) else epochs.view(np.int64)) * self._lengths[numbers]
 
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        is_finite = self._is_table and ENDLESS not in self._lengths
+        return _window_of(self.above) if is_finite else None
+
+    def units(self) -> Units:
+        numbers = np.empty(self.length, np.int64)
+        units = _units_of(self.above)
+        for parent, rows in by_number(self.selection[:, 0]):
+            numbers[rows] = units[parent].at(self.selection[rows, 1])
+        return Units.of(numbers)
+
     def _check(self, positions: Positions, numbers: Positions, own: Positions, lengths: NDArray[np.int64]) -> None:
         """Raises IndexError for the first pair that is not a dataset and a position below its length."""
         exists = (numbers >= 0) & (numbers < len(lengths)) & (own >= 0)
@@ -252,6 +295,14 @@ class Zipped(Node):
     @functools.cached_property
     def epoch_length(self) -> int:
         return self.above[0].epoch_length
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return _window_of(self.above)
+
+    def units(self) -> Units:
+        """Returns those of the first parent that has units, because all are read at the same positions."""
+        return next(parent.units() for parent in self.above if parent.window_units is not None)
 
     def locate(self, positions: Positions) -> Any:
         return [parent.locate(positions) for parent in self.above]

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,29 @@ Positions: TypeAlias = NDArray[np.int64]
 
 ENDLESS = sys.maxsize
 """The length of an endless dataset, and the upper bound of all positions."""
+
+
+class Units(NamedTuple):
+    """The units of records that the elements of a dataset are read with, such as row groups of files.
+
+    Attributes:
+        sizes: the number of elements of each run of consecutive ones of one unit; int64, shape (runs,).
+        numbers: the number of the unit of each run; int64, shape (runs,).
+    """
+
+    sizes: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.int64]) -> "Units":
+        """Returns the runs of elements with the same number, given that of each element."""
+        starts = np.flatnonzero(np.diff(numbers, prepend=-1))
+        return cls(np.diff(starts, append=len(numbers)), numbers[starts])
+
+    def at(self, positions: Positions) -> NDArray[np.int64]:
+        """Returns the number of the unit of elements of the first epoch."""
+        found: NDArray[np.int64] = self.numbers[np.searchsorted(np.cumsum(self.sizes), positions, side="right")]
+        return found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -101,6 +124,15 @@ class Node(abc.ABC):
 
         `starts` has the first record key of each source, by its `id`.
         """
+        raise NotImplementedError
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        """The number of units that a shuffle of its elements should keep together; None if any order is as fast."""
+        return None
+
+    def units(self) -> Units:
+        """Returns the units of an epoch's elements. Only for nodes with `window_units`."""
         raise NotImplementedError
 
     @functools.cached_property

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from millstream.dataset.nodes.node import Node, Positions, divided, divided_one
+from millstream.dataset.nodes.node import Node, Positions, Units, divided, divided_one
 from millstream.loader.checkpoints.description import Description, identity_of
 from millstream.loader.checkpoints.fingerprint import add_source
 from millstream.loader.operations.elements import Elements, Origins
@@ -42,6 +42,16 @@ class Source(Node):
     @functools.cached_property
     def reads_one_by_one(self) -> bool:
         return reads_one_by_one([self.source])
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        window = getattr(self.source, "window_units", None)
+        return window if isinstance(window, int) and self.units().sizes.sum() == self.length else None
+
+    def units(self) -> Units:
+        source: Any = self.source
+        sizes = np.array(source.unit_sizes, np.int64)
+        return Units(sizes, np.arange(len(sizes)))
 
     def record_keys(self, positions: Positions, starts: Mapping[int, int]) -> Positions:
         return divided(positions, self.length)[1] + starts[id(self.source)]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.loader.operations.elements import Elements, Origins, add_note
-from millstream.samplers import IndexSampler
+from millstream.samplers import HierarchicalSampler, IndexSampler
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import largest_key
 from millstream.samplers.protocols import is_mixed
@@ -89,7 +89,7 @@ class KeyCycle:
             return
         if isinstance(sampler, BalancedSampler):
             sampler = sampler.order
-        if isinstance(sampler, IndexSampler) and sampler.keys is not None:
+        if isinstance(sampler, IndexSampler | HierarchicalSampler) and sampler.keys is not None:
             self._chosen = np.unique(np.asarray(sampler.keys, np.int64))
         largest = largest_key(sampler)
         self.count = num_records if largest is None else min(num_records, largest + 1)

@@ -141,6 +141,9 @@ CASES: dict[str, Callable[[], list[int]]] = {
     "IndexSampler of keys": lambda: keys_of(IndexSampler(9, keys=range(20, 29), shuffle=True, seed=7)),
     "SequentialSampler": lambda: keys_of(SequentialSampler(1000)),
     "HierarchicalSampler": lambda: keys_of(HierarchicalSampler([5, 9, 2, 7, 7, 8, 1], window_units=3, seed=7)),
+    "HierarchicalSampler of keys": lambda: keys_of(
+        HierarchicalSampler([5, 9, 2, 7], window_units=2, seed=7, keys=[22, 3, 8, 17, 5, 0, 21, 13, 8])
+    ),
     "MixtureSampler, first_exhausted": lambda: keys_of(mixture("first_exhausted"), count=50),
     "MixtureSampler, second epochs": lambda: keys_of(
         MixtureSampler([IndexSampler(4, shuffle=True, seed=1), IndexSampler(9, shuffle=True, seed=2)], [1, 2])

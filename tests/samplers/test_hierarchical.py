@@ -70,3 +70,32 @@ def test_epochs_go_on_in_an_endless_order() -> None:
     assert ended.endless().record_keys(0, 40)[:16].tolist() == ended.record_keys(0, 16).tolist()
     assert ended.fingerprint() == sampler.fingerprint()
     assert HierarchicalSampler([5, 3], window_units=2, seed=0).fingerprint() != sampler.fingerprint()
+
+
+@settings(max_examples=40)
+@given(sizes=SIZES, window=st.integers(1, 14), seed=st.integers(0, 9), data=st.data())
+def test_only_the_given_keys_come_and_a_window_holds_no_more_units(
+    sizes: list[int], window: int, seed: int, data: st.DataObject
+) -> None:
+    """Each given key comes as often as it is given, in any order of giving; a unit's keys are in one window."""
+    keys = data.draw(st.lists(st.integers(0, sum(sizes) - 1), min_size=1, max_size=30))
+    numbers = data.draw(st.none() | st.lists(st.integers(0, 4), min_size=len(sizes), max_size=len(sizes)))
+    sampler = HierarchicalSampler(sizes, window_units=window, seed=seed, keys=keys, unit_numbers=numbers)
+    found = sampler.record_keys(0, len(keys)).tolist()
+    assert sorted(found) == sorted(keys)
+    unit_of = [unit for unit, size in zip(numbers or range(len(sizes)), sizes, strict=True) for _ in range(size)]
+    last_seen = {unit_of[key]: position for position, key in enumerate(found)}
+    open_units = [
+        {unit_of[key] for key in found[: position + 1] if last_seen[unit_of[key]] >= position}
+        for position in range(len(found))
+    ]
+    assert max(map(len, open_units)) <= window
+
+
+def test_all_keys_are_the_order_without_keys() -> None:
+    """Naming every record in order changes nothing but the fingerprint; numbers that differ are units of their own."""
+    plain = HierarchicalSampler([5, 3, 4], window_units=2, seed=0)
+    named = HierarchicalSampler([5, 3, 4], window_units=2, seed=0, keys=range(12))
+    numbered = HierarchicalSampler([5, 3, 4], window_units=2, seed=0, unit_numbers=[7, 1, 3])
+    assert named.record_keys(0, 36).tolist() == plain.record_keys(0, 36).tolist()
+    assert numbered.fingerprint() == plain.fingerprint() != named.fingerprint()

@@ -63,6 +63,7 @@ def hierarchical(chance: random.Random, size: int, num_epochs: int) -> millstrea
     ends = sorted(chance.choices(range(size + 1), k=chance.randrange(6)))
     return millstream.HierarchicalSampler(
         np.diff([0, *ends, size]),
+        keys=chance.choice([None, chance.choices(range(size), k=size)]),
         window_units=chance.randrange(1, 4),
         seed=chance.getrandbits(64),
         num_epochs=num_epochs,

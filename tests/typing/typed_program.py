@@ -89,7 +89,7 @@ def samplers() -> None:
     index: VectorisedSampler = millstream.IndexSampler(10, shuffle=True, seed=0)
     own: Sampler = Backwards()
     mixture = millstream.MixtureSampler({"a": millstream.IndexSampler(10)}, {"a": 1.0})
-    units: VectorisedSampler = millstream.HierarchicalSampler([5, 5], window_units=1, seed=0)
+    units: VectorisedSampler = millstream.HierarchicalSampler([5, 5], window_units=1, seed=0, keys=[1, 7])
     balanced: VectorisedSampler = millstream.BalancedSampler(own, costs=[1] * 10, global_batch_size=4, parts=2)
     rows = millstream.PackingSampler([3, 5], row_length=8)
     assert_type(index.record_keys(0, 4), NDArray[np.int64])

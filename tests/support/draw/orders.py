@@ -45,8 +45,12 @@ def orders(draw: st.DrawFn, *, rows: bool = False) -> tuple[Any, int]:
         return IndexSampler(len(keys), shuffle=shuffle, seed=seed, num_epochs=num_epochs, keys=keys), size
     if kind == "units":
         sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(any))
-        window = draw(st.integers(1, 4))
-        return HierarchicalSampler(sizes, window_units=window, seed=seed, num_epochs=num_epochs), sum(sizes)
+        some: dict[str, Any] = {"window_units": draw(st.integers(1, 4)), "seed": seed, "num_epochs": num_epochs}
+        if draw(st.booleans()):
+            some["keys"] = draw(st.lists(st.integers(0, sum(sizes) - 1), min_size=1, max_size=30))
+        if draw(st.booleans()):
+            some["unit_numbers"] = draw(st.lists(st.integers(0, 5), min_size=len(sizes), max_size=len(sizes)))
+        return HierarchicalSampler(sizes, **some), sum(sizes)
     return IndexSampler(size, shuffle=shuffle, seed=seed, num_epochs=num_epochs), size
 
 
