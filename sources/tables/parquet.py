@@ -274,6 +274,6 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
             f"random for Parquet, or many worker processes decode the same row groups. A row group takes {num_bytes:,} "
             f"bytes of memory here. Use HierarchicalSampler(source.unit_sizes, window_units={window}, seed=...), with "
             "keys=... for a part of the records, or PackingSampler(..., unit_sizes=source.unit_sizes, "
-            f"window_units={window}), which fit into cache_bytes={self._cache_bytes:,}, or increase cache_bytes, and use "
-            "threads instead of workers (worker_count=0)."
+            f"window_units={window}), which fit into cache_bytes={self._cache_bytes:,}, or increase cache_bytes, and "
+            "use threads instead of workers (worker_count=0)."
         )
