@@ -78,7 +78,7 @@ class _Offsets(Column):
             rows.memory.take(at, self._offset_dtype).astype(np.int64, copy=False) for at in (positions, positions + 1)
         )
         if ((starts < 0) | (starts > stops) | (stops > rows.slot(self.slot + 2))).any():
-            raise ValueError(f"A column of {self.type_name} is damaged: an offset exceeds its values.")
+            raise ValueError(f"a column of {self.type_name} is damaged: an offset exceeds its values")
         rows.bounds[self.slot] = starts, stops - starts
         return rows.bounds[self.slot]
 
@@ -132,7 +132,7 @@ def _strings(slices: list[memoryview], is_text: bool) -> list[Any]:
 
 
 class Lists(_Offsets):
-    """Lists. Lists of numbers are arrays, which are views of one array; others, and those with nulls, Python lists."""
+    """Lists. Lists of numbers are arrays, which are views of one array, or of objects if one is null; others, lists."""
 
     def __init__(self, slot: int, offset_dtype: Any, make_child: Callable[[int], Column]) -> None:
         super().__init__(slot, offset_dtype)
@@ -194,8 +194,8 @@ class Lists(_Offsets):
         if null is None:
             return [array[bounds] for bounds in slices]
         # The type of a list must not depend on the other lists of the read.
-        values = self.child.values(inner)
-        return [values[bounds] if null[bounds].any() else array[bounds] for bounds in slices]
+        objects = stack_objects(self.child.values(inner))
+        return [objects[bounds] if null[bounds].any() else array[bounds] for bounds in slices]
 
     def _stacks(self, rows: Rows) -> bool:
         if not isinstance(self.child, Numbers | Flags):

@@ -3,8 +3,8 @@
 See README.md in this folder for the idea and the layout of addresses and slots.
 
 Guarantees:
-    - Reads stay within the buffers that Arrow returned, or raise an error: positions are checked against the end of
-      their own buffer.
+    - Reads stay within the memory that Arrow returned, or raise a ValueError: positions are checked against the end of
+      their region, the large buffer that theirs is a slice of.
     - Results are copies, which the caller may change and keep. (Lists of numbers from one read are views of one array,
       but do not overlap.)
 """
@@ -151,7 +151,7 @@ class Memory:
             return [memoryview(b"")] * len(starts)
         numbers = self._joined_with(int(regions.view(np.uint64).max())).numbers(BYTES)
         if ((starts + lengths > numbers.ends.take(regions)) & (lengths > 0)).any():
-            raise IndexError("A text or byte string exceeds its buffer.")
+            raise ValueError("a text or byte string exceeds its buffer")
         begins = np.where(lengths > 0, starts + numbers.shifts.take(regions), 0)
         view = numbers.array.data
         return [view[begin:end] for begin, end in zip(begins.tolist(), (begins + lengths).tolist(), strict=True)]
@@ -161,7 +161,7 @@ class Memory:
         return (self.take(positions >> 3, BYTES) >> (positions & 7).astype(np.uint8) & 1).astype(np.bool_)
 
     def _located(self, positions: Integers, dtype: np.dtype[Any], length: int) -> tuple[NDArray[Any], Integers]:
-        """Returns an array, and the index of each position in it; IndexError if they exceed the buffers."""
+        """Returns an array, and the index of each position in it; ValueError if they exceed the buffers."""
         shift = region_shift(dtype)
         first = int(positions[0]) >> shift
         array = self._array(first, dtype)
@@ -172,7 +172,7 @@ class Memory:
         regions = positions >> shift
         numbers = self._joined_with(int(regions.view(np.uint64).max())).numbers(dtype)
         if int((numbers.ends.take(regions) - positions).min()) < length:
-            raise IndexError(f"A run of {length} numbers exceeds its buffer.")
+            raise ValueError(f"a run of {length} numbers exceeds its buffer")
         return numbers.array, positions + numbers.shifts.take(regions)
 
     def _joined_with(self, number: int) -> JoinedRegions:
@@ -181,7 +181,7 @@ class Memory:
             return joined
         regions = self._regions.copy()
         if number not in regions or len(regions) == 1:
-            raise IndexError("A number is outside of all buffers.")
+            raise ValueError("a number is outside of all buffers")
         joined = JoinedRegions([regions.get(known, regions[0]) for known in range(max(regions) + 1)])
         if len(regions) == joined.size:
             # Otherwise another thread is about to add a region.

@@ -1,5 +1,6 @@
 """Columns of structs, tensors and Python objects, and the records that all columns form."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, final
 
@@ -58,18 +59,52 @@ class Tensors(Column):
         self._lists.describe(array, slots, memory)
 
     def _values(self, rows: Rows) -> list[Any]:
-        return [array.copy() for array in self.batch(rows, np.empty)]
+        if not self._has_nulls(rows):
+            return [array.copy() for array in self.batch(rows, np.empty)]
+        singles = (rows.take([row]) for row in range(len(rows)))
+        return [self._with_nulls(one) if self._has_nulls(one) else self.batch(one, np.empty)[0] for one in singles]
+
+    def _has_nulls(self, rows: Rows) -> bool:
+        """Returns True if one of the arrays has a null in it."""
+        columns: list[Column] = [self._lists]
+        while isinstance(columns[-1], Lists):
+            columns.append(columns[-1].child)
+        if not any(rows.has_nonzero(column.slot) for column in columns[1:]):
+            return False
+        for lists, child in itertools.pairwise(columns):
+            rows = rows.expand(*lists.bounds(rows))  # type: ignore[attr-defined]  # All but the last one are lists.
+            if child.nulls(rows) is not None:
+                return True
+        return False
+
+    def _with_nulls(self, row: Rows) -> NDArray[Any]:
+        array = np.empty(self._shape, object)
+        (values,) = self._lists.values(row)
+        # Arrow has flat lists, and `datasets` has nested ones.
+        is_nested = isinstance(self._lists, Lists) and isinstance(self._lists.child, Lists)
+        _fill(array if is_nested else array.reshape(-1), values)
+        return array
+
+    def _stacks(self, rows: Rows) -> bool:
+        return not self._has_nulls(rows)
 
     def batch(self, rows: Rows, allocate: Allocate) -> NDArray[Any]:
         column, inner = self._lists, rows
         while isinstance(column, Lists):
             inner, column = inner.expand(*column.bounds(inner)), column.child
-            if column.nulls(inner) is not None:
-                raise ValueError(f"An array of shape {self._shape} contains a null.")
         values: NDArray[Any] = column.batch(inner, np.empty)
         batch = allocate((len(rows), *self._shape), values.dtype)
         batch[...] = values.reshape(batch.shape)
         return batch
+
+
+def _fill(array: NDArray[Any], nested: Any) -> None:
+    """Fills an array of objects with the values of nested lists, some of which are None."""
+    if nested is None or array.ndim == 1:
+        array[...] = nested
+        return
+    for row, inner in zip(array, nested, strict=True):
+        _fill(row, inner)
 
 
 @final

@@ -126,6 +126,11 @@ class UnitCache(Generic[UnitT]):
         entry = self._entries.get(key)
         return entry is None or entry.unit is None or entry.served >= entry.unit.num_records
 
+    def has(self, units: Iterable[tuple[Hashable, UnitT]]) -> bool:
+        """Returns True if all units, given pairs of key and unit, are in the cache."""
+        with self._lock:
+            return all((entry := self._entries.get(key)) is not None and entry.unit is unit for key, unit in units)
+
     def clear(self) -> None:
         with self._lock:
             self._entries.clear()

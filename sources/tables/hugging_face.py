@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.tables.arrow_memory import Column, Rows
-from millstream.sources.tables.arrow_structures import Decoded, dicts, explained, records_of
+from millstream.sources.tables.arrow_structures import Decoded, dicts_or_error, explained, records_of
 from millstream.sources.tables.arrow_tables import ArrowTable
 
 
@@ -64,8 +65,7 @@ class HuggingFaceDataSource(ReadsBatches):
         keys = checked_record_keys(record_keys, self._num_records)
         if not len(keys):
             return []
-        rows = explained(lambda: self._rows(keys), lambda row: self._rows(keys[[row]]), keys, self._row_error)
-        return records_of(self._opened().columns, rows, keys, self._row_error)
+        return records_of(self._opened().columns, self._rows_or_error(keys), keys, self._row_error)
 
     def __repr__(self) -> str:
         names = ", ".join(self._names[:8]) + (", …" if len(self._names) > 8 else "")
@@ -87,10 +87,13 @@ class HuggingFaceDataSource(ReadsBatches):
         columns = self._opened().data.columns
         keys = np.linspace(0, self._num_records - 1, min(FINGERPRINT_RECORDS, self._num_records), dtype=np.int64)
         crc = 0
-        for record in dicts(columns, self._rows(keys)):
+        for record in dicts_or_error(columns, self._rows_or_error(keys), keys, self._row_error):
             crc = updated_crc(crc, record)
         schema = zlib.crc32(repr([(name, column.type_name) for name, column in columns.items()]).encode())
         return f"HuggingFace records={self._num_records} columns={len(columns)}:{schema:08x} crc32={crc:08x}"
+
+    def _rows_or_error(self, keys: NDArray[np.int64]) -> Rows:
+        return explained(lambda: self._rows(keys), lambda row: self._rows(keys[[row]]), keys, self._row_error)
 
     def _rows(self, keys: Any) -> Rows:
         return self._opened().data.rows(self._row_numbers(keys))

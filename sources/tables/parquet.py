@@ -1,5 +1,6 @@
 """The rows of Parquet files, read a row group at a time."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -52,7 +53,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
     - numbers and truth values: NumPy scalars; texts: `str`; binary columns: `bytes`;
     - dates and timestamps: `np.datetime64`, in UTC if there is a time zone; times of day and durations:
       `np.timedelta64`;
-    - lists of these numbers: arrays of shape (length,); other lists, and those with nulls: Python lists;
+    - lists of these numbers: arrays of shape (length,), of objects if one of them is null; other lists: Python lists;
     - structs: dicts;
     - dictionaries: their values; extension types: their storage type, except tensors of one shape with axes in order
       (`arrow.fixed_shape_tensor`), which are arrays of that shape;
@@ -112,7 +113,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         self._wanted = checked_columns(columns)
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
         self._group_sizes: dict[str, list[int]] = {}
-        self._group_bytes: list[int] = []
+        self._group_bytes: dict[str, list[int]] = {}
         self._schemas: dict[str, Any] = {}
         super().__init__(paths, cache)
         schema = self._schemas[self._paths[0]]
@@ -123,9 +124,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         self._columns = columns_of(schema, self._names)
         for path in self._paths:
             self._check_types(path)
-        # One window is read while another one ends.
-        window = max(1, self._cache_bytes // (2 * max([1, *self._group_bytes])))
-        self.window_units = None if sum(self._group_bytes) <= self._cache_bytes else window
+        self.window_units = self._window_units()
         del self._schemas, self._group_bytes
         self._index_units()
         concurrency = FETCHED_TOGETHER if self._is_far else min(_DECODED_TOGETHER, os.cpu_count() or 1)
@@ -171,7 +170,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         file = self._open(path, path)
         file.close()
         self._group_sizes[path], self._schemas[path] = file.group_sizes, file.schema
-        self._group_bytes += file.group_bytes(self._wanted)
+        self._group_bytes[path] = file.group_bytes
         return file.num_records
 
     def _open(self, path: str, location: str) -> ParquetFile:
@@ -190,6 +189,21 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
                     f"Column {name!r} is {columns[name].type_name} in {path!r}, but {column.type_name} in "
                     f"{self._paths[0]!r}. Write the files with one schema."
                 )
+
+    def _window_units(self) -> int | None:
+        largest, path, number = max(
+            (num_bytes, path, number)
+            for path, sizes in self._group_bytes.items()
+            for number, num_bytes in enumerate([0, *sizes], -1)
+        )
+        if not largest:
+            return None
+        with contextlib.closing(self._open(path, path)) as file:
+            share = file.decoded_share(number, self._names)
+        if sum(map(sum, self._group_bytes.values())) * share <= self._cache_bytes:
+            return None
+        # One window is read while another one ends.
+        return max(1, self._cache_bytes // (2 * max(1, round(largest * share))))
 
     def _index_units(self) -> None:
         """Builds the tables that map a record key to a row group and a row in it."""

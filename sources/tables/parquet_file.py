@@ -4,6 +4,8 @@ Guarantees:
     - Any number of threads may read row groups.
     - All needed columns of a row group in an object store are requested together, in a few requests. Bytes of another
       version of the object are an error.
+    - Metadata of a column is used only after pyarrow has begun to read the column, which raises an error for metadata
+      that are damaged or encrypted. `RowGroupMetaData.column` would abort the process for them.
 """
 
 import contextlib
@@ -47,10 +49,17 @@ class ParquetFile:
                 f"Cannot open {path!r}: it is not a Parquet file, is damaged, or was truncated: {_message_of(error)}."
             ) from error
 
-    def group_bytes(self, names: Sequence[str] | None) -> list[int]:
-        """Returns the decompressed size in bytes of each row group: of the named columns, or of all if None."""
-        groups = [self._metadata.row_group(number) for number in range(self._metadata.num_row_groups)]
-        return [sum(map(_column_bytes, _columns(group, names))) for group in groups]
+    @property
+    def group_bytes(self) -> list[int]:
+        """The decompressed size in bytes of each row group, of all columns, at least 1."""
+        groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
+        return [max(1, group.total_byte_size) for group in groups]
+
+    def decoded_share(self, group: int, names: Sequence[str]) -> float:
+        """Returns the size in memory of the named columns of a row group, as a multiple of its `group_bytes`."""
+        if (columns := self._columns(group, names)) is None:
+            return 1
+        return sum(map(_column_bytes, columns)) / self.group_bytes[group]
 
     @property
     def num_records(self) -> int:
@@ -103,7 +112,7 @@ class ParquetFile:
     def _spans(self, group: int, names: Sequence[str]) -> list[tuple[int, int]]:
         """Returns the starts and lengths of the columns of a row group, without those that exceed the file."""
         spans = []
-        for column in _columns(self._metadata.row_group(group), names):
+        for column in self._columns(group, names) or ():
             # Some writers set the offset of a dictionary to 0.
             starts = [column.data_page_offset, column.dictionary_page_offset or 0]
             start, length = min(filter(None, starts), default=0), column.total_compressed_size
@@ -111,12 +120,35 @@ class ParquetFile:
                 spans.append((start, length))
         return spans
 
+    def _columns(self, group: int, names: Sequence[str]) -> list[Any] | None:
+        """Returns the metadata of the columns of a row group, and of their members, that have one of the names.
 
-def _columns(group: Any, names: Sequence[str] | None) -> Iterator[Any]:
-    """Yields the metadata of the columns of a row group, and of their members, that have one of the names, or all."""
-    for column in map(group.column, range(group.num_columns)):
-        if names is None or any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names):
-            yield column
+        None if pyarrow cannot read one of them.
+        """
+        import pyarrow.parquet as pq  # noqa: PLC0415
+
+        paths = [self._metadata.schema.column(number).path for number in range(self._metadata.num_columns)]
+        wanted = [
+            number for number, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in names)
+        ]
+        with arrow().PythonFile(RawFile(_refuse, 1 << 62), "r") as file:
+            reader = pq.ParquetFile(file, metadata=self._metadata)
+            for number in wanted:
+                try:
+                    reader.read_row_group(group, columns=[paths[number]], use_threads=False)
+                except _BytesAreReadError:
+                    continue
+                except Exception:  # noqa: BLE001
+                    return None
+        return [self._metadata.row_group(group).column(number) for number in wanted]
+
+
+class _BytesAreReadError(Exception):
+    """pyarrow wants bytes of a column, so it has accepted the metadata of the column."""
+
+
+def _refuse(start: int, length: int) -> bytes:  # noqa: ARG001  (as RawFile calls it)
+    raise _BytesAreReadError
 
 
 def _reader(file: RemoteFile, spans: Sequence[tuple[int, int]]) -> Callable[[int, int], bytes]:

@@ -83,11 +83,16 @@ class RowGroups:
         wanted = dict(zip(needed.tolist(), counts.tolist(), strict=True))
         groups = self.units.get_all(wanted, decode, self._max_threads)
         joined = JoinedGroups(self._columns, [*groups, *self._others_in_use(groups)])
-        self._recent = (joined, *self._recent[: _MAX_JOINED - 1])
+        # A table keeps its row groups in memory, so it must not outlive them in the cache.
+        tables = (joined, *self._recent[: _MAX_JOINED - 1])
+        self._recent = tuple(each for each in tables if self._are_cached(each.groups))
         indices = joined.find(numbers)
         if indices is None:
             raise AssertionError("One of the row groups is missing.")
         return joined, indices
+
+    def _are_cached(self, groups: Iterable[RowGroup]) -> bool:
+        return self.units.has((group.number, group) for group in groups)
 
     def _others_in_use(self, groups: Sequence[RowGroup]) -> list[RowGroup]:
         """Returns the other row groups of the last table that are not used up, if it has any of these.

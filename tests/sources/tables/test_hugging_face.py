@@ -111,6 +111,19 @@ def test_numbers_keep_the_width_of_their_column() -> None:
     assert record["image"].tolist() == image.tolist()
 
 
+def test_arrays_of_a_fixed_shape_keep_it_with_nulls() -> None:
+    """They are then arrays of objects; a missing row of an array is a row of None, and a missing array None."""
+    features = datasets.Features({"x": datasets.Array2D((2, 2), "int32")})
+    rows = [[[1, 2], [3, 4]], [[1, None], [3, 4]], [None, [1, 2]], None]
+    source = HuggingFaceDataSource(datasets.Dataset.from_dict({"x": rows}, features=features))
+    whole, null, missing, none = (record["x"] for record in source.__getitems__(range(4)))
+    assert (whole.dtype, whole.tolist()) == (np.int32, rows[0])
+    assert (null.dtype, null.tolist()) == (object, rows[1])
+    assert missing.tolist() == [[None, None], [1, 2]]
+    assert none is None
+    assert source[2]["x"].tolist() == missing.tolist()
+
+
 def test_a_struct_may_have_no_members() -> None:
     """A struct without members is an empty dict, or None if it is null."""
     table = pa.table({"empty": pa.array([{}, None, {}], pa.struct([])), "id": [0, 1, 2]})
@@ -176,6 +189,7 @@ def test_a_flipped_byte_is_an_error_with_file_and_record_or_another_value(tmp_pa
             continue  # The library refuses it.
         source = HuggingFaceDataSource(dataset.shuffle(seed=1) if is_shuffled else dataset)
         assert len(source) == 50
+        error_of(HuggingFaceDataSource.fingerprint, source)
         wrong = {f"(record key {key})" for key in range(50) if error_of(source.__getitem__, key)}
         for read in (every, lambda source: stack(source.__getitems__(range(50)))):
             text = error_of(read, source)

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow.parquet import encryption
 
 import millstream
 from millstream.core import tree
@@ -87,7 +88,7 @@ TYPES: dict[str, tuple[Any, Any]] = {
     "empty list": (pa.array([[1], [2], []], pa.list_(pa.int8())), np.array([], np.int8)),
     "large list": (pa.array([[1], [], [2, 3]], pa.large_list(pa.float32())), np.array([2, 3], np.float32)),
     "fixed list": (pa.array([[1, 2], [3, 4], [5, 6]], pa.list_(pa.int8(), 2)), np.array([5, 6], np.int8)),
-    "list with a null": (pa.array([[1], [], [2, None]], pa.list_(pa.int8())), [np.int8(2), None]),
+    "list with a null": (pa.array([[1], [], [2, None]], pa.list_(pa.int8())), np.array([np.int8(2), None], object)),
     "list beside one with a null": (pa.array([[None], None, [2]], pa.list_(pa.int8())), np.array([2], np.int8)),
     "list of flags": (pa.array([[True], [], [True, False]]), np.array([True, False])),
     "list of dates": (pa.array([[], [], [dt.date(2020, 1, 1)]]), np.array(["2020-01-01"], "datetime64[D]")),
@@ -104,6 +105,18 @@ TYPES: dict[str, tuple[Any, Any]] = {
     "tensor": (
         pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(18, dtype=np.int32).reshape(3, 2, 3)),
         np.arange(12, 18, dtype=np.int32).reshape(2, 3),
+    ),
+    "tensor with a null": (
+        pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.int8(), [1, 2]), pa.array([[1, 2], [3, 4], [None, 5]], pa.list_(pa.int8(), 2))
+        ),
+        np.array([[None, np.int8(5)]], object),
+    ),
+    "tensor beside one with a null": (
+        pa.ExtensionArray.from_storage(
+            pa.fixed_shape_tensor(pa.int8(), [1, 2]), pa.array([[1, None], [3, 4], [4, 5]], pa.list_(pa.int8(), 2))
+        ),
+        np.array([[4, 5]], np.int8),
     ),
     "uuid": (pa.array([b"0123456789abcdef"] * 3, pa.uuid()), b"0123456789abcdef"),
 }
@@ -211,6 +224,48 @@ def test_batches_that_need_some_row_groups_of_a_window_get_their_rows(
             assert [int(record["id"]) for record in records] == keys.tolist()
             assert [record["text"] for record in records] == [f"row {key} é" for key in keys.tolist()]
             assert [record["tokens"][1] for record in records] == (keys + 1).tolist()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 150_000, 1 << 20])
+def test_no_more_memory_than_the_cache_is_kept(tmp_path: Path, cache_bytes: int) -> None:
+    """After batches of any rows, Arrow has row groups of `cache_bytes`, or the only one."""
+    rows = pa.array(np.arange(3200 * 100, dtype=np.int64))
+    lists = pa.ListArray.from_arrays(pa.array(range(0, 320_001, 100), pa.int32()), rows)
+    pq.write_table(pa.table({"x": lists}), tmp_path / "a.parquet", row_group_size=50)
+    rng = np.random.default_rng(0)
+    with ParquetDataSource(tmp_path / "a.parquet", cache_bytes=cache_bytes) as source:
+        before = pa.total_allocated_bytes()
+        for count in rng.integers(1, 300, 20).tolist():
+            start = int(rng.integers(0, 3200 - count))
+            keys = rng.integers(0, 3200, count) if count % 3 else np.arange(start, start + count)
+            assert [record["x"][7] for record in source.__getitems__(keys)] == (keys * 100 + 7).tolist()
+            # A row group is 40 KB, which Arrow allocates generously.
+            assert pa.total_allocated_bytes() - before <= 1.6 * max(cache_bytes, 50 * 808)
+
+
+@pytest.mark.third_party
+def test_columns_whose_metadata_are_encrypted_do_not_hide_the_others(store: ObjectServer, tmp_path: Path) -> None:
+    """They are an error when they are read, from a disk or a store; pyarrow ends a process that asks for them."""
+
+    class Keys(encryption.KmsClient):  # type: ignore[misc]
+        def wrap_key(self, key: bytes, name: str) -> bytes:  # noqa: ARG002
+            return key
+
+        unwrap_key = wrap_key
+
+    factory = encryption.CryptoFactory(lambda _: Keys())
+    properties = factory.file_encryption_properties(
+        encryption.KmsConnectionConfig(),
+        encryption.EncryptionConfiguration(footer_key="k", column_keys={"k": ["id"]}, plaintext_footer=True),
+    )
+    pq.write_table(table_of(), tmp_path / "a.parquet", encryption_properties=properties)
+    store.objects["bucket/a.parquet"] = (tmp_path / "a.parquet").read_bytes()
+    for path in (str(tmp_path / "a.parquet"), f"{store.url}/bucket/a.parquet"):
+        with ParquetDataSource(path, columns=["text", "tokens"], cache_bytes=0) as source:
+            assert source[7]["text"] == "row 7 é"
+            assert source.window_units == 1
+        with ParquetDataSource(path) as source, pytest.raises(DataSourceError, match=r"record key 7\).*[Dd]ecrypt"):
+            source[7]
 
 
 def test_a_global_shuffle_works_and_logs_once_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
