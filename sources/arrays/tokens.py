@@ -131,7 +131,7 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
         layout = self._layouts[path]
         return _TokenFile(
             path,
-            open_stored(location, self._identities[path]),
+            open_stored(path, self._identities[path], location),
             layout,
             self._stride * layout.dtype.itemsize,
             self._window * layout.dtype.itemsize,

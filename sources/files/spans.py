@@ -100,7 +100,7 @@ class SpanRecords(FileRecords[RecordT]):
         return self._offsets(path).num_records
 
     def _open(self, path: str, location: str) -> "SpanFile[RecordT]":
-        stored = open_stored(location, self._identities[path])
+        stored = open_stored(path, self._identities[path], location)
         try:
             # After opening: the file that is at the path now is the opened one, or a newer one.
             self._follow(path, self._identity_now(path))
@@ -175,7 +175,7 @@ class SpanRecords(FileRecords[RecordT]):
         path, progress = key.path, self._progress or Progress(f"Indexing {key.path!r}", key.identity.size)
         with self._location_of(path) as location:
             _wait_for_clock(key.identity)
-            file = open_stored(location, key.identity)
+            file = open_stored(path, key.identity, location)
             scan = Scan(path, file, key.identity, progress, size=self._content_size(path))
             try:
                 offsets, saved_at, failures = store_offsets(key, lambda: self._scanned(scan), self._placement)

@@ -94,7 +94,7 @@ class CsvDataSource(SpanRecords[dict[str, str]]):
         """Returns the names in the row that ends at an offset."""
         with (
             self._location_of(path) as location,
-            contextlib.closing(open_stored(location, self._identities[path])) as file,
+            contextlib.closing(open_stored(path, self._identities[path], location)) as file,
         ):
             content = file.read(0, stop)
         try:

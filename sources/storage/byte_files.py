@@ -3,6 +3,7 @@
 Guarantees:
     - A local file is read by `pread`, never mapped: truncating a mapped file kills the process, and page faults hold
       the interpreter lock. On slow storage, the system prefetches the remainder of a batch.
+    - Spans of a local file that was written to since it was identified are an error: most formats have no checksums.
     - All spans of a batch in an object are requested together, and near spans by one request.
     - Bytes of an object belong to the version that was identified, or there is an error. A server without versions
       (HTTP without a strong ETag) is trusted not to change the object.
@@ -51,6 +52,8 @@ _SAMPLE_BYTES = 4096
 """Bytes at the start and at the end of an object that identify it if its store has no versions."""
 
 _SAMPLED = b"sample:"
+
+_WRITTEN = "the file was written to since the source was constructed. Construct the source again."
 
 
 _TargetT = TypeVar("_TargetT")
@@ -108,8 +111,11 @@ def state_of(path: str) -> FileIdentity | None:
         return None  # S3 refuses access to missing objects, unless the names may be listed.
 
 
-def open_stored(path: str, identity: FileIdentity) -> "StoredFile":
-    return RemoteFile(path, identity) if is_url(path) else LocalFile(path)
+def open_stored(path: str, identity: FileIdentity, location: str | None = None) -> "StoredFile":
+    """Opens a file or object with an identity, or a copy of it at another location, which nobody writes to."""
+    if location is not None and location != path:
+        return LocalFile(location)
+    return RemoteFile(path, identity) if is_url(path) else LocalFile(path, identity)
 
 
 def read_whole(path: str, kind: str) -> bytes:
@@ -141,13 +147,14 @@ _PREAD: Callable[[int, int, int], bytes] = os.pread
 
 @final
 class LocalFile:
-    """A local file."""
+    """A local file. If its identity is given, reads of spans are compared with it."""
 
     _descriptor = -1
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, identity: FileIdentity | None = None) -> None:
         # O_NONBLOCK: opening a pipe that has replaced the file does not wait for a writer.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._state = None if identity is None else (identity.size, identity.modified)
 
     def size(self) -> int:
         """Returns the present size of the file in bytes."""
@@ -159,7 +166,14 @@ class LocalFile:
 
     def begin(self, starts: Sequence[int], lengths: Sequence[int]) -> Callable[[], list[bytes]]:
         """Returns a function that reads the bytes of each span. A short result is beyond the end of the file."""
-        return lambda: read_spans(self._descriptor, starts, lengths)
+
+        def finish() -> list[bytes]:
+            spans = read_spans(self._descriptor, starts, lengths)
+            if self._was_written() and list(map(len, spans)) == lengths:  # Else, the error is about the short one.
+                raise SpanReadError(0, _WRITTEN)
+            return spans
+
+        return finish
 
     def read_into(self, starts: Sequence[int], rows: NDArray[np.uint8]) -> list[int]:
         """Reads spans of one length, each into its row, and returns the number of bytes of each.
@@ -168,11 +182,23 @@ class LocalFile:
         file fills less of its row.
         """
         memory, length = rows.reshape(-1).data, rows.shape[1]
+        expected = [length] * len(starts)
         if len(rows) > 1 and self._read_together(np.array(starts, np.int64), rows):
-            return [length] * len(starts)
-        targets = [(memory[row * length : (row + 1) * length],) for row in range(len(rows))]
-        read = functools.partial(os.preadv, self._descriptor)
-        return _all_read(self._descriptor, starts, [length] * len(starts), read, targets)
+            found = expected
+        else:
+            targets = [(memory[row * length : (row + 1) * length],) for row in range(len(rows))]
+            read = functools.partial(os.preadv, self._descriptor)
+            found = _all_read(self._descriptor, starts, expected, read, targets)
+        if self._was_written() and found == expected:
+            raise SpanReadError(0, _WRITTEN)
+        return found
+
+    def _was_written(self) -> bool:
+        """Returns True if the file is another one than its identity says. It is called after a read."""
+        if self._state is None:
+            return False
+        status = os.fstat(self._descriptor)
+        return (status.st_size, status.st_mtime_ns) != self._state
 
     def _read_together(self, starts: NDArray[np.int64], rows: NDArray[np.uint8]) -> bool:
         """Reads spans that are near each other by one call. Returns False if they are not, or the file is shorter."""
