@@ -25,7 +25,7 @@ from millstream.sources.files import multi_file
 from millstream.sources.remote import object_clients
 from millstream.tools import unpacking
 from millstream.tools.command_line import parser
-from support.documents.document_tables import RowTests, rows
+from support.documents.document_tables import rows
 from support.processes.worker_pools import python
 
 ROOT = Path(__file__).parents[1]
@@ -347,46 +347,6 @@ def test_every_error_of_the_page_of_tasks_exists() -> None:
     page = (ROOT / "docs/tasks.md").read_text()
     errors = set(re.findall(r"^\| `(\w+Error)", page, re.MULTILINE))
     assert errors - {error for error in dir(millstream) if error.endswith("Error")} == {"TypeError", "ValueError"}
-
-
-GUARANTEES = {
-    # What happens when …
-    "the number of workers changes": "worker_processes",
-    "… between checkpoint and resume": "worker_processes",
-    "the number of hosts changes, at one global batch size": "global_batches_are_those_of_any_number_of_shards",
-    "batch size or operations differ from those of the checkpoint": "a_state_of_another_pipeline_is_refused",
-    "the checkpoint is damaged": "every_damaged_byte_is_refused",
-    "two runs use the seeds 0 and 1": "neighbouring_seeds_and_epochs_share_nothing",
-    "a worker is killed (out of memory, SIGKILL)": "a_death_changes_nothing",
-    "a worker leaves with `exit(0)`": "a_record_that_kills_is_named",
-    "a worker is stuck": "a_stall_is_a_warning_and_then_an_error",
-    "an operation returns what cannot be pickled": "an_element_that_cannot_be_pickled_is_named",
-    "the trainer is killed": "workers_are_gone_half_a_second_after_their_trainer",
-    "`/dev/shm` is full (64 MB in Docker)": "dev_shm_is_not_used",
-    "an ArrayRecord file is cut short while open": "a_file_truncated_while_open_is_an_error",
-    'a script has no `if __name__ == "__main__":`': "what_a_script_defines_works_with_workers_as_it_does_inline",
-    # What a checkpoint compares
-    "workers, threads, buffers": "equal_streams_are_compatible_wherever_they_stand",
-    "the position of `mp_prefetch` and `prefetch` in a chain": "a_state_does_not_depend_on_prefetching",
-    "more epochs": "a_state_resumes_under_another_number_of_epochs_exactly_or_is_refused",
-    "number of hosts, at one global batch size": "a_filtered_pipeline_resumes_only_from_its_logical_shards",
-    "*content*": "changed_content_is_reported_and_refused_only_if_asked_for",
-    "kinds and order of operations": "operations_are_their_kinds_and_parameters",
-    "class, seed and parameters of the sampler": "an_index_sampler_is_its_order_whatever_its_epochs_and_shards",
-    "the source": "files_of_equal_names_and_sizes_with_other_ends_are_a_warning",
-    "global batch size": "another_global_batch_needs_leave_and_a_position_that_it_divides",
-    "any byte of the state itself": "every_damaged_byte_is_refused",
-}
-"""For each row of docs/guarantees.md, by the beginning of its first cell, the test that proves it."""
-
-
-def test_each_guarantee_has_a_test() -> None:
-    """Each row of the tables of docs/guarantees.md names a law that a test has."""
-    document = ROOT / "docs/guarantees.md"
-    beginnings = [re.split(r"[:;]", cell)[0] for cell, *_ in rows(document)]
-    assert beginnings == [re.split(r"[:;]", row)[0] for row in GUARANTEES]
-    for law in RowTests(document, GUARANTEES).values():
-        law()
 
 
 @pytest.mark.third_party
