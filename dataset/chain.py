@@ -19,7 +19,7 @@ from millstream.dataset.stream_nodes import Ahead, Combined, Compiled, Operated,
 from millstream.loader.measuring.front import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.shared_threads import joint_threads
+from millstream.loader.threads.shared_threads import joint_threads, min_buffer_bytes
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 
@@ -99,7 +99,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared) 
         if following is not None:
             return following
         if running.workers.num_workers:
-            running = dataclasses.replace(running, reading=reading or joint_reading(leaf.parents))
+            running = dataclasses.replace(running, reading=joint_reading(leaf.parents, reading))
             stream, running = _drawn_by_workers(leaf, chain, running)
         else:
             shared = Shared() if shared is ALONE else shared
@@ -135,11 +135,17 @@ def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> tuple[D
     return stream, running
 
 
-def joint_reading(streams: Sequence[Any]) -> ReadOptions:
-    """Returns the threads for one set of workers, or one plan, which does the work of several streams."""
+def joint_reading(streams: Sequence[Any], reading: ReadOptions | None = None) -> ReadOptions:
+    """Returns the threads for one set of workers, or one plan, which does the work of several streams.
+
+    `reading` has those that were requested after them, if any. The smallest limit of bytes is that of all.
+    """
     requested = [_requested_reading(stream) for stream in streams]
-    largest = max(requested, key=lambda reading: reading.num_threads, default=ReadOptions())
-    return dataclasses.replace(largest, num_threads=joint_threads([reading.num_threads for reading in requested]))
+    if reading is None:
+        largest = max(requested, key=lambda one: one.num_threads, default=ReadOptions())
+        num_threads = joint_threads([one.num_threads for one in requested])
+        reading = dataclasses.replace(largest, num_threads=num_threads)
+    return dataclasses.replace(reading, max_buffer_bytes=min_buffer_bytes([reading, *requested]))
 
 
 def _requested_reading(stream: Any) -> ReadOptions:

@@ -562,6 +562,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         return node_of(self).reads_one_by_one
 
     @property
+    def is_in_memory(self) -> bool:
+        """True if all sources below are plain data in memory."""
+        return node_of(self).is_in_memory
+
+    @property
     def window_units(self) -> int | None:
         """The number of units of its source that a shuffle should keep together; None if any order is as fast.
 

@@ -56,7 +56,7 @@ class MixedIterDataset(Combined):
             stream,
             Mixed(lowered, self.weights, self.names),
             operations,
-            dataclasses.replace(running, reading=reading or joint_reading(self.parents)),
+            dataclasses.replace(running, reading=joint_reading(self.parents, reading)),
             inputs_have_workers=inputs_have_workers,
         )
 

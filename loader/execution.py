@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import time
 import weakref
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
@@ -19,6 +20,7 @@ from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.threads.reader_threads import CLOSE_SECONDS
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
@@ -134,9 +136,11 @@ class Execution:
     def close(self) -> None:
         """Closes the iterators, and stops the workers, now and in future."""
         self.insight.is_closed = True
+        # One for all: threads that hang are not waited for one iterator after another.
+        deadline = time.monotonic() + CLOSE_SECONDS
         for iterator in self.insight.living_iterators():
             if isinstance(iterator, DataLoaderIterator):
-                iterator.close_with_loader()
+                iterator.close_with_loader(deadline)
         if self.pools is not None and self._whole is None:
             self.pools.close()
 

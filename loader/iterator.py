@@ -31,6 +31,7 @@ from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.state_of_plan import count_outputs, epoch_of, state_at
+from millstream.loader.threads.watcher import Watch, watch
 from millstream.sharding import ShardOptions
 from millstream.transforms import RandomMap
 
@@ -115,6 +116,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         # None once the iterator was moved: a moved iterator repeats no pass by mistake.
         self._passes = beginning.passes
         self._executor: Executor | None = None
+        self._watch: Watch | None = None
         # Executors that are no longer used, until they are closed. If an interruption prevents that, it is retried.
         self._left: set[Executor] = set()
         self._is_closed = False
@@ -368,8 +370,11 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
 
         Another thread that waits in `next` gets a ValueError.
         """
+        self._close()
+
+    def _close(self, deadline: float | None = None) -> None:
         self._is_closed = True
-        self._end()
+        self._end(deadline)
         self._execution.stop_idle_workers()
         if self._at_end is not None:
             self._at_end()
@@ -380,10 +385,10 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             self._settle()
         self.close()
 
-    def close_with_loader(self) -> None:
-        """Closes the iterator because its loader is closed."""
+    def close_with_loader(self, deadline: float | None = None) -> None:
+        """Closes the iterator because its loader is closed, with the deadline of `Executor.close`."""
         self._reason = "its DataLoader was closed; build a new one"
-        self.close()
+        self._close(deadline)
 
     def __repr__(self) -> str:
         shard = self._plan.pipeline.shard
@@ -397,7 +402,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         return "closed" if self._is_closed else "idle" if self._executor is None else "running"
 
     def _begin(self) -> None:
-        if self._outputs is None:
+        # After the end, nothing would release the workers again.
+        if self._outputs is None and not self._has_ended:
             executor = self._running_executor()
             self._is_sound = False
             executor.start()
@@ -465,6 +471,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
                 self._passes.begin()
             self._execution.serve_if_requested()
             self._executor = executor = self._execution.make_executor(self.position_in_plan())
+            if executor.runs_user_code_here:
+                self._watch = watch(executor, self.stall_timeout)
             self._is_sound = True
             if self._is_closed:
                 # Another thread closed the iterator before it could see this executor.
@@ -499,10 +507,10 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             self._left.discard(executor)
             executor.pause()
 
-    def _end(self) -> None:
+    def _end(self, deadline: float | None = None) -> None:
         self._leave()
         for executor in list(self._left):
-            executor.close()
+            executor.close(deadline)
             self._left.discard(executor)
 
     def _leave(self) -> Executor | None:
@@ -513,6 +521,9 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         if (executor := self._executor) is not None:
             self._left.add(executor)
         self._executor = None
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
         return executor
 
     def _resume(self, saved: LoaderState, allow: Collection[str], *, strict: bool) -> None:

@@ -154,6 +154,8 @@ class HeldRecords(Generic[T_co]):
         copies: True if dicts and lists are copied.
     """
 
+    is_in_memory = True
+
     def __init__(self, records: "Sequence[T_co]", *, copies: bool = False) -> None:
         self.records = records
         sample = [records[key] for key in range(0, len(records), len(records) // _SAMPLED_RECORDS or 1)]

@@ -24,7 +24,7 @@ from millstream.sources.base import (
 )
 from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
 from millstream.sources.concurrent_reads import read_all
-from millstream.sources.source_checks import batched_read_of, check_source, reads_one_by_one
+from millstream.sources.source_checks import batched_read_of, check_source, is_in_memory, reads_one_by_one
 
 _MAX_DESCRIPTION = 160
 """The maximum number of characters that describe the sources in a fingerprint; a longer text is replaced by its CRC."""
@@ -89,6 +89,11 @@ class ConcatenatedDataSource(RenderedSource, Closing):
     def reads_one_by_one(self) -> bool:
         """True if no source has batched reads. Several threads then share the records of a batch."""
         return reads_one_by_one(self.parts.values())
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if the records of all sources are plain data in memory."""
+        return all(map(is_in_memory, self.parts.values()))
 
     def __getitem__(self, record_key: SupportsIndex) -> Any:
         key = checked_record_key(record_key, self._key_limit)

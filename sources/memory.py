@@ -49,6 +49,8 @@ class RangeDataSource(RenderedSource):
         (2, 15)
     """
 
+    is_in_memory = True
+
     def __init__(self, start: int, stop: int, step: int = 1) -> None:
         if step == 0:
             raise ValueError("step must not be 0.")
@@ -136,6 +138,13 @@ class InMemoryDataSource(RenderedSource):
             return _take(self._records, key)
         return self._records[key]
 
+    @property
+    def is_in_memory(self) -> bool:
+        """True if the records are plain data in memory: no mapped file, and no container of the user."""
+        if not self._is_columns:
+            return isinstance(self._records, HeldRecords)
+        return not any(_is_mapped(column) for _, column in _named_columns(self._records))
+
     def close(self) -> None:
         """Does nothing, for compatibility with Grain: the memory is released with the source."""
 
@@ -216,6 +225,15 @@ def stacks(column: NDArray[Any]) -> bool:
 
 
 @final
+def _is_mapped(array: Any) -> bool:
+    """Returns True if the memory of an array is that of a file."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
+
+
 class _ColumnRecords(ColumnarRecords):
     """The records of keys, copied from columns when they are needed: as records, or as one batch."""
 

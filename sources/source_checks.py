@@ -47,6 +47,17 @@ def reads_one_by_one(sources: Iterable[Any]) -> bool:
     return not any(type(source) in (list, tuple, range) or reads_in_one_call(source) for source in sources)
 
 
+def is_in_memory(source: Any) -> bool:
+    """Returns True if reading waits for no disk or network, and runs no code of the user but operations.
+
+    That is a plain list, tuple, range or array, or a source of the library that says so by the attribute
+    `is_in_memory`.
+    """
+    if type(source) in (list, tuple, range) or (type(source).__module__, type(source).__name__) == ("numpy", "ndarray"):
+        return True
+    return type(source).__module__.startswith("millstream.") and getattr(source, "is_in_memory", False) is True
+
+
 def _is_up_to_date(source: Any) -> bool:
     """True if `__getitems__` is the object's own, or of a class as derived as the one that defines `__getitem__`."""
     if "__getitems__" in getattr(source, "__dict__", ()):

@@ -30,6 +30,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.feed import Feed
 from millstream.loader.state_of_plan import fingerprint_of_pipeline, state_at, stream_of
+from millstream.loader.threads.watcher import watched
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import KeepAll
@@ -72,7 +73,7 @@ class FedIterator(EngineIterator):
             # No other record can be read instead: an element that fails is dropped.
             pipeline = dataclasses.replace(pipeline, operations=(KeepAll(), *operations))
         self.block = Plan(pipeline).partition.global_block
-        self._feed = Feed(_Drawing(stream), self.block)
+        self._feed = Feed(_Drawing(stream, running.workers.stall_timeout), self.block)
         self._reads_ahead = bool(running.workers.num_workers) or running.reading.reads_ahead
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
         self._execution.insight.streams = functools.partial(insights_below, stream)
@@ -157,8 +158,9 @@ def _sealed(block: int, made: LoaderState, stream: Any, stream_text: str) -> dic
 class _Drawing:
     """Draws elements from an iterator, and finds out their origins."""
 
-    def __init__(self, stream: DatasetIterator[Any]) -> None:
+    def __init__(self, stream: DatasetIterator[Any], stall_timeout: float) -> None:
         self._stream = stream
+        self._stall_timeout = stall_timeout
 
     def get_state(self) -> Any:
         return state_below(self._stream)
@@ -172,10 +174,15 @@ class _Drawing:
             # Random draws depend on the origins of these.
             made = self._stream.draw(count)
             return Elements(made.values, made.origins.without_sizes(), made.error)
-        values, error = drawn_from(self._stream, count)
+        named = self._stream
+        name = named.name if isinstance(named, CountedIterator) else type(named).__name__
+        draw = functools.partial(drawn_from, self._stream, count)
+        if getattr(self._stream, "_parents", ()):
+            # Calls of the iterators below are watched themselves.
+            values, error = draw()
+        else:
+            values, error = watched(draw, lambda: f"{name}, at element {number} or later", self._stall_timeout)
         if error is not None:
-            named = self._stream
-            name = named.name if isinstance(named, CountedIterator) else type(named).__name__
             error = annotated(error, f"{name}, at element {number + len(values)}")
         numbers = np.arange(number, number + len(values))
         table = np.stack([numbers, numbers, numbers, numbers, np.zeros_like(numbers)])

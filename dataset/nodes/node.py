@@ -108,6 +108,11 @@ class Node(abc.ABC):
         """True if each element is read by itself, and not from memory."""
         return all(parent.reads_one_by_one for parent in self.parents)
 
+    @functools.cached_property
+    def is_in_memory(self) -> bool:
+        """True if all sources below are plain data in memory."""
+        return all(parent.is_in_memory for parent in self.parents)
+
     def line(self) -> "Iterator[Node]":
         """Yields the node, its only parent, and so on, up to a node with no parent or with several."""
         yield self

@@ -17,7 +17,7 @@ from millstream.loader.operations.steps import annotated
 from millstream.loader.pipeline.arguments import source_name
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
-from millstream.sources.source_checks import reads_one_by_one
+from millstream.sources.source_checks import is_in_memory, reads_one_by_one
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -42,6 +42,10 @@ class Source(Node):
     @functools.cached_property
     def reads_one_by_one(self) -> bool:
         return reads_one_by_one([self.source])
+
+    @functools.cached_property
+    def is_in_memory(self) -> bool:
+        return is_in_memory(self.source)
 
     @functools.cached_property
     def window_units(self) -> int | None:
@@ -123,6 +127,8 @@ class Own(Node):
     looks_ahead = reads_one_by_one = True
     # Its `__getitem__` sees positions continued across epochs.
     differs_by_epoch = True
+    # The user's code may wait for anything.
+    is_in_memory = False
 
     @property
     def parents(self) -> tuple[Node, ...]:

@@ -78,7 +78,7 @@ class Server:
         thread = threading.Thread(target=self._live, args=(begun,), name="millstream-top", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             begun.put(OSError(f"The system refuses another thread: {error}"))
 
     def _live(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:

@@ -3,6 +3,11 @@
 A frame is the length of a pickled message, the number of descriptors passed with it, and the pickle. Both ends come
 from one `socketpair` that only these processes hold, so every message was written by this library. A process that dies
 within a frame leaves it incomplete. It is dropped, and affects no other channel.
+
+Guarantees:
+    * One thread sends and receives. Another thread, or a signal handler, may close the channel at any time: from then
+      on, messages are dropped, and the other side seems to have closed.
+    * Each descriptor is closed exactly once.
 """
 
 import array  # noqa: F401  (`socket` needs it: since Python 3.14 it imports it late, possibly in another folder)
@@ -12,10 +17,12 @@ import os
 import pickle
 import socket
 import struct
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, final
 
+from millstream.core.signals import SignalSafeLock
 from millstream.loader.processes.messages import Message, from_wire, to_wire
 
 _HEADER = struct.Struct("<QB")
@@ -41,6 +48,8 @@ class Channel:
         self._socket.setblocking(blocking)
         self._inbox = bytearray()
         self._outbox: deque[tuple[memoryview, list[int]]] = deque()
+        # Guards the outbox. A signal handler may close the channel while its thread sends.
+        self._sending = SignalSafeLock(threading.RLock())
         self._received: list[int] = []
         self._arrived: list[int] = []
         self.is_open = True
@@ -55,15 +64,21 @@ class Channel:
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Sends a message, with copies of file descriptors.
 
-        A broken connection is not an error here. It is noticed by the caller that waits for an answer.
+        A connection that is broken or closed is not an error here. The caller that waits for an answer notices it.
         """
         body = pickle.dumps(to_wire(message), protocol=5)
         frame = memoryview(_HEADER.pack(len(body), len(descriptors)) + body)
-        # Copies, because the caller may close its descriptors before the frame is sent.
-        self._outbox.append((frame, duplicate_all(descriptors) if descriptors else []))
-        self.flush()
+        with self._sending:
+            if self.is_open:
+                # Copies, because the caller may close its descriptors before the frame is sent.
+                self._outbox.append((frame, duplicate_all(descriptors) if descriptors else []))
+                self._flush()
 
     def flush(self) -> None:
+        with self._sending:
+            self._flush()
+
+    def _flush(self) -> None:
         while self._outbox:
             frame, descriptors = self._outbox[0]
             try:
@@ -71,10 +86,14 @@ class Channel:
                 sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
             except BlockingIOError:
                 return
-            except (BrokenPipeError, ConnectionResetError):
+            except OSError as error:
+                if self.is_open and not isinstance(error, BrokenPipeError | ConnectionResetError):
+                    raise
                 self._empty_outbox()
                 return
             close_all(descriptors)
+            if not self.is_open:
+                return
             self._outbox[0] = frame[sent:], []
             if sent == len(frame):
                 self._outbox.popleft()
@@ -89,7 +108,9 @@ class Channel:
             data, descriptors, flags, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
         except BlockingIOError:
             return
-        except ConnectionResetError:
+        except OSError as error:
+            if self.is_open and not isinstance(error, ConnectionResetError):
+                raise
             data, descriptors, flags = b"", [], 0
         for descriptor in descriptors:
             # Programs that user code starts must not inherit a worker's descriptors.
@@ -113,7 +134,8 @@ class Channel:
 
     def receive_rest(self) -> Iterator[Any]:
         """Yields all remaining messages of the other side, which is dead."""
-        self._socket.setblocking(False)
+        with contextlib.suppress(OSError):  # Closed by another thread.
+            self._socket.setblocking(False)
         while self.is_open:
             before = len(self._inbox)
             messages = list(self.receive())
@@ -135,8 +157,9 @@ class Channel:
     def close(self) -> None:
         """Closes this process's copy of this end, and the descriptors that were not taken. Idempotent."""
         self.is_open = False
-        self._socket.close()
-        self._empty_outbox()
+        with self._sending:
+            self._socket.close()
+            self._empty_outbox()
         close_all(self._arrived)
         close_all(self._received)
 

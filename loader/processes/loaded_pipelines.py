@@ -1,24 +1,24 @@
 """The pipelines of a pool: those that its workers start with, and those that they get while they run."""
 
-import os
 from collections.abc import Collection, Hashable, Iterable
 from typing import NamedTuple, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.processes.channel import close_all
 from millstream.loader.processes.messages import Load, Unload
 from millstream.loader.processes.pool_processes import Worker
 from millstream.loader.transport.class_table import ClassTable
-from millstream.loader.transport.pipeline_file import pack_pipelines, write_chunks
+from millstream.loader.transport.pipeline_file import pack_pipelines
 
 MAX_IDLE_PIPELINES = 64
 """The maximum number of pipelines without calls that workers keep, of those that they got while they ran."""
 
 
 class _Loaded(NamedTuple):
-    """A pipeline that the workers got while they ran: the message to each, and the content of its file."""
+    """A pipeline that the workers get while they run: the message to each, and the descriptor of its file."""
 
     message: Load
-    content: list[memoryview]
+    file: list[int]
     has_new_classes: bool  # Replacements need it, because later elements may have a class that crossed with it.
 
 
@@ -41,44 +41,51 @@ class LoadedPipelines:
             return loaded.message.number
         return self._first.get(name)
 
-    def add(self, name: Hashable, pipeline: Pipeline, classes: ClassTable) -> int:
-        """Returns the number of a new pipeline, and adds the classes that cross by value with it."""
+    def pack(self, pipeline: Pipeline, classes: ClassTable) -> tuple[list[memoryview], Load, bool]:
+        """Returns the content of the file of a new pipeline, the message to each worker, and True if it has classes.
+
+        These are new classes that cross by value with it. They are added to `classes`.
+        """
         content, file, crossed = pack_pipelines([pipeline])
         number, num_known = self._next_number, len(classes)
-        message = Load(number, file, classes.number(list(crossed)))
         self._next_number += 1
-        self._loaded[name] = _Loaded(message, content, len(classes) > num_known)
-        return number
+        message = Load(number, file, classes.number(list(crossed)))
+        return content, message, len(classes) > num_known
 
-    def send(self, name: Hashable, workers: Iterable[Worker]) -> None:
-        self._send(self._loaded[name], workers)
-
-    def _send(self, loaded: _Loaded, workers: Iterable[Worker]) -> None:
-        descriptor = write_chunks(loaded.content)
-        try:
-            for worker in workers:
-                worker.channel.send(loaded.message, [descriptor])
-        finally:
-            os.close(descriptor)
+    def add(self, name: Hashable, message: Load, file: list[int], workers: Iterable[Worker], *, has_new: bool) -> None:
+        """Adds a pipeline, and sends it to the workers. They, and their replacements, share its file."""
+        self._loaded[name] = loaded = _Loaded(message, file, has_new)
+        _send(loaded, workers)
 
     def send_all(self, worker: Worker) -> None:
         """Sends a new worker the pipelines that it does not start with."""
         for loaded in [*self._dropped, *self._loaded.values()]:
-            self._send(loaded, [worker])
+            _send(loaded, [worker])
         for loaded in self._dropped:
             worker.channel.send(Unload(loaded.message.number))
 
     def forget(self, name: Hashable) -> None:
         """Forgets a pipeline that workers may lack, because sending it has failed."""
-        if (loaded := self._loaded.pop(name)).has_new_classes:
-            self._dropped.append(loaded)
+        if (loaded := self._loaded.pop(name, None)) is not None:
+            self._drop(loaded)
 
     def drop_idle(self, in_use: Collection[int], workers: Collection[Worker]) -> None:
         """Drops the oldest pipelines, if more than MAX_IDLE_PIPELINES are not in use."""
         idle = [name for name, loaded in self._loaded.items() if loaded.message.number not in in_use]
         for name in idle[: max(0, len(idle) - MAX_IDLE_PIPELINES)]:
             loaded = self._loaded.pop(name)
-            if loaded.has_new_classes:
-                self._dropped.append(loaded)
+            self._drop(loaded)
             for worker in workers:
                 worker.channel.send(Unload(loaded.message.number))
+
+    def _drop(self, loaded: _Loaded) -> None:
+        if loaded.has_new_classes:
+            self._dropped.append(loaded)
+        else:
+            close_all(loaded.file)
+
+
+def _send(loaded: _Loaded, workers: Iterable[Worker]) -> None:
+    # Closed by another thread that stops the pool.
+    for worker in workers if loaded.file else ():
+        worker.channel.send(loaded.message, loaded.file)

@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -28,7 +28,17 @@ from millstream.loader.processes.channel import Channel, close_all
 from millstream.loader.processes.interpreter import LaunchContext
 from millstream.loader.processes.limits import arena_size, explained_limits
 from millstream.loader.processes.loaded_pipelines import LoadedPipelines
-from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, NotForked, PipelineFailed, Ready, Result
+from millstream.loader.processes.messages import (
+    Exited,
+    Fork,
+    Forked,
+    Kill,
+    Load,
+    NotForked,
+    PipelineFailed,
+    Ready,
+    Result,
+)
 from millstream.loader.processes.pool_processes import PoolProcesses, Worker
 from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.process_report import create_crash_log
@@ -77,7 +87,7 @@ class Pool:
                 # Started first, because it takes longest: meanwhile, the pipelines are pickled.
                 in_fresh_thread(self._state.start_fork_server)
                 chunks, self._pipeline_file, self.classes = pack_pipelines(list(pipelines.values()))
-                in_fresh_thread(functools.partial(self._state.store_pipelines, chunks))
+                in_fresh_thread(functools.partial(self._state.store, chunks))
                 self._arena_bytes = arena_size(
                     min(memory_budget(), reading.max_buffer_bytes or sys.maxsize), workers.num_workers
                 )
@@ -106,10 +116,11 @@ class Pool:
         """
         number = self._pipelines.find(name)
         if number is None:
-            number = self._pipelines.add(name, pipeline, self.classes)
+            content, message, has_new = self._pipelines.pack(pipeline, self.classes)
+            number = message.number
             try:
                 with explained_limits(self._options.num_workers):
-                    in_fresh_thread(functools.partial(self._send, name))
+                    in_fresh_thread(functools.partial(self._add, name, message, content, has_new=has_new))
             except BaseException:
                 self._pipelines.forget(name)
                 raise
@@ -240,11 +251,9 @@ class Pool:
                 control.send(fork, [theirs.fileno(), arena, crash_log, self._state.pipelines])
                 self._pipelines.send_all(worker)
 
-    def _send(self, name: Hashable) -> None:
+    def _add(self, name: Hashable, message: Load, content: Sequence[memoryview], *, has_new: bool) -> None:
         with self._state.lock:
-            # Unless another thread has closed the channels.
-            if self._state.control is not None:
-                self._pipelines.send(name, self.workers)
+            self._pipelines.add(name, message, self._state.store(content), self.workers, has_new=has_new)
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         messages = worker.channel.receive_rest() if has_exited else worker.channel.receive()

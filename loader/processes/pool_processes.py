@@ -95,20 +95,29 @@ class PoolProcesses:
         self.control: Channel | None = None
         self.workers: list[Worker] = []
         self.owner = os.getpid()
-        self._unclosed: list[int] = []
+        # The descriptors of the files of pipelines, the first one that of those that workers start with.
+        self._files: list[list[int]] = []
         # One thread may close the iterator while another one, waiting for a batch, restarts the pool.
         self.lock = SignalSafeLock(threading.RLock())
         self.is_shut_down = False  # True once the end of the pool has begun.
 
     @property
     def pipelines(self) -> int:
-        """The descriptor of the pipeline file."""
-        return self._unclosed[0]
+        """The descriptor of the file of the pipelines that workers start with."""
+        return self._files[0][0]
 
-    def store_pipelines(self, chunks: Sequence[memoryview]) -> None:
+    def store(self, chunks: Sequence[memoryview]) -> list[int]:
+        """Returns a list with the descriptor of a new file of pipelines, or an empty one after the pool was stopped.
+
+        `close_all` of the list closes the file early.
+        """
         with self.lock:
+            file: list[int] = []
             if not self.is_shut_down:
-                self._unclosed.append(write_chunks(chunks))
+                self._files = [other for other in self._files if other]
+                self._files.append(file)
+                file.append(write_chunks(chunks))
+            return file
 
     def start_fork_server(self) -> None:
         """Starts a fork server, unless the pool was stopped."""
@@ -186,7 +195,8 @@ class PoolProcesses:
                     self.is_shut_down = True
                 self.stop()
         finally:
-            close_all(self._unclosed)
+            for file in self._files:
+                close_all(file)
 
 
 def _reap_fork_server(fork_server: subprocess.Popen[bytes], workers: list[int], interrupted: list[bool]) -> None:

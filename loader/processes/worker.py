@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias, final
 
+from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel
@@ -186,6 +187,10 @@ def _noting(doing: str) -> Iterator[None]:
 
 
 def close_source(pipeline: Pipeline) -> None:
+    """Closes a source that can be closed. Its error is logged: other pipelines, or the worker's end, must not fail."""
     close = getattr(pipeline.source, "close", None)
     if callable(close):
-        close()
+        try:
+            close()
+        except Exception as error:  # noqa: BLE001  (the user's)
+            log_warning(f"close() of {type(pipeline.source).__name__} raised {type(error).__name__}: {error}")

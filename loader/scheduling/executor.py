@@ -39,6 +39,11 @@ class Executor(abc.ABC):
         """True if it makes no progress any more. Its owner then begins another one at the same position."""
         return False
 
+    @property
+    def runs_user_code_here(self) -> bool:
+        """True if the consumer's thread may run code of the user."""
+        return True
+
     def status(self) -> "ExecutorStatus":
         """Returns a snapshot of the work in progress. Thread-safe: it may be slightly outdated."""
         from millstream.loader.scheduling.status import ExecutorStatus  # noqa: PLC0415  (lazy: only monitoring needs it)
@@ -58,8 +63,11 @@ class Executor(abc.ABC):
         self.close()
 
     @abc.abstractmethod
-    def close(self) -> None:
-        """Stops all work. Idempotent and thread-safe."""
+    def close(self, deadline: float | None = None) -> None:
+        """Stops all work. Idempotent and thread-safe.
+
+        `deadline` is the time of `time.monotonic` until which it waits for user code in threads; None for its own.
+        """
 
     def _run_local(self) -> bool:
         """Runs local operations of one call; returns False if none can run now. The default has no such operations."""

@@ -25,19 +25,21 @@ from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThread
 from millstream.loader.threads.resources import buffer_budget
 from millstream.loader.threads.thread_settings import ThreadSettings
 from millstream.loader.threads.threaded_calls import ThreadedCalls
+from millstream.loader.threads.watcher import watched
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.assignments import Wanting
     from millstream.loader.scheduling.feed import Feed
 
 
-def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate) -> float:
-    """Runs a call in this thread, completes it and returns the seconds it took.
+def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate, stall_timeout: float) -> float:
+    """Runs a call in this thread, completes it and returns the seconds it took. The watcher logs one that hangs.
 
     An exception of a signal handler is raised, because it concerns this moment. A record's error is delivered in order.
     """
     start = time.perf_counter()
-    elements = plan.make(call.request, allocate)
+    request = call.request
+    elements = watched(lambda: plan.make(request, allocate), lambda: plan.describe(request), stall_timeout)
     seconds = time.perf_counter() - start
     if elements.error is not None and is_from_signal_handler(elements.error):
         raise elements.error
@@ -54,6 +56,7 @@ class LocalCalls:
     Attributes:
         may_work_here: True if the consumer's thread could run user code when it was last asked for (see `check_here`).
         max_bytes: the maximum size of the outputs of calls that run in advance.
+        stall_timeout: the number of seconds after which a call in a thread is an error.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class LocalCalls:
         self._plan = plan
         self._schedule = schedule
         self._allocate = allocate
+        self.stall_timeout = stall_timeout
         self._settings = ThreadSettings()
         self.may_work_here, self._is_checked = True, False
         options = reading if reading is not None and reading.reads_ahead else ReadOptions(1, 0)
@@ -103,7 +107,7 @@ class LocalCalls:
 
     def run(self, call: Call) -> float:
         if self.check_here():
-            return run_here(self._plan, self._schedule, call, self._allocate)
+            return run_here(self._plan, self._schedule, call, self._allocate, self.stall_timeout)
         self._submit(call)
         return self._receive()[1]
 
@@ -129,8 +133,9 @@ class LocalCalls:
     def join(self, deadline: float) -> None:
         self._readers.join(deadline - time.monotonic())
 
-    def close(self) -> None:
-        self.join(self.stop())
+    def close(self, deadline: float | None = None) -> None:
+        own = self.stop()
+        self.join(own if deadline is None else deadline)
 
     @property
     def _has_room(self) -> bool:
@@ -163,6 +168,8 @@ class InlineExecutor(Executor):
     def __init__(
         self, plan: Plan, position: Position, feed: "Feed | None" = None, *, stall_timeout: float = math.inf
     ) -> None:
+        if plan.num_remote_stages < len(plan.stages):
+            raise AssertionError("an executor without threads runs all operations in one place")
         super().__init__(plan, position, feed)
         self._size = CallSize(plan)
         self._calls = LocalCalls(plan, self._schedule, RecycledMemory().allocate, self, stall_timeout=stall_timeout)
@@ -171,8 +178,8 @@ class InlineExecutor(Executor):
     def is_orphaned(self) -> bool:
         return self._calls.is_stopped
 
-    def close(self) -> None:
-        self._calls.close()
+    def close(self, deadline: float | None = None) -> None:
+        self._calls.close(deadline)
 
     def _begin(self) -> None:
         self._calls.begin()

@@ -154,7 +154,7 @@ class ReaderThreads:
         self._process = os.getpid()
         try:
             _thread.start_new_thread(self._begin_thread, ())
-        except RuntimeError:
+        except (RuntimeError, MemoryError):
             # The system has no thread left. Other threads run the job, or this one if there are none.
             self.size = max(1, len(self._working))
             if not self._working:
@@ -169,18 +169,21 @@ class ReaderThreads:
         An interrupt in `threading.Thread.start` may leave a thread that is listed forever and never runs, or one that
         fails at its start. This function itself is started by a single call of C code.
         """
-        # A daemon: a read that hangs must not keep the interpreter from exiting.
-        thread = threading.Thread(target=self._live, name=THREAD_NAME, daemon=True)
-        self._started.add(thread)
+        thread: threading.Thread | None = None
         try:
+            # A daemon: a read that hangs must not keep the interpreter from exiting.
+            thread = threading.Thread(target=self._live, name=THREAD_NAME, daemon=True)
+            self._started.add(thread)
             thread.start()
-        except RuntimeError:
-            # This thread is the only one to be had.
+        except (RuntimeError, MemoryError):
+            # No other thread is available: this one runs the jobs.
             self._started.discard(thread)
+            thread = None
+        finally:
+            # Whatever has failed, because the consumer waits for this.
             self._begun.put(None)
+        if thread is None:
             self._live()
-        else:
-            self._begun.put(None)
 
     def _live(self) -> None:
         """Runs a thread. It keeps this object alive, but not the owner, whose end stops it."""

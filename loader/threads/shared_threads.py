@@ -14,6 +14,7 @@ Guarantees:
     * The threads end when the last executor leaves, and with their owner (see `reader_threads`).
 """
 
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, final
 
@@ -41,6 +42,11 @@ def joint_threads(asked: "Sequence[int]") -> int:
     return affordable_threads(min(sum(asked), max(MAX_SHARED_THREADS, *asked)))
 
 
+def min_buffer_bytes(asked: "Sequence[ReadOptions]") -> int | None:
+    """Returns the smallest explicit limit of pipelines that share a buffer, or None if none has one."""
+    return min([one.max_buffer_bytes for one in asked if one.max_buffer_bytes is not None], default=None)
+
+
 @final
 class SharedThreads:
     """Threads for all executors that have entered.
@@ -56,10 +62,11 @@ class SharedThreads:
         self.calls_ahead = 1
         self.typical_seconds: dict[Hashable, float] = {}
         self._records_read: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
-        self._asked: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._asked: weakref.WeakKeyDictionary[Any, ReadOptions] = weakref.WeakKeyDictionary()
         self._total = 0.0
         self._max_threads = 0
         self._buffer = 0
+        self._default_bytes = 0
         self.max_bytes = 0
         self._concurrency = Concurrency(1)
         self._readers: ReaderThreads | None = None
@@ -70,12 +77,16 @@ class SharedThreads:
         return self._concurrency.level
 
     def enter(self, executor: Any, options: "ReadOptions") -> ReaderThreads:
-        """Adds an executor and returns the threads. Their numbers add up, and the largest buffer is that of all."""
-        self._asked[executor] = options.num_threads
-        num_threads = joint_threads(list(self._asked.values()))
+        """Adds an executor and returns the threads.
+
+        Their numbers add up. The largest buffer is that of all, within the smallest explicit `max_buffer_bytes`.
+        """
+        self._asked[executor] = options
+        asked = list(self._asked.values())
+        num_threads = joint_threads([one.num_threads for one in asked])
         self._buffer = max(self._buffer, options.prefetch_buffer_size)
-        if options.max_buffer_bytes is not None or not self.max_bytes:
-            self.max_bytes = max(self.max_bytes, buffer_budget(options.max_buffer_bytes))
+        self._default_bytes = self._default_bytes or buffer_budget(None)
+        self.max_bytes = min_buffer_bytes(asked) or self._default_bytes
         if num_threads > self._max_threads:
             self._max_threads, self._concurrency = num_threads, Concurrency(num_threads)
         self._records_read[executor] = 0.0
@@ -87,16 +98,16 @@ class SharedThreads:
             readers.resize(self.level)
         return readers
 
-    def leave(self, executor: Any) -> None:
-        """Removes an executor. The last one stops the threads, and waits at most CLOSE_SECONDS for user code.
+    def leave(self, executor: Any, deadline: float | None = None) -> None:
+        """Removes an executor. The last one stops the threads, and waits for user code until the deadline.
 
-        Idempotent and thread-safe.
+        That is a time of `time.monotonic`; with None, CLOSE_SECONDS from now. Idempotent and thread-safe.
         """
         self._asked.pop(executor, None)
         self._total -= self._records_read.pop(executor, 0.0)
         if not self._records_read and (readers := self._readers) is not None:
             readers.stop()
-            readers.join(CLOSE_SECONDS)
+            readers.join(CLOSE_SECONDS if deadline is None else deadline - time.monotonic())
 
     @property
     def is_single(self) -> bool:

@@ -2,6 +2,8 @@
 
 Guarantees:
     * Outputs leave in the order of the schedule, whichever call finishes first. An error is delivered in order.
+    * The consumer's thread runs calls that were quick, and reads only plain data in memory. The watcher logs one that
+      hangs (see `watcher`).
     * Only the consumer's thread uses the schedule and all other state of an executor (see `threaded_calls`).
     * User code never sees settings that only the consumer's thread has. If it has any, the threads run every call (see
       `thread_settings`).
@@ -23,6 +25,7 @@ from millstream.loader.threads.local_calls import LocalCalls, run_here
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.shared_threads import MIN_AHEAD, SharedThreads
 from millstream.loader.threads.threaded_calls import ThreadedCalls
+from millstream.sources.source_checks import is_in_memory
 
 if TYPE_CHECKING:
     from millstream.loader.scheduling.feed import Feed
@@ -60,6 +63,8 @@ class ThreadExecutor(Executor):
         local_reading: ReadOptions | None = None,
     ) -> None:
         super().__init__(plan, position, feed)
+        # A read that waits for a disk, a network or the user's code could hang, and nothing would end it.
+        self._may_read_here = feed is not None or is_in_memory(plan.pipeline.source)
         self._memory = RecycledMemory()
         self._shared = SharedThreads() if threads is None else threads
         readers = self._shared.enter(self, options)
@@ -99,11 +104,12 @@ class ThreadExecutor(Executor):
         self._threads.readers.check_process()
         self._dispatch()
 
-    def close(self) -> None:
+    def close(self, deadline: float | None = None) -> None:
         """Drops the calls. The last executor of the threads stops them (see `SharedThreads.leave`)."""
         self._threads.close()
-        deadline = self._local.stop()
-        self._shared.leave(self)
+        own = self._local.stop()
+        deadline = own if deadline is None else deadline
+        self._shared.leave(self, deadline)
         self._local.join(deadline)
 
     def _run_local(self) -> bool:
@@ -128,7 +134,7 @@ class ThreadExecutor(Executor):
         stage = self._schedule.next_stage
         if stage is not None and self._may_begin(stage) and self._is_cheap(stage) and self._local.check_here():
             if (call := taken_call(self._schedule, stage, self._size.blocks)) is not None:
-                seconds = run_here(self._plan, self._schedule, call, self._memory.allocate)
+                seconds = run_here(self._plan, self._schedule, call, self._memory.allocate, self._local.stall_timeout)
                 self._record_seconds(call, seconds, is_local=True)
             return
         self._dispatch()
@@ -160,7 +166,7 @@ class ThreadExecutor(Executor):
                 self._threads.submit(call)
 
     def _is_cheap(self, stage: int) -> bool:
-        if not self._local.may_work_here or (stage == 0 and self._plan.source_may_depend_on_thread):
+        if not self._local.may_work_here or (stage == 0 and not self._may_read_here):
             return False
         size = self._schedule.next_blocks(self._size.blocks) if stage == 0 else 1
         seconds = self._seconds[stage]

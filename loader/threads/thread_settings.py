@@ -60,7 +60,7 @@ def in_fresh_thread(function: Callable[[], Result]) -> Result:
 
     try:
         _thread.start_new_thread(run, ())
-    except RuntimeError:
+    except (RuntimeError, MemoryError):
         return function()
     result, error = outcomes.get()
     if error is not None:

@@ -16,13 +16,20 @@ from millstream.core.signals import is_from_signal_handler
 
 _MAIN_MODULES = frozenset({"__main__", "__mp_main__"})
 
+MAX_PATHS = 16
+"""The maximum number of import paths that are kept. A notebook may change `sys.path` before each loader."""
+
 _paths: dict[tuple[str, ...], None] = {}
-"""The import paths of this process's loaders, absolute: "" in `sys.path` may mean another folder by now."""
+"""The latest import paths of this process's loaders, absolute: "" in `sys.path` may mean another folder by now."""
 
 
 def record_import_path(path: Sequence[str]) -> None:
     """Records the import path of a loader's workers, whose modules can be imported there. All entries are absolute."""
-    _paths[tuple(path)] = None
+    recorded = tuple(path)
+    _paths.pop(recorded, None)
+    _paths[recorded] = None
+    for old in list(_paths)[:-MAX_PATHS]:
+        _paths.pop(old, None)
 
 
 def is_importable(name: str) -> bool:

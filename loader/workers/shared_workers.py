@@ -98,6 +98,10 @@ class SubstreamExecutor(Executor):
         leader = self._admitted_by()
         return leader is None or leader is not self._shared_workers.current_leader
 
+    @property
+    def runs_user_code_here(self) -> bool:
+        return self._substream.is_fed
+
     def start(self) -> None:
         try:
             self._begin()
@@ -116,7 +120,7 @@ class SubstreamExecutor(Executor):
             raise
         return outputs
 
-    def close(self) -> None:
+    def close(self, deadline: float | None = None) -> None:  # noqa: ARG002  (it waits for nothing)
         """Drops all work. The workers stay."""
         leader = None if self._admitted_by is None else self._admitted_by()
         if leader is not None:

@@ -72,7 +72,7 @@ class _Retirement:
 
     def begin(self) -> None:
         """Starts the thread that waits. If the system has no thread left, the pool stays as long as the loader."""
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, MemoryError):
             threading.Thread(target=self._run, name="millstream-idle", daemon=True).start()
 
     def cancel(self) -> None:

@@ -99,6 +99,10 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
     def is_orphaned(self) -> bool:
         return self._local.is_stopped
 
+    @property
+    def runs_user_code_here(self) -> bool:
+        return self._own.is_fed or self._plan.pipeline.num_local > 0
+
     def next_outputs(self) -> Outputs | None:
         self._requests.append(None)
         outputs = super().next_outputs()
@@ -147,11 +151,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         self._returning.detach()
         self._release()
 
-    def close(self) -> None:
-        deadline = self._local.stop()
+    def close(self, deadline: float | None = None) -> None:
+        own = self._local.stop()
         self._returning.detach()
         self._pool.stop()
-        self._local.join(deadline)
+        self._local.join(own if deadline is None else deadline)
 
     @abc.abstractmethod
     def _submit(self, worker: WorkerT, number: int, call: Call) -> None:
@@ -214,7 +218,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         while (stage := substream.schedule.next_stage) is not None:
             if not substream.plan.stages[stage].runs_user_code:
                 if (call := substream.take(stage)) is not None:
-                    run_here(substream.plan, self.substreams, call, self._memory.allocate)
+                    run_here(substream.plan, self.substreams, call, self._memory.allocate, self._local.stall_timeout)
                 continue
             worker = self._free_worker()
             if worker is None:

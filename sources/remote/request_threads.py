@@ -60,7 +60,7 @@ class RequestThreads:
                 thread = threading.Thread(target=self._run, name="object-stores", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # The limit of the process or of its container.
+                except (RuntimeError, MemoryError):  # The limit of the process or of its container.
                     if not self._threads:
                         raise
                 else:
