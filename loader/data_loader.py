@@ -59,7 +59,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         workers: actors of a Ray cluster, `RayWorkers(...)`, instead of worker processes; None for none.
         stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that is busy with one batch,
             or for threads that read ahead and finish nothing, before it raises an error; `math.inf` to wait forever.
-            A call in the consumer's own thread, as with `num_threads=0`, cannot be interrupted.
+            A call in the consumer's own thread, as with `num_threads=0`, cannot be interrupted. The log names it after
+            30 seconds, or earlier with a shorter timeout.
         enable_profiling: True to record which thread or worker computes which batch, for the timeline of `report`.
             `profile()` and `summary()` do not need it.
         debug: True to run everything in this thread, regardless of `worker_count`, `workers` and `read_options`, so
@@ -175,9 +176,11 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def errors(self) -> dict[int, str]:
         """The records that failed in this process, of all passes and epochs: the error as text, by record key.
 
-        Records that were prefetched are included. It is empty with on_error="raise".
+        It has those that the batches so far would contain, and not those that were only prefetched. The last 10,000 are
+        kept, or `max_errors` of them if that is more; `metrics()["loader/errors"]` is the number of all. It is empty
+        with on_error="raise".
         """
-        return {} if self._plan.errors is None else dict(self._plan.errors.texts)
+        return self._execution.insight.errors()
 
     def __iter__(self) -> DataLoaderIterator:
         """Returns a new iterator at the beginning of the stream."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from millstream.loader.inspectable import Measured
     from millstream.loader.measuring.profiler import Event
+    from millstream.loader.operations.elements import FailedRecord
     from millstream.loader.reporting.joined_snapshots import Streams
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.snapshot import LoaderSnapshot, Measurements
@@ -238,7 +239,7 @@ class Insight:
             stalls=profiler.stalls,
             waits=tuple(profiler.waits.copy()),
             records=profiler.records if plan.one_to_one else None,
-            errors=0 if plan.errors is None else len(plan.errors.texts),
+            errors=self._num_errors(),
             step=step,
             epoch=epoch,
             components=self._counter.before(step),
@@ -251,6 +252,22 @@ class Insight:
 
         self._epoch_counters[iterator] = ComponentCounter(plan, self._measured()[0].components)
         self.iterators[id(iterator)] = iterator
+
+    def errors(self) -> "dict[int, str]":
+        """Returns the latest failed records that were delivered: the error as text, by record key."""
+        if self._plan.errors is None:
+            return {}
+        return self._plan.errors.texts(self._undelivered_errors())
+
+    def _num_errors(self) -> int:
+        log = self._plan.errors
+        if log is None:
+            return 0
+        keys = {failure.record_key for failure in self._undelivered_errors()}
+        return log.count + sum(not log.knows(key, log.count) for key in keys)
+
+    def _undelivered_errors(self) -> "list[FailedRecord]":
+        return [failure for iterator in self.living_iterators() for failure in iterator.undelivered_errors()]
 
     def _check_random_access(self, verb: str) -> None:
         if self._front.is_fed:

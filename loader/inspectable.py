@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from millstream.loader.operations.elements import FailedRecord
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.summary import Summary
     from millstream.loader.scheduling.status import ExecutorStatus
@@ -193,6 +194,10 @@ class Measured:
     def count_delivered(self) -> None:
         """Counts the outputs delivered since the last time."""
         raise NotImplementedError
+
+    def undelivered_errors(self) -> "list[FailedRecord]":
+        """Returns the failed records that were delivered and not counted yet."""
+        return []
 
     def num_at_hand(self) -> int:
         """Returns the number of outputs that `next` can return immediately."""

@@ -24,7 +24,7 @@ from millstream.loader.checkpoints.checkpointable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream, combined
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable, Measured
-from millstream.loader.operations.elements import Elements, SourceEnded
+from millstream.loader.operations.elements import Elements, FailedRecord, SourceEnded
 from millstream.loader.operations.random_streams import seed_of
 from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
@@ -409,9 +409,18 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             executor.start()
             self._is_sound = True
 
+    def undelivered_errors(self) -> list[FailedRecord]:
+        """Returns the failed records that were delivered and not counted yet. Any thread may call it."""
+        executor = self._executor
+        if executor is None or executor.failures is None:
+            return []
+        return executor.failures.before(self.position_in_plan())
+
     def _advance(self) -> bool:
         """Fetches the next outputs; returns False at the end of the stream."""
         self.count_delivered()
+        if (executor := self._executor) is not None and executor.failures is not None:
+            executor.failures.deliver(self.position_in_plan())
         if self.consumer is not None:
             return self._take_outputs()
         # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
@@ -433,6 +442,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             if isinstance(error, SourceEnded):
                 self._finish()
                 return False
+            self._deliver_failures(error)
             self._settle()
             raise error
         executor, start = self._running_executor(), self.position_in_plan()
@@ -488,8 +498,16 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             return self._start
         return outputs.position_after(row - 1)
 
+    def _deliver_failures(self, error: BaseException | None) -> None:
+        """Counts all failures before the end of the stream, or before the error of one too many."""
+        failures = None if self._executor is None else self._executor.failures
+        # Of several logical shards, others may have been read further than the error.
+        if failures is not None and (error is None or (error is failures.error and len(self._start) == 1)):
+            failures.deliver(None)
+
     def _finish(self) -> None:
         self._has_ended = True
+        self._deliver_failures(None)
         if self._at_end is not None:
             self._at_end()
         if self._passes is not None:
@@ -519,6 +537,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         self._is_sound = False
         self._start, self._outputs, self._values, self._row, self._stop = self.position_in_plan(), None, [], 0, 0
         if (executor := self._executor) is not None:
+            if executor.failures is not None:
+                executor.failures.deliver(self._start)
             self._left.add(executor)
         self._executor = None
         if self._watch is not None:

@@ -7,20 +7,26 @@ KeyboardInterrupt.
 If no operation before the first Batch drops, splits or regroups, records keep their positions. A record that fails is
 then replaced by the next key that works, in key order. Otherwise, all elements of the record are dropped. Both are pure
 functions of the record: threads, workers and call sizes do not matter.
+
+A failure counts when the training loop has got past it, not when a thread or worker made it in advance.
 """
 
 import itertools
-from collections.abc import Callable
-from typing import final
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, final
 
 import numpy as np
 
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Elements, FailedRecord, SourceEnded, add_note
-from millstream.loader.pipeline.outputs import Outputs
+from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.pipeline import Tolerance
 from millstream.transforms.of_chains import AbsentElement
+
+MAX_TEXTS = 10_000
+"""The number of failures whose texts are kept, the latest ones."""
 
 
 def is_of_record(error: BaseException) -> bool:
@@ -50,35 +56,148 @@ def without_failures(make: Callable[[Elements], Elements], run: Elements, failed
 
 @final
 class ErrorLog:
-    """The failed records of one loader in this process. Each is logged once.
+    """The failed records that all passes of one loader have delivered in this process. Each is logged once.
+
+    It keeps the texts of the last MAX_TEXTS, or of `max_errors` if that is more, so its memory is bounded.
 
     Args:
         tolerance: the number of records that may fail.
-        num_records: the number of records. If all of them fail, that is an error whatever the tolerance.
+        num_records: the number of records. If so many fail in a row, that is an error whatever the tolerance.
     """
 
     def __init__(self, tolerance: Tolerance, num_records: int) -> None:
-        self.texts: dict[int, str] = {}
-        self._limit = num_records - 1 if tolerance.max_errors is None else tolerance.max_errors
-        self._tolerance = tolerance
+        self.count = 0
+        self.max_errors = tolerance.max_errors
+        self.num_records = num_records
+        self._max_texts = max(MAX_TEXTS, tolerance.max_errors or 0)
+        # By record key: the number of the failure, from 1, and its text.
+        self._texts: dict[int, tuple[int, str]] = {}
 
-    def check(self, outputs: Outputs, *, are_blocks: bool) -> None:
-        """Records the failures in outputs of stage 0, in the order of the stream. Truncates the outputs at the limit.
+    def texts(self, undelivered: Iterable[FailedRecord] = ()) -> dict[int, str]:
+        """Returns the text of each error by record key, with those of other failures that are about to be recorded."""
+        known = {key: text for key, (_, text) in self._texts.copy().items()}
+        return known | {failure.record_key: failure.text for failure in undelivered if failure.record_key not in known}
+
+    def knows(self, record_key: int, count: int) -> bool:
+        """Returns True if a record was among the first `count` failures."""
+        number, _ = self._texts.get(record_key, (count + 1, ""))
+        return number <= count
+
+    def record(self, failure: FailedRecord) -> None:
+        if failure.record_key in self._texts:
+            return
+        self.count += 1
+        self._texts[failure.record_key] = self.count, failure.text
+        if len(self._texts) > self._max_texts:
+            del self._texts[next(iter(self._texts))]
+        log_warning(f"skipped {failure.where}: {failure.text}")
+
+
+class _Failure(NamedTuple):
+    """A failure at a place in the stream of a logical shard: after a number of outputs of stage 0 of its block."""
+
+    block: int
+    outputs_before: int
+    record: FailedRecord
+
+    def is_before(self, cursor: Cursor) -> bool:
+        return (self.block, self.outputs_before) < (cursor.block, cursor.skip[0])
+
+
+@final
+class FailuresOfPass:
+    """The failed records of one pass over the stream of a shard. They count in the `ErrorLog` once they are delivered.
+
+    The error of one too many takes its place in the stream when it is made, so it may be made in advance, by any thread
+    or worker. It depends on the failures before it in the pass, and on those that were delivered before the pass began.
+
+    Attributes:
+        error: the error of one too many; None if there is none so far.
+    """
+
+    def __init__(self, log: ErrorLog, start: Position) -> None:
+        self.error: BaseException | None = None
+        self._log = log
+        self._start = start
+        self._base = log.count
+        # Of each logical shard: the failures that were not delivered, and those that are in no group of a join.
+        self._undelivered: list[deque[_Failure]] = [deque() for _ in start]
+        self._ungrouped: list[deque[_Failure]] = [deque() for _ in start]
+        # The record keys that count in this pass: of each logical shard, and of the groups of a join. Their size is
+        # bounded by the tolerance, and without one they stay empty.
+        self._keys: list[set[int]] = [set() for _ in start]
+        self._grouped_keys: set[int] = set()
+        self._num_in_a_row = 0
+
+    def check(self, shard: int, outputs: Outputs, *, are_blocks: bool) -> None:
+        """Records the failures in outputs of stage 0, in order. Truncates the outputs at the limit.
 
         `are_blocks` is True if each output consists of complete blocks, not of one record.
         """
-        for failure in outputs.failures:
-            if failure.record_key in self.texts:
-                continue
-            if len(self.texts) >= self._limit:
-                self._cut(outputs, failure, are_blocks=are_blocks)
-                return
-            self.texts[failure.record_key] = failure.text
-            log_warning(f"skipped {failure.where}: {failure.text}")
-
-    def _cut(self, outputs: Outputs, failure: FailedRecord, *, are_blocks: bool) -> None:
         origins = outputs.origins
-        is_before = origins.block < failure.block if are_blocks else origins.position < failure.position
-        limit = "no record is left" if self._tolerance.max_errors is None else f"max_errors is {self._limit}"
-        add_note(failure.error, f"millstream: on_error='skip' has skipped {len(self.texts)} records, and {limit}.")
-        outputs.end_with(failure.error, int(np.count_nonzero(is_before)), failure.block)
+        if outputs.values:
+            self._num_in_a_row = 0
+        for failure in outputs.failures:
+            is_before = origins.block < failure.block if are_blocks else origins.position < failure.position
+            before = 0 if are_blocks else int(np.count_nonzero(is_before & (origins.block == failure.block)))
+            found = _Failure(failure.block, before, failure)
+            if found.is_before(self._start[shard]):
+                continue
+            self._num_in_a_row += not outputs.values
+            if self._is_one_too_many(failure, self._keys[shard]):
+                outputs.end_with(self._refuse(failure), int(np.count_nonzero(is_before)), failure.block)
+                return
+            self._undelivered[shard].append(found)
+            if len(self._start) > 1:
+                self._ungrouped[shard].append(found)
+
+    def error_in_group(self, ends: Sequence[Cursor]) -> BaseException | None:
+        """Returns the error in place of a group of several logical shards, given the positions after it; else None."""
+        found: list[tuple[int, int, int, FailedRecord]] = []
+        for shard, (failures, end) in enumerate(zip(self._ungrouped, ends, strict=True)):
+            while failures and failures[0].is_before(end):
+                block, before, record = failures.popleft()
+                found.append((block, before, shard, record))
+        for *_, record in sorted(found, key=lambda failure: failure[:3]):
+            if self._log.max_errors is not None and self._is_one_too_many(record, self._grouped_keys):
+                return self._refuse(record)
+        return None
+
+    def deliver(self, position: Position | None) -> None:
+        """Counts the failures before a position; with None, all of them, because the stream has ended."""
+        for number, failures in enumerate(self._undelivered):
+            while failures and (position is None or failures[0].is_before(position[number])):
+                # In this order: after an interrupt in between, recording it again changes nothing.
+                self._log.record(failures[0].record)
+                failures.popleft()
+
+    def before(self, position: Position) -> list[FailedRecord]:
+        """Returns the failures before a position that were not counted yet. Thread-safe."""
+        return [
+            failure.record
+            for failures, cursor in zip(self._undelivered, position, strict=True)
+            for failure in failures.copy()
+            if failure.is_before(cursor)
+        ]
+
+    def _is_one_too_many(self, failure: FailedRecord, keys: set[int]) -> bool:
+        limit = self._log.max_errors
+        if limit is None:
+            return self._num_in_a_row >= self._log.num_records
+        if failure.record_key in keys or self._log.knows(failure.record_key, self._base):
+            return False
+        if self._base + len(keys) >= limit:
+            return True
+        keys.add(failure.record_key)
+        return False
+
+    def _refuse(self, failure: FailedRecord) -> BaseException:
+        limit = self._log.max_errors
+        text = (
+            "on_error='skip' has skipped all records, and none is left"
+            if limit is None
+            else f"on_error='skip' has skipped {limit} records, and max_errors is {limit}"
+        )
+        add_note(failure.error, f"millstream: {text}.")
+        self.error = failure.error
+        return self.error

@@ -31,6 +31,7 @@ class BlockLeaf:
 
 
 if TYPE_CHECKING:
+    from millstream.loader.pipeline.failing_records import FailuresOfPass
     from millstream.loader.scheduling.dropped_records import EmptyEpochs, FilterWindows
     from millstream.loader.scheduling.feed import Feed
     from millstream.loader.scheduling.join import Join, Lane
@@ -73,8 +74,11 @@ class Branch:
         read: the number of these records that were read.
     """
 
-    def __init__(self, plan: Plan, shard: int, cursor: Cursor, feed: "Feed | None") -> None:
+    def __init__(
+        self, plan: Plan, shard: int, cursor: Cursor, feed: "Feed | None", failures: "FailuresOfPass | None"
+    ) -> None:
         self._plan = plan
+        self._failures = failures
         self.shard = plan.shards[shard]
         self.leaf: BlockLeaf | Feed = BlockLeaf(self.shard.num_blocks, cursor.block) if feed is None else feed
         self.may_read = self.leaf.next_blocks(1) > 0
@@ -116,8 +120,8 @@ class Branch:
 
     def check(self, call: Call, outputs: Outputs) -> None:
         """Records failures and dropped records, in the order of the stream. May truncate the outputs."""
-        if outputs.failures and self._plan.errors is not None:
-            self._plan.errors.check(outputs, are_blocks=self._plan.gathers_first)
+        if self._failures is not None and call.stage == 0:
+            self._failures.check(call.shard, outputs, are_blocks=self._plan.gathers_first)
         # Outputs that end with an error do not count as empty, unless the source has ended.
         if self._empty_epochs is not None and (outputs.error is None or isinstance(outputs.error, SourceEnded)):
             self._empty_epochs.record(call.stage, call.num_blocks, len(outputs.values))

@@ -18,6 +18,7 @@ class Executor(abc.ABC):
     def __init__(self, plan: Plan, position: Position, feed: "Feed | None" = None) -> None:
         self._plan = plan
         self._schedule = Schedule(plan, position, feed)
+        self.failures = self._schedule.failures
 
     def next_outputs(self) -> Outputs | None:
         """Returns the next outputs in order, or None at the end.

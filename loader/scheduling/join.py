@@ -15,7 +15,7 @@ begin within an element, it also contains the part of the element that is consum
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import final
 
 from millstream.loader.operations.elements import Elements, Origins, SourceEnded
@@ -147,10 +147,16 @@ class Lane:
 
 @final
 class Join:
-    """The groups in front of the last stage, of a share of each lane. No group follows once it has ended."""
+    """The groups in front of the last stage, of a share of each lane. No group follows once it has ended.
 
-    def __init__(self, lanes: Sequence[Lane]) -> None:
+    `check` returns the error in place of a group, if any, given the positions after it.
+    """
+
+    def __init__(
+        self, lanes: Sequence[Lane], check: "Callable[[Sequence[Cursor]], BaseException | None] | None"
+    ) -> None:
         self._lanes = lanes
+        self._check = check
         self.has_ended = False
 
     def take_groups(self) -> Sequence[FormedGroup]:
@@ -168,6 +174,9 @@ class Join:
             if shares:
                 elements = Elements.concatenate([share.elements for share in shares])
                 end, *others = [lane.take_share() for lane in self._lanes]
+                if self._check is not None and (error := self._check((end, *others))) is not None:
+                    self.has_ended = True
+                    return [*groups, FormedGroup.failed(error)]
                 groups.append(FormedGroup(elements, end, end, tuple(others)))
             else:
                 self.has_ended = True

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, final
 
 from millstream.loader.operations.elements import Elements, SourceEnded, text_of_end
 from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall
+from millstream.loader.pipeline.failing_records import FailuresOfPass
 from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.branch import Branch, CallQueue
@@ -30,6 +31,7 @@ class Schedule:
     """The calls of one pass over the stream of a shard, from a position on.
 
     Attributes:
+        failures: the failed records of the pass; None if the first error is raised.
         num_stages: the number of stages with operations that are not local. `take` takes their calls.
     """
 
@@ -43,7 +45,8 @@ class Schedule:
             plan.stages[first_local].num_remote_steps > 0 or (first_local == 0 and feed is None)
         )
         self.num_stages = first_local + self._is_shared
-        self._branches = [Branch(plan, shard, cursor, feed) for shard, cursor in enumerate(position)]
+        self.failures = None if plan.errors is None else FailuresOfPass(plan.errors, position)
+        self._branches = [Branch(plan, shard, cursor, feed, self.failures) for shard, cursor in enumerate(position)]
         first, *others = self._branches
         self._last = first.queues[-1]
         if others:
@@ -62,7 +65,8 @@ class Schedule:
         from millstream.loader.scheduling.join import Join  # noqa: PLC0415  (lazy: rare)
 
         self._last.branches = slice(None)
-        join = Join([branch.lanes[-1] for branch in self._branches])
+        check = None if self.failures is None else self.failures.error_in_group
+        join = Join([branch.lanes[-1] for branch in self._branches], check)
         for branch in self._branches:
             branch.inputs[-1], branch.queues[-1] = join, self._last
 

@@ -32,8 +32,9 @@ class ReadOptions:
 
     The threads read records and run the operations of coming blocks while the consumer works. They help if a read
     waits (for a disk or network) or if an operation releases the interpreter's lock (decoding, NumPy on large arrays).
-    They cost memory for elements that are ready early. Blocks that take less than a millisecond run in the consumer's
-    own thread, so the default suits data in memory as well.
+    They cost memory for elements that are ready early. Blocks of plain data in memory (lists, arrays, a
+    `RangeDataSource`) that take less than a millisecond run in the consumer's own thread, so the default suits these as
+    well. Reads of files, networks or a class of your own never run there, because nothing could end one that hangs.
 
     The defaults are those of Grain: enough threads for a remote disk. They read further ahead only while the consumer
     has to wait, and only as many run concurrently as shorten its waits.

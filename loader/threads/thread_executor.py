@@ -108,9 +108,8 @@ class ThreadExecutor(Executor):
         """Drops the calls. The last executor of the threads stops them (see `SharedThreads.leave`)."""
         self._threads.close()
         own = self._local.stop()
-        deadline = own if deadline is None else deadline
         self._shared.leave(self, deadline)
-        self._local.join(deadline)
+        self._local.join(own if deadline is None else deadline)
 
     def _run_local(self) -> bool:
         ran = self._local.run_next(self._take_local)

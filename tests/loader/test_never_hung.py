@@ -1,6 +1,5 @@
 """What may hang is logged or bounded, wherever it runs, and the end of one thing does not hang or spoil another."""
 
-import functools
 import logging
 import os
 import queue
@@ -8,7 +7,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

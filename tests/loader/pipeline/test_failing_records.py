@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream.errors import CheckpointError
 from millstream.loader.operations import substitutes
+from millstream.loader.pipeline import failing_records
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
 from support.faults.user_faults import refuse_sevens
 from support.laws import loader_of
@@ -29,8 +31,6 @@ def test_skipping_equals_the_oracle(
     data: st.DataObject, pipeline: Pipeline, max_errors: int | None, num_threads: int
 ) -> None:
     """Substitutes, dropped records, other errors and the limit, inline and in threads; without a limit, it resumes."""
-    if max_errors is not None and (pipeline.shard.logical_shards or 0) > pipeline.shard.shard_count:
-        max_errors = None  # Logical shards fail in the order in which their blocks are read.
     failing = Failing(len(pipeline.source) - 1 if max_errors is None else max_errors)
     expected = drain(oracle(pipeline.source, pipeline.sampler, pipeline.operations, pipeline.shard, failing))
     options: dict[str, Any] = {"on_error": "skip", "max_errors": max_errors}
@@ -109,6 +109,75 @@ def test_each_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     loader = millstream.load(Damaged(4, [1]), num_epochs=2, on_error="skip")
     assert list(loader) == list(loader) == [0, 2, 2, 3] * 2
     assert caplog.messages == ["millstream: skipped record key 1 (position 1): OSError: record 1 is damaged"]
+
+
+class Sometimes(Damaged):
+    """A source in which every tenth record below 200 is damaged, and one of the last ones."""
+
+    def __init__(self) -> None:
+        super().__init__(1000, [*range(0, 200, 10), 901])
+
+
+def keep(number: int) -> bool:
+    return number % 3 > 0
+
+
+PLACES: dict[str, dict[str, Any]] = {
+    "inline": {"read_options": millstream.ReadOptions(0)},
+    "threads": {"read_options": millstream.ReadOptions(16)},
+    "workers": {"worker_count": 2, "worker_buffer_size": 8},
+}
+SHARDS = millstream.ShardOptions(0, 1, logical_shards=4)
+
+
+@pytest.mark.parametrize(
+    ("operations", "options"),
+    [
+        ([], {"batch_size": 4}),
+        ([], {}),
+        ([millstream.FilterTransform(keep)], {"batch_size": 4}),
+        ([millstream.FilterTransform(keep)], {"batch_size": 4, "shard_options": SHARDS}),
+    ],
+)
+def test_what_was_only_prefetched_has_not_failed(operations: list[Any], options: dict[str, Any]) -> None:
+    """Batches, error and `errors` depend on what was delivered: not on what was made in advance, wherever it was."""
+    outcomes = []
+    for place in PLACES.values():
+        arguments: dict[str, Any] = {"transformations": operations, "num_epochs": 1, "on_error": "skip"}
+        with millstream.load(Sometimes(), max_errors=9, **arguments, **options, **place) as loader:
+            outcome: list[Any] = []
+            iterator = iter(loader)
+            for number in (3, 2, 4):
+                # Threads and workers read further ahead the longer they are waited for.
+                outcome += [np.asarray(next(iterator)).tolist() for _ in range(number)]
+                executor: Any = iterator._executor
+                executor.start()
+                outcome += [sorted(loader.errors), loader.metrics()["loader/errors"]]
+                iterator.set_state(iterator.get_state())
+            # Another pass, which takes over what this one has delivered.
+            with iter(loader) as other:
+                outcome += [np.asarray(next(other)).tolist(), sorted(loader.errors)]
+                found = drain(other)
+            outcomes.append([outcome, found[0], repr(found[1]), loader.errors])
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert "OSError" in outcomes[0][2]
+    assert len(outcomes[0][3]) == 9
+
+
+def test_errors_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of any number of records that fail, the last ones are kept, and all are counted."""
+    monkeypatch.setattr(failing_records, "MAX_TEXTS", 5)
+    loader = millstream.load(
+        Damaged(60, range(0, 60, 2)), transformations=[millstream.FilterTransform(keep)], on_error="skip",
+        max_errors=None, num_epochs=1,
+    )  # fmt: skip
+    assert list(loader) == [number for number in range(1, 60, 2) if keep(number)]
+    assert list(loader.errors) == [50, 52, 54, 56, 58]
+    assert loader.metrics()["loader/errors"] == 30
+
+    strict = millstream.load(Damaged(60, range(0, 60, 2)), on_error="skip", max_errors=30, num_epochs=1)
+    assert len(list(strict)) == 60
+    assert list(strict.errors) == list(range(0, 60, 2))
 
 
 def test_above_the_limit_the_error_is_raised() -> None:

@@ -230,8 +230,12 @@ def test_short_calls_are_left_to_the_consumer(
     """Blocks too short to be worth handing over are made by the consumer's thread, once that is known; others never."""
     monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", seconds)
     here, readers = threading.get_ident(), dict[int, bool]()
-    source = BatchedSource(250, lambda key: readers.update({key: threading.get_ident() == here}))
-    assert len(list(loader_of(4, Batch(5), source=source))) == 50
+
+    def note(key: int) -> int:
+        readers[key] = threading.get_ident() == here
+        return key
+
+    assert len(list(loader_of(4, Map(note), Batch(5), source=range(250)))) == 50
     assert {is_here for key, is_here in readers.items() if key >= 50} == by_consumer
 
 
