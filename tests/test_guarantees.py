@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,8 +18,9 @@ import pytest
 
 import millstream
 from support.documents.document_tables import rows
+from support.faults.user_faults import WAIT_SECONDS
 from support.files.record_files import write_array_record
-from support.processes.worker_pools import WAIT_SECONDS, environment, pids_of, python
+from support.processes.worker_pools import environment, pids_of, python
 
 PAGE = Path(__file__).parents[1] / "docs/guarantees.md"
 
@@ -169,7 +171,7 @@ def worker_is_stuck(_: Path) -> None:
 @row("an operation returns what cannot be pickled", "an error that names the leaf and the record key")
 def result_cannot_be_pickled(_: Path) -> None:
     with pytest.raises(TypeError, match=r"\['x'\]") as caught:
-        batches_of(loader_of([lambda _: {"x": (value for value in ())}], batch_size=None, worker_count=1))
+        batches_of(loader_of([lambda _: {"x": threading.Lock()}], batch_size=None, worker_count=1))
     assert any("record key" in note for note in caught.value.__notes__)
 
 
