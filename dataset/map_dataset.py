@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlia
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer_or_none
 from millstream.core.randomness import as_seed, derive_seed
+from millstream.core.warn import log_warning
 from millstream.dataset.arguments import (
     as_flat_map,
     as_map,
@@ -429,6 +430,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         picked = range(node.length)[rows]
         if node.length == ENDLESS and picked and picked.step < 0:
             raise ValueError("An endless dataset cannot be read backwards: slice it before .repeat().")
+        if node.length and not picked and abs(picked.step) > 1:
+            log_warning(
+                f"a shard of a dataset is empty: its slice {rows.start}:{rows.stop}:{rows.step} selects none of "
+                f"{node.length:,} elements. Use fewer shards, or slice records instead of files."
+            )
         return self._with(Slice(node, picked))
 
     def repeat(self, num_epochs: SupportsIndex | None = None, *, reseed_each_epoch: bool = True) -> "MapDataset[T]":

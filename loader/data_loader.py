@@ -244,21 +244,26 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             )
         # An error of the first epoch's order is one of this call.
         self._execution.check_open()
-        first = self._pipeline.of_epoch(start) if start < num_epochs else self._pipeline
+        first = self._pipeline.of_epoch(min(start, num_epochs - 1))
         if first.order.length is None:
             raise ValueError(
                 f"of_epoch({start}) of {type(self.sampler).__name__} must return a sampler that ends, got an endless "
                 "one. Give it a len."
             )
-        return self._each_epoch(range(start, num_epochs))
+        if first.order.length != self._pipeline.order.length:
+            first.check_ends()
+        return self._each_epoch(range(start, num_epochs), first)
 
-    def _each_epoch(self, numbers: Iterable[int]) -> Iterator[tuple[int, DataLoaderIterator]]:
+    def _each_epoch(self, numbers: Iterable[int], pipeline: Pipeline) -> Iterator[tuple[int, DataLoaderIterator]]:
         state = {name: value for name, value in self.__getstate__().items() if name != "_stream"}
         try:
             for number in numbers:
                 self._execution.check_open()
+                checked, pipeline = pipeline.order.length, self._pipeline.of_epoch(number)
+                if pipeline.order.length != checked:
+                    pipeline.check_ends()
                 loader = DataLoader.__new__(DataLoader)
-                vars(loader).update(state | {"_pipeline": self._pipeline.of_epoch(number)})
+                vars(loader).update(state | {"_pipeline": pipeline})
                 loader._begin(self)  # noqa: SLF001  (of this class)
                 with loader, contextlib.closing(iter(loader)) as batches:
                     # Registered here, too, so that closing this loader closes the iterator.

@@ -46,7 +46,7 @@ class Batch(Transformation, Grouping):
             structure becomes one array with a new first axis.
         pad_remainder: True to return every batch as a `PaddedBatch` of `batch_size` rows, with padding in the last one.
             All shards then yield the same number of batches, even if their last one has no element, and every element
-            is in exactly one batch. Such a Batch must be the only one of its pipeline.
+            is in exactly one batch, unless an operation before it regroups. It must be the only Batch of its pipeline.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range, or two arguments conflict. While

@@ -214,20 +214,6 @@ def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> 
         )
 
 
-def check_ends(
-    operations: Sequence[Transformation], sampler: VectorisedSampler | AdaptedSampler, shard: ShardOptions
-) -> None:
-    """Warns if shards may yield different numbers of batches, whatever is dropped or padded at the end."""
-    number = next((number for number, operation in enumerate(operations) if not operation.keeps_count), None)
-    if number is not None and shard.shard_count > 1 and sampler.length is not None:
-        warn(
-            f"operations[{number}], {described(operations[number])}, drops or adds elements on each of the "
-            f"{shard.shard_count} shards independently, so shards may end at different steps, and a JAX collective "
-            "would then hang. Filter ahead with millstream.surviving_keys and pass the keys to "
-            "IndexSampler(len(keys), keys=keys), or read endlessly (num_epochs=None) and count the steps."
-        )
-
-
 def check_balance(
     operations: Sequence[Transformation],
     sampler: VectorisedSampler | AdaptedSampler,

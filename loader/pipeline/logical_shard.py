@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.loader.pipeline.arguments import first_dynamic
+from millstream.loader.pipeline.ends import tail_rule
 from millstream.loader.pipeline.locator import Instrument, Locator
 from millstream.loader.pipeline.partition import Partition, Tail
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.sharding import ShardOptions
 from millstream.transforms import Batch, FlatMap, Transformation
 from millstream.transforms.only_for import leaves
 
@@ -54,7 +54,7 @@ class LogicalShard(NamedTuple):
             block=records_per_block(stages, pipeline.share),
             shard=shard,
             length=pipeline.order.length,
-            tail_rule=_tail_rule(leading, shard),
+            tail_rule=tail_rule(pipeline.operations, shard),
         )
         tail_records = _tail_records(partition.tail_share, leading)
         has_tail = tail_records or partition.tail_rule is Tail.PADDED
@@ -109,12 +109,6 @@ def records_per_block(stages: Sequence[Sequence[Transformation]], share: Batch |
 
 def _leading(stages: Sequence[Sequence[Transformation]]) -> list[Batch]:
     return [operation for operation in stages[0] if isinstance(operation, Batch)]
-
-
-def _tail_rule(leading: Sequence[Batch], shard: ShardOptions) -> Tail:
-    if any(batch.pad_remainder for batch in leading):
-        return Tail.PADDED
-    return Tail.TRIMMED if shard.drop_remainder or any(batch.drop_remainder for batch in leading) else Tail.SPREAD
 
 
 def _tail_records(count: int, leading: Sequence[Batch]) -> int:

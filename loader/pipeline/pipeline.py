@@ -10,7 +10,6 @@ from millstream.core.descriptions import described
 from millstream.core.warn import warn
 from millstream.loader.pipeline.arguments import (
     Operations,
-    check_ends,
     check_epochs,
     check_logical_shards,
     check_operations,
@@ -24,11 +23,12 @@ from millstream.loader.pipeline.arguments import (
     resolve_shard,
     warn_checkpoints_need_same_shards,
 )
+from millstream.loader.pipeline.ends import are_even, are_known, check_ends, ends_of
 from millstream.loader.pipeline.packing import check_packing
 from millstream.samplers import Sampler
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import is_mixed, is_packed
-from millstream.sharding import ShardOptions
+from millstream.sharding import NoSharding, ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.base import LoaderView, loader_view
 from millstream.sources.source_checks import check_readable
@@ -127,7 +127,6 @@ class Pipeline:
         check_randomness(checked, order)
         check_padding(checked, shard)
         check_shapes(checked, shard)
-        check_ends(checked, order, shard)
         check_logical_shards(checked, shard)
         if tolerance is not None and is_packed(order):
             raise ValueError(
@@ -136,7 +135,13 @@ class Pipeline:
                 "lengths."
             )
         warn_checkpoints_need_same_shards(checked, shard)
-        return cls(source, sampler, order, checked, shard, tolerance=tolerance, is_loaders=True)
+        pipeline = cls(source, sampler, order, checked, shard, tolerance=tolerance, is_loaders=True)
+        pipeline.check_ends()
+        return pipeline
+
+    def check_ends(self) -> None:
+        """Warns if the shards of the order end differently; an error for the shard of a global array."""
+        check_ends(self.operations, self.order.length, self.shard, skips_errors=self.tolerance is not None)
 
     def of_epoch(self, number: int) -> Self:
         """Returns the pipeline of one epoch alone: the sampler's `of_epoch(number)` is its order."""
@@ -150,6 +155,26 @@ class Pipeline:
     def view(self) -> LoaderView:
         """The source as this pipeline reads it."""
         return loader_view(self.source) if self.is_loaders else LoaderView(self.source)
+
+    @functools.cached_property
+    def ends_agree(self) -> bool | None:
+        """True if all shards have as many rows at each step, False if their ends differ; None if it is not known.
+
+        A single shard knows nothing of other processes, each of which may read its own records.
+        """
+        shard, length = self.shard, self.order.length
+        if shard.shard_count == 1 or not are_known(self.operations, skips_errors=self.tolerance is not None):
+            return None
+        return length is None or are_even(ends_of(self.operations, length, shard))
+
+    @property
+    def own_end(self) -> str | None:
+        """The number of outputs of a single shard and the rows of its last batches; None if they are not known."""
+        length = self.order.length
+        if length is None or not are_known(self.operations, skips_errors=self.tolerance is not None):
+            return None
+        (end,) = ends_of(self.operations, length, NoSharding())
+        return f"{end.outputs} elements" if not end.rows else f"{end.outputs} batches, the last one of {end.rows[-1]}"
 
     @functools.cached_property
     def components(self) -> tuple[Any, ...]:

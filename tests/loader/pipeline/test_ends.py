@@ -1,17 +1,26 @@
 """The end of each shard: the table of docs/ends-and-padding.md, for every small combination."""
 
+import contextlib
 import itertools
+import logging
+import re
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import assume, given, reject, settings
+from hypothesis import strategies as st
 
 import millstream
+from millstream.errors import StackError
 from millstream.samplers import IndexSampler
-from millstream.sharding import ShardOptions
-from millstream.transforms import Batch, Filter, PaddedBatch, Transformation
-from support.draw.random_pipelines import DropMultiples, Split
-from support.laws import inline_loader
+from millstream.sharding import ShardBySharding, ShardOptions
+from millstream.transforms import Batch, Filter, Pack, PaddedBatch, Transformation, WindowShuffle
+from support.draw.orders import mixtures, orders
+from support.draw.random_pipelines import DropMultiples, Split, dropping_operations
+from support.laws import INLINE, inline_loader
 from support.streams import comparable
 
 RULES = ["keep", "drop in Batch", "drop in shard", "pad"]
@@ -120,6 +129,119 @@ def test_shards_that_may_end_apart_are_warned_of(operation: Transformation) -> N
     loaders(range(9), operation, Batch(2), shard_count=1)
     loaders(range(9), operation, Batch(2), sampler=IndexSampler(9))
     loaders(range(9), Batch(2), sampler=IndexSampler(2, num_epochs=1, keys=[4, 5]))
+
+
+@contextlib.contextmanager
+def told() -> Iterator[list[str]]:
+    """Yields the texts of what the library logs and warns of."""
+    texts: list[str] = []
+    handler, logger = logging.Handler(), logging.getLogger("millstream")
+    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]  # a short class
+    logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda message, *_, **__: texts.append(str(message))
+            yield texts
+    finally:
+        logger.removeHandler(handler)
+
+
+def shapes_of(loader: Any) -> list[tuple[int, ...] | None]:
+    """Returns the shape of each batch; the last one is None if the stream ends with an error."""
+    shapes: list[tuple[int, ...] | None] = []
+    try:
+        for batch in loader:
+            padded = batch.batch if isinstance(batch, PaddedBatch) else batch
+            shapes.append(np.shape(padded["tokens"] if isinstance(padded, dict) else padded))
+    except StackError:
+        shapes.append(None)
+    return shapes
+
+
+@st.composite
+def any_order(draw: st.DrawFn) -> tuple[Any, Any, list[Transformation]]:
+    """Draws a source, an order of its records, and the operations that make elements of them."""
+    if draw(st.integers(0, 3)):
+        order, size = draw(orders() | mixtures())
+        return range(size), order, []
+    order, size = draw(orders(rows=True))
+    return [{"tokens": np.zeros(n, int)} for n in order.lengths], order, [Pack({"tokens": order.row_length})]
+
+
+BATCHES = st.builds(
+    lambda size, rule: Batch(size, drop_remainder=rule == "drop", pad_remainder=rule == "pad"),
+    st.sampled_from([6, 12]),
+    st.sampled_from(["keep", "drop", "pad"]),
+)
+
+
+@settings(max_examples=60)
+@given(
+    drawn=any_order(),
+    before=st.lists(st.builds(WindowShuffle, st.integers(1, 5), st.just(0)) | dropping_operations, max_size=1),
+    batches=st.lists(BATCHES | st.builds(Batch, st.integers(1, 3)), max_size=2),
+    after=st.lists(st.builds(WindowShuffle, st.integers(1, 5), st.just(0)), max_size=1),
+    shards=st.tuples(
+        st.integers(1, 4), st.none() | st.integers(1, 3), st.booleans(), st.sampled_from(["loader", "epochs"])
+    ),
+)
+def test_all_shards_have_the_same_rows_at_each_step_or_are_told(
+    drawn: tuple[Any, Any, list[Transformation]],
+    before: list[Transformation],
+    batches: list[Batch],
+    after: list[Transformation],
+    shards: tuple[int, int | None, bool, str],
+) -> None:
+    """For any order, operations and shards: equal row counts at each step, or a warning with the true numbers.
+
+    There is no warning if positions decide the ends, and these are equal. A shard of global arrays is refused instead.
+    """
+    source, order, making = drawn
+    if making:
+        before = [operation for operation in before if operation.keeps_count]
+    operations = [*making, *before, *batches, *after]
+    count, share, drops, front = shards
+    length = (order.of_epoch(0) if front == "epochs" else order).length
+    assume(length is not None and length < 200)
+
+    with told() as texts:
+
+        def build(shard: ShardOptions) -> Any:
+            loader = millstream.DataLoader(
+                data_source=source, sampler=order, operations=operations, shard_options=shard, read_options=INLINE
+            )
+            if front == "loader":
+                return loader
+            if order.length != length:
+                # The loader's own stream is another one.
+                texts.clear()
+            return (batch for _, batches in loader.epochs(1) for batch in batches)
+
+        shapes: list[Any] = []
+        for index in range(count):
+            try:
+                built = build(ShardOptions(index, count, drops, share and share * count))
+            except ValueError:  # Another rule than that of ends.
+                reject()
+            shapes.append(shapes_of(built))
+        are_even = all(of_host == shapes[0] for of_host in shapes)
+        if not all(operation.keeps_count for operation in operations):
+            assert are_even or any("may end at different steps" in text for text in texts)
+            return
+        differences = {text for text in texts if "hosts end differently" in text}
+        are_shuffled = batches and any(isinstance(one, WindowShuffle) for one in operations)
+        assert are_even == (not differences) or (are_even and are_shuffled), (shapes, texts)
+        for text in differences:
+            if len(batches) < 2 and not are_shuffled:
+                pairs = re.findall(r"(?:has|have) (\d+)|, (\d+) on", text)
+                numbers = {int(number) for pair in pairs for number in pair if number}
+                lasts = {of_host[-1][:1] for of_host in shapes if of_host}
+                assert numbers == {len(of_host) for of_host in shapes} or {(number,) for number in numbers} == lasts
+            shard = object.__new__(ShardBySharding)
+            ShardOptions.__init__(shard, 0, count, drops, share and share * count)
+            with pytest.raises(ValueError, match=r"Cannot build a global array of the last step: .*host"):
+                build(shard)
 
 
 EMPTY: dict[str, Any] = {

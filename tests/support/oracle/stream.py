@@ -182,7 +182,9 @@ def partitioned(length: int, operations: Sequence[Transformation], shard: ShardO
     block = int(np.prod([batch.batch_size for batch in leading])) if leading else first
     whole = length // (block * shard.shard_count) * block * shard.shard_count
     rest = list(range(whole, length))
-    if shard.drop_remainder or any(batch.drop_remainder for batch in leading):
+    # What shards drop on their own, they drop of equally many records.
+    dropping = operations if all(operation.keeps_count for operation in operations) else leading
+    if shard.drop_remainder or any(getattr(operation, "drop_remainder", False) for operation in dropping):
         rest = rest[: len(rest) // shard.shard_count * shard.shard_count]
     mine = [p for p in range(whole) if p // block % shard.shard_count == shard.shard_index]
     if any(batch.pad_remainder for batch in leading):

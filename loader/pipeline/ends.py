@@ -1,0 +1,184 @@
+"""The ends of the streams of all shards. Each shard computes them, before it reads a record.
+
+If positions decide how many elements each operation has, they decide the end of each shard as well. Shards that end at
+different steps hang at the next collective, and last batches of different sizes have no common global array.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from millstream.core.descriptions import described
+from millstream.core.warn import log_warning, warn
+from millstream.loader.pipeline.arguments import first_dynamic, joining_batch
+from millstream.loader.pipeline.partition import Tail
+from millstream.sharding import ShardBySharding, ShardOptions
+from millstream.transforms import Batch, Transformation
+from millstream.transforms.grouping import Grouping
+
+
+class End(NamedTuple):
+    """The end of the streams of neighbouring shards.
+
+    Attributes:
+        hosts: the indices of the shards.
+        outputs: the number of outputs of each.
+        rows: the number of elements in the last group of each Batch.
+        moves: True if a short batch is shuffled, and so comes at another step on each shard.
+    """
+
+    hosts: range
+    outputs: int
+    rows: tuple[int, ...]
+    moves: bool
+
+
+def tail_rule(operations: Sequence[Transformation], shard: ShardOptions) -> Tail:
+    """Returns the rule for the positions after the last complete global block.
+
+    A grouping drops its remainder on each shard alone. Shards of a pipeline that keeps the count therefore begin with
+    the same number of positions.
+    """
+    leading = [operation for operation in operations[: first_dynamic(operations)] if isinstance(operation, Batch)]
+    if any(batch.pad_remainder for batch in leading):
+        return Tail.PADDED
+    dropping = operations if all(operation.keeps_count for operation in operations) else leading
+    drops = any(isinstance(operation, Grouping) and not operation.keeps_remainder for operation in dropping)
+    return Tail.TRIMMED if shard.drop_remainder or drops else Tail.SPREAD
+
+
+def ends_of(operations: Sequence[Transformation], length: int, shard: ShardOptions) -> list[End]:
+    """Returns the ends of all shards of a pipeline whose operations keep the count, given the length of its order.
+
+    Neighbouring shards that end alike are one item, so there are at most three.
+    """
+    rule, joining = tail_rule(operations, shard), None
+    logical = shard.shard_count
+    if first_dynamic(operations) is not None and shard.logical_shards is not None:
+        logical, joining = shard.logical_shards, joining_batch(operations)
+    share = logical // shard.shard_count
+    if rule is Tail.PADDED:
+        # Each shard has a part of the tail, or a template.
+        length = -(-length // logical) * logical
+    each, extra = divmod(length, logical)
+    extra = 0 if rule is Tail.TRIMMED else extra
+    # The first logical shards have one position more.
+    full, rest = divmod(extra, share)
+    starts = (0, full, full + bool(rest), shard.shard_count)
+    ends: list[End] = []
+    for start, stop, num_longer in zip(starts, starts[1:], (share, rest, 0), strict=False):
+        if start == stop:
+            continue
+        hosts, lanes = range(start, stop), [each + 1] * num_longer + [each] * (share - num_longer)
+        end = _end(hosts, operations, *lanes) if share == 1 else _joined(hosts, operations, lanes, joining)
+        if ends and ends[-1][1:] == end[1:]:
+            ends[-1] = end._replace(hosts=range(ends[-1].hosts.start, hosts.stop))
+        else:
+            ends.append(end)
+    return ends
+
+
+def _end(hosts: range, operations: Sequence[Transformation], count: int) -> End:
+    """Returns the end of shards that begin with a number of elements."""
+    rows: list[int] = []
+    has_short = moves = False
+    for operation in operations:
+        # The short batch is the last one, so it stays where it is if it is alone in its window.
+        moves |= has_short and operation.regroups and (count - 1) % getattr(operation, "window_size", count) > 0
+        if isinstance(operation, Batch):
+            whole, rest = divmod(count, operation.batch_size)
+            count = whole + bool(rest and not operation.drop_remainder)
+            is_short = count > whole and not operation.pad_remainder
+            rows.append(rest if is_short else operation.batch_size)
+            has_short |= is_short
+    return End(hosts, count, tuple(rows), moves)
+
+
+def _joined(
+    hosts: range, operations: Sequence[Transformation], lanes: Sequence[int], joining: tuple[int, Batch] | None
+) -> End:
+    """Returns the end of shards whose last Batch concatenates a share of each of several logical shards."""
+    if joining is None:
+        raise AssertionError("checked: a Batch joins the elements of logical shards")
+    number, batch = joining
+    before = [_end(hosts, operations[:number], count) for count in lanes]
+    share, counts = batch.batch_size // len(lanes), [end.outputs for end in before]
+    outputs = min(counts) // share if batch.drop_remainder else -(-max(counts) // share)
+    rows = sum(max(0, min(share, count - (outputs - 1) * share)) for count in counts)
+    rows = batch.batch_size if batch.pad_remainder or batch.drop_remainder else rows
+    moves = any(end.moves for end in before)
+    return End(hosts, outputs, (*(rows for end in before for rows in end.rows), rows), moves)
+
+
+def are_even(ends: Sequence[End]) -> bool:
+    """Returns True if all shards have as many rows at each step."""
+    return len(ends) == 1 and not ends[0].moves
+
+
+def are_known(operations: Sequence[Transformation], *, skips_errors: bool) -> bool:
+    """Returns True if positions alone decide how many elements each operation has."""
+    return _deciding(operations, skips_errors=skips_errors) is None
+
+
+def _deciding(operations: Sequence[Transformation], *, skips_errors: bool) -> tuple[int, str] | None:
+    """Returns the number of the first operation that changes the count, and what it does; None if there is none."""
+    for number, operation in enumerate(operations):
+        if not operation.keeps_count:
+            return number, "drops or adds elements"
+        if operation.regroups and skips_errors and not any(one.gathers for one in operations[:number]):
+            return number, "does not let on_error='skip' replace records that fail, which are dropped"
+    return None
+
+
+def check_ends(
+    operations: Sequence[Transformation], length: int | None, shard: ShardOptions, *, skips_errors: bool = False
+) -> None:
+    """Warns if shards may yield different numbers of batches, or last batches of different sizes.
+
+    Raises:
+        ValueError: it is certain, and the shard is one of global arrays.
+    """
+    if length is None or shard.shard_count == 1:
+        return
+    if (deciding := _deciding(operations, skips_errors=skips_errors)) is not None:
+        number, effect = deciding
+        warn(
+            f"operations[{number}], {described(operations[number])}, {effect} on each of the "
+            f"{shard.shard_count} shards independently, so shards may end at different steps, and a JAX collective "
+            "would then hang. Filter ahead with millstream.surviving_keys and pass the keys to "
+            "IndexSampler(len(keys), keys=keys), or read endlessly (num_epochs=None) and count the steps."
+        )
+        return
+    ends, records = ends_of(operations, length, shard), f"{length:,} record{'s' * (length != 1)}"
+    if not are_even(ends):
+        has_batches = any(isinstance(operation, Batch) for operation in operations)
+        remedy = "Use drop_remainder=True in the shard_options."
+        if has_batches:
+            remedy = "Use Batch(..., drop_remainder=True) to train, or Batch(..., pad_remainder=True) to evaluate."
+        cause = f"{_differences(ends, has_batches=has_batches)}, because they cannot share {records} evenly"
+        if isinstance(shard, ShardBySharding):
+            raise ValueError(f"Cannot build a global array of the last step: {cause}. {remedy}")
+        log_warning(f"hosts end differently: {cause}. {remedy}")
+    elif length and not ends[0].outputs:
+        log_warning(f"this loader yields nothing, because {records} cannot fill one global batch.")
+
+
+def _differences(ends: Sequence[End], *, has_batches: bool) -> str:
+    if len({end.outputs for end in ends}) > 1:
+        unit, plural = ("batch", "batches") if has_batches else ("element", "elements")
+        first, *rest = [f"{_hosts(end.hosts)} {'has' if len(end.hosts) == 1 else 'have'} {end.outputs}" for end in ends]
+        return ", ".join([f"{first} {unit if ends[0].outputs == 1 else plural}", *rest])
+    unlike = [rows for rows in zip(*(end.rows for end in ends), strict=True) if len({*rows}) > 1]
+    if not unlike:
+        return f"a shuffle moves the batch of {min(ends[0].rows)} rows to another step on each host"
+    rows = unlike[0]
+    first, *rest = [f"{number} on {_hosts(end.hosts)}" for number, end in zip(rows, ends, strict=True)]
+    return f"the last batch has {first.replace(' ', ' rows ', 1)}, {', '.join(rest)}"
+
+
+def _hosts(hosts: range) -> str:
+    match len(hosts):
+        case 1:
+            return f"host {hosts[0]}"
+        case 2:
+            return f"hosts {hosts[0]} and {hosts[1]}"
+    return f"hosts {hosts[0]} to {hosts[-1]}"
