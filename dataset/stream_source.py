@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any, final
 
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, call_if_possible
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, ForeignHolder, call_if_possible
 from millstream.dataset.iterators.drawing import drawn_from
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
@@ -43,7 +43,7 @@ class SourceIterDataset(IterDataset[Any]):
 
 
 @final
-class _StatefulIterator(RecoveringIterator[Any]):
+class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
     """Draws from an iterable that has `state_dict` and `load_state_dict`, or whose iterators have.
 
     Hugging Face datasets have them for the iterator that was begun last. So each iterator has a copy of its own.
@@ -68,7 +68,7 @@ class _StatefulIterator(RecoveringIterator[Any]):
                 self._iterator.load_state_dict(state)
 
     def _draw(self, count: int) -> Drawn[Any]:
-        return drawn_from(self._iterator, count)
+        return self._use(lambda: drawn_from(self._iterator, count))
 
     def _state(self) -> dict[str, Any]:
         # At the beginning, not all have a state yet.
@@ -84,11 +84,6 @@ class _StatefulIterator(RecoveringIterator[Any]):
         call_if_possible(self._iterator, "close")
         self._begin(copy.deepcopy(checked["source"]) if checked["count"] else None)
         self._step = checked["count"]
-
-    def close(self) -> None:
-        """Closes the iterator of the iterable, if it can be closed."""
-        call_if_possible(self._iterator, "close")
-        super().close()
 
 
 def _has_states(value: Any) -> bool:

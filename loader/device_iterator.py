@@ -2,7 +2,8 @@
 
 Guarantees:
     * Only one thread, a `ReaderThreads(1)`, uses the iterator: drawing, `set_state` and `seek` are jobs that it runs in
-      order. Only `close()` is called from other threads, which that iterator allows.
+      order. It closes the iterator after the last one, because a user's `close()` must not run beside `next`. Other
+      threads only call `interrupt()`, and `close()` of the library's iterators if the thread does not end in time.
     * A job draws one batch. There are as many jobs as batches may be prefetched; each delivery adds one.
     * The position travels with the batch. A staged batch does not count until it is delivered.
     * The thread and the consumer share a staging that begins at one position. An error, the end of the stream and a
@@ -23,6 +24,7 @@ from typing import Any
 
 from millstream.core.checks import as_integer
 from millstream.loader.checkpoints.checkpointable import Checkpointable, ResumableIterator
+from millstream.loader.devices.agreement import Agreement
 from millstream.loader.devices.placement import Device, Placement
 from millstream.loader.devices.staging import DevicePosition, DeviceStaging, StagedBatch
 from millstream.loader.insight import Insight
@@ -43,8 +45,8 @@ def device_put(
         iterator: the iterator of a loader or a chain. The new iterator takes it over, and closes it.
         device: the destination of the batches: a `jax.Device`, or a `jax.sharding.Sharding`. If the sharding spans
             several processes, each contributes its rows and gets the global batch, which the sharding may cut along
-            other dimensions, too; the loader's shards must then be those of `ShardBySharding`. None for the default
-            device.
+            other dimensions, too; the loader's shards must then be those of `ShardBySharding`. Before the first batch,
+            all processes compare what they read; a difference is a ValueError on all. None for the default device.
         buffer_size: the largest number of batches drawn before the training step requests them, at least 1. It counts
             each batch taken from `iterator` but not returned yet, on the host or on the device. Batches that the
             training step still holds take memory of the device, too.
@@ -72,8 +74,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
     """Yields the batches of a loader or chain on the device, and knows its position among them.
 
     `device_put` returns it. Each batch has the structure that the loader yields, with `jax.Array`s as leaves, of the
-    dtypes that JAX chooses (64 bits become 32, unless JAX is configured to keep them). Nothing is drawn before the
-    first `next` or `start_prefetch`.
+    dtypes that JAX chooses (64 bits become 32, unless JAX is configured to keep them; an integer that does not fit is
+    an error). Nothing is drawn before the first `next` or `start_prefetch`.
 
     Its position is just after the last batch delivered: batches that are already on the device do not count. An
     exception is raised in its turn and leaves the position unchanged: `next` tries the same batch again and, if the
@@ -99,6 +101,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
         self._stall_timeout: float = getattr(iterator, "stall_timeout", math.inf)
         self._left_at: float | None = None
         self._placement = placement
+        self._agreement = Agreement.of(placement, iterator)
         self._buffer_size = buffer_size
         self._position = DevicePosition.of(iterator)
         # The trainer's waits are those for this iterator, so the other one must measure none.
@@ -110,10 +113,10 @@ class DeviceIterator(Inspectable, ResumableIterator):
             self._unshown_profiler = Profiler(())
         self._staging: DeviceStaging | None = None
         self._is_closed = False
-        self._readers = ReaderThreads(1)
+        self._failures: list[Exception] = []
+        self._readers = ReaderThreads(1, functools.partial(_close, iterator, self._failures))
         self._readers.end_with(self)
-        # The thread ends only when its wait for a batch does.
-        weakref.finalize(self, iterator.close)
+        weakref.finalize(self, _stop, self._readers, iterator)
 
     @property
     def step(self) -> int:
@@ -153,6 +156,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
             StopIteration: the stream has ended.
             ValueError: the iterator is closed.
             TypeError: JAX has no array for a leaf of the batch.
+            OverflowError: an integer of the batch needs more than the 32 bits that JAX keeps by default.
+            ValueError: of a global batch: other processes read another stream, or may have other numbers of rows.
             Exception: an error of an operation or the source, with notes of where it occurred, or of JAX.
         """
         current, start = self._staging, time.perf_counter()
@@ -241,9 +246,14 @@ class DeviceIterator(Inspectable, ResumableIterator):
         if (current := self._staging) is not None:
             current.outcomes.put(self._closed_error())
         self._end_staging()
+        if hasattr(self._iterator, "interrupt"):
+            self._iterator.interrupt()
         self._readers.stop()
-        self._iterator.close()
         self._readers.join(deadline - time.monotonic())
+        if self._readers.busy_threads and _is_own(self._iterator):
+            self._iterator.close()
+        if self._failures:
+            raise self._failures.pop()
 
     def __repr__(self) -> str:
         step = "" if self._position.step is None else f" at step {self._position.step},"
@@ -256,11 +266,34 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     def _take(self) -> Any:
         current = self._running_staging()
-        staged = self._taken_from(current)
+        if self._agreement is None or self._agreement.is_compared:
+            staged = self._taken_from(current)
+        else:
+            staged = self._first_from(current, self._agreement)
         self._readers.submit(current.stage)
         current.has_delivered = True
         self._arrive(staged.position)
         return staged.batch
+
+    def _first_from(self, current: DeviceStaging, agreement: Agreement) -> StagedBatch:
+        """Returns the first global batch, once all hosts agree on it. Its error is raised after that."""
+        try:
+            staged = self._taken_from(current)
+        except StopIteration as end:
+            agreement.compare(self._position.step, error=end)
+            raise
+        except Exception as error:
+            try:
+                agreement.compare(self._position.step, error=error)
+            except ValueError as difference:
+                error.add_note(f"millstream: {difference}")
+            raise
+        try:
+            agreement.compare(self._position.step, staged.batch)
+        except BaseException:
+            current.next_position = None
+            raise
+        return staged
 
     def _arrive(self, position: DevicePosition) -> None:
         self._position = position
@@ -299,7 +332,7 @@ class DeviceIterator(Inspectable, ResumableIterator):
             self._end_staging()
 
     def _new_staging(self) -> DeviceStaging:
-        current = self._staging = DeviceStaging(self._iterator, self._placement, self._position.state)
+        current = self._staging = DeviceStaging(self._iterator, self._placement, self._position.state, self._agreement)
         # A `close` in another thread either finds this staging, and ends the wait for it, or is detected here.
         self._check_open()
         return current
@@ -321,3 +354,23 @@ class DeviceIterator(Inspectable, ResumableIterator):
         if self._is_closed:
             raise self._closed_error()
         self._readers.check_process()
+
+
+def _is_own(iterator: Any) -> bool:
+    return type(iterator).close.__module__.startswith("millstream.")
+
+
+def _stop(readers: ReaderThreads, iterator: Any) -> None:
+    """Ends the thread after its job, and a wait in it for a batch that may never come."""
+    if hasattr(iterator, "interrupt"):
+        iterator.interrupt()
+    elif _is_own(iterator):
+        iterator.close()
+    readers.stop()
+
+
+def _close(iterator: Any, failures: list[Exception]) -> None:
+    try:
+        iterator.close()
+    except Exception as error:  # noqa: BLE001  (`DeviceIterator.close` raises it)
+        failures.append(error)

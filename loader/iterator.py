@@ -163,6 +163,34 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         """Returns the number of records in the batches [first, stop) of a 1:1 pipeline; 0 for any other."""
         return self._plan.shards[0].records_between(first, stop) if self._plan.one_to_one else 0
 
+    def rows_agree(self, step: int) -> bool | None:
+        """Returns True if the batch after `step` others has as many rows on all shards; None if it is not known."""
+        agree = self._plan.pipeline.ends_agree
+        if agree is not False:
+            return agree
+        whole_blocks = self._plan.partition.whole_blocks
+        return step < whole_blocks if self._plan.one_to_one and whole_blocks is not None else None
+
+    def texts_for_hosts(self, *, is_same_shard: bool) -> tuple[dict[str, str], dict[str, str]]:
+        """Returns the texts of the stream, by path, that must be the same on all hosts, and those that should be.
+
+        A loader without shards, or a chain, may read records of its own, unless all hosts need the same rows. What is
+        known of its end should still be the same.
+        """
+        stream, pipeline = self._stream, self._plan.pipeline
+        if pipeline.shard.shard_count == 1 and not is_same_shard:
+            return {}, {} if (end := pipeline.own_end) is None else {"end of the stream": end}
+        found = stream.fingerprint
+        numbers = {
+            "shard_count": stream.shard_count,
+            "logical_shards": stream.logical_shards,
+            "drop_remainder": stream.drop_remainder,
+            "global batch": stream.global_batch,
+            "records": "endless" if stream.length is None else stream.length,
+        }
+        changes = {f"{path} from {start}": text for start, path, text in found.changes}
+        return {**{name: str(value) for name, value in numbers.items()}, **found.identity, **changes}, {**found.content}
+
     def batches_after(self, step: int) -> int:
         """Returns the number of batches after the first `step` batches of the stream."""
         return count_outputs(self._plan, "iterator") - step

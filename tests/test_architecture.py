@@ -82,7 +82,7 @@ IMPORTERS = {
     "zstandard": {"millstream.sources.storage.compression"},
     # Which process this is; and where its batches go.
     "keras": {"millstream.keras"},
-    "jax": {"millstream.sharding", "millstream.loader.devices.placement"},
+    "jax": {"millstream.sharding", "millstream.loader.devices.agreement", "millstream.loader.devices.placement"},
     "orbax": {"millstream.loader.checkpoints.orbax_handler"},
 }
 """The modules that may import each third party; numpy is everywhere."""

@@ -163,11 +163,41 @@ def call_if_possible(iterator: object, name: str) -> None:
         method()
 
 
+class ForeignHolder(DatasetIterator[T_co]):
+    """An iterator that draws from a user's one, which one thread uses at a time, `close` included.
+
+    A `close` in another thread, or in a signal handler, leaves it to the call that uses it. Flags suffice for that, as
+    in `Exclusive`: either `close` sees the call, or the call sees that the iterator is closed.
+    """
+
+    _iterator: Any = None
+    _is_used = False
+
+    def _use(self, work: Callable[[], Any]) -> Any:
+        self._is_used = True
+        try:
+            self._check_open()
+            return work()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        self._is_used = False
+        if self._closed:
+            call_if_possible(self._iterator, "close")
+
+    def close(self) -> None:
+        """Closes the user's iterator, if it can be closed, once no call uses it."""
+        super().close()
+        if not self._is_used:
+            call_if_possible(self._iterator, "close")
+
+
 _COUNTED = "a stream whose elements are counted"
 
 
 @final
-class CountedIterator(DatasetIterator[Any]):
+class CountedIterator(ForeignHolder[Any]):
     """An iterator without states. Its position is the number of elements it has yielded.
 
     `begin` returns the iterator at its beginning; `first` is its first result.
@@ -194,18 +224,22 @@ class CountedIterator(DatasetIterator[Any]):
         return self._count
 
     def __next__(self) -> Any:
-        self._check_open()
-        if self._has_failed:
-            # A generator is exhausted once it has raised.
-            self._restart(self._count)
-        self._has_failed = True
+        self._is_used = True
         try:
-            element = next(self._iterator)
-        except StopIteration:
-            self._has_failed = False
-            raise
-        self._count, self._has_failed = self._count + 1, False
-        return element
+            self._check_open()
+            if self._has_failed:
+                # A generator is exhausted once it has raised.
+                self._restart(self._count)
+            self._has_failed = True
+            try:
+                element = next(self._iterator)
+            except StopIteration:
+                self._has_failed = False
+                raise
+            self._count, self._has_failed = self._count + 1, False
+            return element
+        finally:
+            self._release()
 
     def get_state(self) -> dict[str, Any]:
         return sealed(_COUNTED, {"count": self._count, **self._described})
@@ -217,7 +251,7 @@ class CountedIterator(DatasetIterator[Any]):
         with accepting(allow, strict=strict) as accepted:
             accept(identity, content, accepted.allow, strict=accepted.strict)
         before = self._count
-        self._restart(saved["count"])
+        self._use(lambda: self._restart(saved["count"]))
         if self._count < saved["count"]:
             there, self._has_failed = self._count, True
             self._count = before
@@ -229,10 +263,6 @@ class CountedIterator(DatasetIterator[Any]):
         self._iterator = self._begin()
         there = sum(1 for _ in itertools.islice(self._iterator, count))
         self._count, self._has_failed = there, False
-
-    def close(self) -> None:
-        call_if_possible(self._iterator, "close")
-        super().close()
 
 
 def with_states(dataset: Any) -> DatasetIterator[Any]:

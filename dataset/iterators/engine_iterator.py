@@ -51,6 +51,14 @@ class EngineIterator(DatasetIterator[Any]):
         """Returns the number of records in the elements [first, stop) of a 1:1 pipeline; 0 for any other."""
         return self._inner.records_between(first, stop)
 
+    def rows_agree(self, step: int) -> bool | None:
+        """Returns True if the element after `step` others has as many rows on all shards; None if it is not known."""
+        return self._inner.rows_agree(step)
+
+    def texts_for_hosts(self, *, is_same_shard: bool) -> tuple[dict[str, str], dict[str, str]]:
+        """Returns the texts that must be the same on all hosts, and those that should be, see `DataLoaderIterator`."""
+        return self._inner.texts_for_hosts(is_same_shard=is_same_shard)
+
     def batches_after(self, step: int) -> int:
         """Returns the number of elements after the first `step` ones; TypeError if it is not known."""
         return self._inner.batches_after(step)

@@ -135,7 +135,9 @@ class ResumableIterator(Checkpointable, Exclusive, Closing):
         from millstream.core import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
         own: Any = self
-        facts = [f"step {own.step:,}"]
+        facts = []
+        with contextlib.suppress(TypeError):  # A stream may have no step.
+            facts.append(f"step {own.step:,}")
         if own.epoch is not None:
             facts.append(f"epoch {own.epoch}")
         with contextlib.suppress(TypeError):  # The number is unknown.

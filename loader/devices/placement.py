@@ -12,6 +12,9 @@ from millstream.sharding import RowGroup, ShardOptions
 if TYPE_CHECKING:
     import jax
 
+_NARROWED = {np.dtype(np.int64): np.int32, np.dtype(np.uint64): np.uint32}
+"""The integers that JAX converts without an error, and to what; unless it is configured to keep 64 bits."""
+
 Device: TypeAlias = "jax.Device | jax.sharding.Sharding | None"  # type: ignore[valid-type]  # mypy: a variable
 """A destination of batches: one device, several, or the default device."""
 
@@ -19,6 +22,9 @@ Device: TypeAlias = "jax.Device | jax.sharding.Sharding | None"  # type: ignore[
 @final
 class Placement:
     """Transfers batches to one device, or distributes them over several.
+
+    Attributes:
+        is_global: True if the batches are parts of global ones, because the sharding spans several processes.
 
     Args:
         device: a device of this process; a sharding over devices of this process or of several; None for the default
@@ -35,9 +41,9 @@ class Placement:
 
         _check(device)
         self._device = device
-        self._is_global = isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable
+        self.is_global = isinstance(device, jax.sharding.Sharding) and not device.is_fully_addressable
         self._row_group: RowGroup | None = None
-        if self._is_global and isinstance(device, jax.sharding.NamedSharding):
+        if self.is_global and isinstance(device, jax.sharding.NamedSharding):
             self._row_group = RowGroup.of(device)
             _check_shard(shard, self._row_group)
         # `with jax.default_device(...)` applies to one thread only, and another one transfers the batches.
@@ -45,6 +51,16 @@ class Placement:
 
     def __repr__(self) -> str:
         return "the default device" if self._device is None else str(self._device)
+
+    @property
+    def sharding(self) -> Any:
+        """The destination."""
+        return self._device
+
+    @property
+    def num_row_groups(self) -> int | None:
+        """The number of runs of rows that the processes need; None if it is not known."""
+        return None if self._row_group is None else self._row_group.count
 
     def put(self, batch: Any) -> Any:
         """Returns the batch with a `jax.Array` instead of each leaf. The transfers may still be under way.
@@ -54,11 +70,15 @@ class Placement:
 
         Raises:
             TypeError: JAX has no array for a leaf: a text, bytes, or an array of them.
+            OverflowError: an integer of a leaf exceeds the 32 bits that JAX keeps.
             Exception: another error of JAX, with a note that names the leaf.
         """
         import jax  # noqa: PLC0415  (lazy, as above)
 
-        leaves = list(_leaves(batch))
+        leaves = list(leaves_of(batch))
+        if not jax.config.jax_enable_x64:  # type: ignore[attr-defined, unused-ignore]  # as above
+            for path, leaf in leaves:
+                _check_fits(path, leaf)
         with jax.default_device(self._default_device):
             try:
                 arrays = self._put_leaves([leaf for _, leaf in leaves])
@@ -70,7 +90,7 @@ class Placement:
     def _put_leaves(self, leaves: Sequence[Any]) -> Sequence[Any]:
         import jax  # noqa: PLC0415  (lazy, as above)
 
-        if self._is_global:
+        if self.is_global:
             return [self._put_rows(np.asarray(leaf)) for leaf in leaves]
         arrays: Sequence[Any] = jax.device_put(leaves, self._device)
         return arrays
@@ -99,6 +119,20 @@ class Placement:
                     "short batch that does not fit, use Batch(..., drop_remainder=True) or pad_remainder=True."
                 )
                 raise
+
+
+def _check_fits(path: str, leaf: Any) -> None:
+    """Refuses 64-bit integers of which JAX would keep the low 32 bits."""
+    dtype = getattr(leaf, "dtype", None)
+    if dtype not in _NARROWED or not (array := np.asarray(leaf)).size:
+        return
+    limits = np.iinfo(_NARROWED[dtype])
+    for value in (int(array.min()), int(array.max())):
+        if not limits.min <= value <= limits.max:
+            raise OverflowError(
+                f"Cannot put batch{path} on a device: its value {value} exceeds {limits.dtype}, to which JAX converts "
+                f'{dtype}. Call jax.config.update("jax_enable_x64", True) first, or drop or convert it in an operation.'
+            )
 
 
 def _check_shard(shard: ShardOptions | None, group: RowGroup) -> None:
@@ -134,7 +168,7 @@ def _check(device: Any) -> None:
         )
 
 
-def _leaves(batch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves_of(batch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the leaves of a batch with their paths: `['image']`.
 
     JAX's trees come first, because user classes may be registered as such. A leaf of JAX may still be a structure, and
@@ -149,11 +183,11 @@ def _leaves(batch: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield here, leaf
         else:
             for step, child in zip(tree.paths(leaf), children, strict=True):
-                yield from _leaves(child, here + step)
+                yield from leaves_of(child, here + step)
 
 
 def _with_leaves(batch: Any, leaves: Iterator[Any]) -> Any:
-    """Returns the batch with other leaves, in the order of `_leaves`."""
+    """Returns the batch with other leaves, in the order of `leaves_of`."""
     import jax  # noqa: PLC0415  (lazy, as above)
 
     def replaced(leaf: Any) -> Any:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, final
 
 from millstream.errors import WorkerStalledError
-from millstream.loader.devices.placement import Placement
+from millstream.loader.devices.agreement import Agreement
+from millstream.loader.devices.placement import Placement, leaves_of
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.waiting import TimedQueue, Wait
 
@@ -44,9 +45,10 @@ class DeviceStaging:
         is_over: True if jobs must do nothing more. Either side may set it.
     """
 
-    def __init__(self, iterator: Any, placement: Placement, start: Any) -> None:
+    def __init__(self, iterator: Any, placement: Placement, start: Any, agreement: Agreement | None = None) -> None:
         self._iterator = iterator
         self._placement = placement
+        self._agreement = agreement
         self._start = start
         self._has_begun = False
         self.outcomes: TimedQueue[StagedBatch | BaseException] = TimedQueue()
@@ -93,4 +95,9 @@ class DeviceStaging:
             if self._iterator.get_state() != self._start:
                 self._iterator.set_state(self._start)
             self._has_begun = True
-        return self._placement.put(next(self._iterator))
+        if self._agreement is None:
+            return self._placement.put(next(self._iterator))
+        step = getattr(self._iterator, "step", None)
+        batch = next(self._iterator)
+        self._agreement.check_rows(list(leaves_of(batch)), step)
+        return self._placement.put(batch)

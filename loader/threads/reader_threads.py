@@ -10,6 +10,7 @@ Guarantees:
     * No thread outlives `stop()`, except inside user code, which Python cannot interrupt: it ends after that call.
       `join()` waits for it for a limited time.
     * They end with their owner, without any Python code that a handler could interrupt (see `end_with`).
+    * `at_end` runs once, after the last job, in the thread that ends last: what the jobs use is never closed meanwhile.
     * If the system has no thread left, jobs run in the thread that submits them.
     * The interpreter's exit waits up to EXIT_SECONDS for running jobs, because a thread that returns from C++ into an
       interpreter that has ended aborts the process.
@@ -48,14 +49,22 @@ THREAD_NAME = "millstream-read"
 
 @final
 class ReaderThreads:
-    """Threads that run jobs in the order given. They are started on demand. Jobs may submit jobs."""
+    """Threads that run jobs in the order given. They are started on demand. Jobs may submit jobs.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: the maximum number of working threads.
+        at_end: called once when all have ended, by the last of them; by `stop()` if there are none. It must not raise.
+    """
+
+    def __init__(self, size: int, at_end: Callable[[], object] = lambda: None) -> None:
         self.size = size
+        # Popped by the thread that calls it.
+        self._at_end = [at_end]
         # A job, or any other object to end the thread that takes it.
         self._jobs: queue.SimpleQueue[Callable[[], Any] | weakref.ref[Any] | None] = queue.SimpleQueue()
-        # The threads that have not ended.
+        # The threads that have not ended, and those of them that take no more jobs.
         self._started: set[threading.Thread] = set()
+        self._ending: set[threading.Thread] = set()
         self._begun: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._ended: TimedQueue[None] = TimedQueue()
         # The number of each working thread, by its identity.
@@ -139,6 +148,7 @@ class ReaderThreads:
         """
         self._is_stopped = True
         self._jobs.put(None)
+        self._end_if_last()
 
     def join(self, seconds: float) -> None:
         if self._process != os.getpid():
@@ -190,9 +200,13 @@ class ReaderThreads:
         try:
             self._work_off(self._jobs.get)
         finally:
+            me = threading.current_thread()
+            self._ending.add(me)
             if self.is_stopped:
                 self._pass_on()
-            self._started.discard(threading.current_thread())
+                self._end_if_last()
+            self._started.discard(me)
+            self._ending.discard(me)
             self._ended.put(None)
 
     def _work_off(self, take: Callable[[], Any]) -> None:
@@ -231,6 +245,11 @@ class ReaderThreads:
                     thread.name = f"{THREAD_NAME}_{number}"
                 self._working[me] = number
             return me in self._working
+
+    def _end_if_last(self) -> None:
+        if self._started <= self._ending:
+            with contextlib.suppress(IndexError):
+                self._at_end.pop()()
 
     def _pass_on(self) -> None:
         """Drops the jobs left, which refer to the readers, and ends the next thread."""

@@ -328,6 +328,116 @@ def test_leaving_is_bounded_while_a_read_is_stuck(
         gc.enable()
 
 
+class Lines:
+    """A user's stream, which notes whether it is used twice at a time. Its third `next` waits for `goes_on`."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.is_used = self.was_used_twice = False
+        self.num_closed = self.count = 0
+        self.waits, self.goes_on = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        return self.generate() if self.kind == "generator" else LinesIterator(self)
+
+    def __deepcopy__(self, memo: Any) -> "Lines":
+        return self
+
+    def use(self) -> None:
+        self.was_used_twice |= self.is_used
+        self.is_used = True
+        if self.count == 2:
+            self.waits.set()
+            assert self.goes_on.wait(WAIT_SECONDS)
+        self.count += 1
+        self.is_used = False
+
+    def generate(self) -> Iterator[int]:
+        try:
+            while True:
+                self.use()
+                yield self.count
+        finally:
+            self.num_closed += 1
+
+
+class LinesIterator:
+    """An iterator of `Lines` that can be closed, and saved if its kind says so."""
+
+    def __init__(self, lines: Lines) -> None:
+        self.lines = lines
+        if lines.kind == "states":
+            self.state_dict, self.load_state_dict = dict, print
+
+    def __iter__(self) -> "LinesIterator":
+        return self
+
+    def __next__(self) -> int:
+        self.lines.use()
+        return self.lines.count
+
+    def close(self) -> None:
+        self.lines.was_used_twice |= self.lines.is_used
+        self.lines.num_closed += 1
+
+
+CHAINS: dict[str, Callable[[Any], Any]] = {
+    "as it is": lambda stream: stream,
+    "batched": lambda stream: stream.batch(1),
+    "mixed": lambda stream: millstream.IterDataset.mix([stream], [1]),
+}
+
+
+@pytest.mark.parametrize("kind", ["generator", "iterator", "states"])
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("is_dropped", [False, True])
+def test_a_users_stream_is_never_closed_while_it_is_read(kind: str, chain: str, *, is_dropped: bool) -> None:
+    """Closing or dropping waits for the read, or leaves closing to the thread that reads; nothing raises."""
+    lines = Lines(kind)
+    iterator = millstream.device_put(iter(CHAINS[chain](millstream.IterDataset.source(lines))))
+    next(iterator)
+    assert lines.waits.wait(WAIT_SECONDS)
+    if is_dropped:
+        del iterator
+        lines.goes_on.set()
+    else:
+        with in_background(lambda: at_closing(iterator, lines.goes_on)):
+            iterator.close()
+    for thread in staging_threads():
+        thread.join(WAIT_SECONDS)
+    assert (lines.was_used_twice, lines.num_closed > 0) == (False, True)
+
+
+def at_closing(iterator: millstream.DeviceIterator, event: threading.Event) -> None:
+    """Sets an event once the iterator is being closed."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not iterator._is_closed:
+        assert time.monotonic() < deadline
+    event.set()
+
+
+@pytest.mark.parametrize("value", [2**31, -(2**31) - 1, np.uint64(2**32), np.int64(5_000_000_000)])
+def test_integers_that_jax_would_cut_are_refused(value: Any) -> None:
+    """Without 64 bits, a value that does not fit into 32 is an error that names leaf, value and remedy; others pass."""
+    dtype = np.asarray(value).dtype
+    batch = {"id": [np.array([[1, value]], dtype)], "x": np.array([np.iinfo(dtype).max, 0], dtype)[1:]}
+    assert on_host(Placement(None).put(batch))["id"][0].tolist() == [[1, int(value)]]
+    jax.config.update("jax_enable_x64", False)
+    with pytest.raises(OverflowError, match=rf"batch\['id'\]\[0\] on a device: its value {value} exceeds .*enable_x64"):
+        Placement(None).put(batch)
+    fits = {"low": np.array([-(2**31), 2**31 - 1]), "high": np.uint64(2**32 - 1), "none": np.zeros(0, np.int64)}
+    assert {name: int(leaf.max()) for name, leaf in Placement(None).put(fits).items() if leaf.size} == {
+        "low": 2**31 - 1,
+        "high": 2**32 - 1,
+    }
+
+
+def test_a_notebook_shows_an_iterator_without_steps() -> None:
+    """The HTML of an iterator over a stream without `step` and `len` lacks these, and is no error."""
+    with millstream.device_put(iter(millstream.IterDataset.source(Lines("states")))) as iterator:
+        assert "iterator" in iterator._repr_html_()
+
+
 def test_leaving_a_loop_lets_go_of_everything() -> None:
     """`break` from a loop over it is enough: iterators and batches are freed without the garbage collector."""
     beneath = iter(loader_of(lambda batch: batch.astype(np.float16)))
