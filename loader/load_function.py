@@ -14,7 +14,7 @@ from millstream.loader.threads.options import ReadOptions
 from millstream.samplers import IndexSampler, Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.source_checks import check_readable
+from millstream.sources.source_checks import check_no_columns, check_readable
 from millstream.transforms import Batch
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def load(
     """
     if weights is None:
         check_readable(source, "data_source")  # which refuses a mapping
+        check_no_columns(source)
     check_list(transformations, "transformations")
     if batch_fn is not None and batch_size is None:
         raise ValueError("batch_fn needs a batch_size, got batch_size=None. Pass both, or neither.")

@@ -5,6 +5,8 @@ The module of a format is not imported to recognise it.
 
 import contextlib
 import dataclasses
+import glob
+import itertools
 import os
 import re
 from collections.abc import Callable
@@ -15,7 +17,7 @@ from millstream.sources.remote.urls import canonical, is_url, without_query
 from millstream.sources.storage.byte_files import LocalFile
 from millstream.sources.storage.compression import HEAD_BYTES, compressed_error, compression_of, without_ending
 from millstream.sources.storage.offset_index import Placement, placement
-from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.storage.paths import GLOB, FileIdentity
 
 _SHARD = re.compile(r"-\d+-of-\d+$")
 """The text after the extension in names such as `mnist-train.array_record-00000-of-00001`."""
@@ -120,10 +122,107 @@ def format_of_file(path: str) -> FileFormat:
         raise compressed_error(path, compression)
     if by_name is not None:
         return by_name
-    for kind in FORMATS:
-        if kind.begins is not None and kind.begins(path, start):
-            return kind
+    if (found := _format_of_content(path, start)) is not None:
+        return found
     raise _unknown(path, "its name or first bytes")
+
+
+def _format_of_content(path: str, start: bytes) -> FileFormat | None:
+    return next((kind for kind in FORMATS if kind.begins is not None and kind.begins(path, start)), None)
+
+
+_MEDIA = (
+    ".wav",
+    ".flac",
+    ".mp3",
+    ".ogg",
+    ".opus",
+    ".m4a",
+    ".mp4",
+    ".webm",
+    ".avi",
+    ".mkv",
+    ".npz",
+    ".npy",
+    ".pt",
+    ".pkl",
+)
+"""The extensions of files that are a record each, besides those of images."""
+
+
+def expression_for(path: str) -> str | None:
+    """Returns the Python expression that reads what a path, pattern or URL names, or None if nothing tells its format.
+
+    The name tells, or else what a folder contains, or the first bytes of a file.
+    """
+    from millstream.sources.files.image_folder import IMAGE_EXTENSIONS  # noqa: PLC0415  (lazy: only errors need it)
+
+    if not is_url(path) and os.path.isdir(path):  # noqa: PTH112
+        return _expression_for_folder(path.rstrip("/") or "/")
+    name = without_query(path).lower() if is_url(path) else path.rstrip("/").lower()
+    if (known := format_of_name(name)) is not None:
+        return f"millstream.{known.source}({path!r})"
+    is_one = not GLOB.search(name)
+    for extensions, expression in {
+        (".h5", ".hdf5", ".hdf", ".he5", ".nc", ".nc4"): f"millstream.Hdf5DataSource({{'x': {f'{path}/NAME'!r}}})",
+        (".zarr", ".n5"): f"millstream.ZarrDataSource({{'x': {f'{path}/NAME'!r}}})",
+        (".lance",): f"millstream.LanceDataSource({path!r})",
+        (".arrow", ".feather"): f"millstream.HuggingFaceDataSource(datasets.Dataset.from_file({path!r}))",
+        (".tsv",): f"millstream.CsvDataSource({path!r}, delimiter='\\t')",
+        (".mds",): f"millstream.MdsDataSource({(os.path.dirname(path) or '.')!r})",  # noqa: PTH120
+        (".npz",) * is_one: f"millstream.InMemoryDataSource(dict(numpy.load({path!r})))",
+        (".npy",) * is_one: f"millstream.InMemoryDataSource(numpy.load({path!r}, mmap_mode='r'))",
+        (".bin",): f"millstream.TokenDataSource({path!r}, window=...)",
+        (*IMAGE_EXTENSIONS, *_MEDIA): f"millstream.FileDataSource({path!r})",
+    }.items():
+        if name.endswith(extensions):
+            return expression
+    with contextlib.suppress(OSError):
+        if not is_url(path) and (known := _format_of_content(path, _first_bytes(path))) is not None:
+            return f"millstream.{known.source}({path!r})"
+    return None
+
+
+_MARKS_OF_FOLDERS = {
+    "state.json": "millstream.HuggingFaceDataSource(datasets.load_from_disk({path!r}))",
+    "dataset_dict.json": "millstream.HuggingFaceDataSource(datasets.load_from_disk({path!r})['train'])",
+    "features.json": "millstream.TfdsDataSource({path!r}, 'train')",
+    "index.json": "millstream.MdsDataSource({path!r})",
+    ".zarray": "millstream.ZarrDataSource({{'x': {path!r}}})",
+    ".zgroup": "millstream.ZarrDataSource({{'x': {member!r}}})",
+    "zarr.json": "millstream.ZarrDataSource({{'x': {member!r}}})",
+    "_versions": "millstream.LanceDataSource({path!r})",
+}
+"""The expressions for folders that contain an entry of a name; `member` is a folder in it."""
+
+
+def _expression_for_folder(path: str) -> str | None:
+    from millstream.sources.files.image_folder import IMAGE_EXTENSIONS  # noqa: PLC0415
+
+    try:
+        with os.scandir(path) as listed:
+            entries = sorted(itertools.islice(listed, _MAX_LISTED), key=lambda entry: entry.name)
+        names = {entry.name for entry in entries}
+        folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        for mark, expression in _MARKS_OF_FOLDERS.items():
+            if mark in names:
+                # An array of version 3 has its chunks in `c`.
+                is_array = not folders or folders[0].name == "c"
+                return expression.format(path=path, member=path if is_array else f"{path}/{folders[0].name}")
+        for folder in folders:
+            if any(name.lower().endswith(IMAGE_EXTENSIONS) for name in os.listdir(folder.path)):  # noqa: PTH208
+                return f"millstream.ImageFolderDataSource({path!r})"
+    except OSError:
+        return None
+    files = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_file()]
+    for name in files[:1]:
+        pattern = f"{glob.escape(path)}/*{os.path.splitext(name)[1]}"  # noqa: PTH122
+        return expression_for(pattern) or f"millstream.FileDataSource({pattern!r})"
+    return None
+
+
+_MAX_LISTED = 1000
+"""The number of entries of a folder that are looked at for advice."""
 
 
 def _first_bytes(path: str) -> bytes:
@@ -134,6 +233,8 @@ def _first_bytes(path: str) -> bytes:
 
 
 def _unknown(path: str, evidence: str) -> DataSourceError:
+    if expression := expression_for(path):
+        return DataSourceError(f"Cannot read {path!r} by a command. In Python, write {expression}.")
     return DataSourceError(
         f"Cannot tell the format of {path!r} from {evidence}. Pass --format, one of "
         f"{', '.join(kind.name for kind in FORMATS)}."

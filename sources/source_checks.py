@@ -75,15 +75,29 @@ def _rows_of_table(source: Any, row_of: Callable[[Any, int], Any], keys: Sequenc
 
 def advice_for(value: object) -> str | None:
     """Returns advice about a value that is not a source by itself, or None if there is none."""
-    if isinstance(value, str | os.PathLike):
-        from millstream.sources.formats import format_of_name  # noqa: PLC0415  (lazy: only this error needs it)
+    found = (advise(value) for advise in (_advice_for_path, _advice_for_open_arrays, _advice_for_kind))
+    return next(filter(None, found), None)
 
-        path = os.fsdecode(value)
-        known = format_of_name(path)
-        source = known.source if known else "ArrayRecordDataSource"
-        return f"a path is not a source. Write millstream.{source}({path!r}) to read its records."
+
+def _advice_for_path(value: object) -> str | None:
+    if not isinstance(value, str | os.PathLike):
+        return None
+    from millstream.sources.formats import expression_for  # noqa: PLC0415  (lazy: only this error needs it)
+
+    path = os.fsdecode(value)
+    if expression := expression_for(path):
+        return f"a path is not a source. Write {expression} to read its records."
+    return (
+        f"a path is not a source. Write millstream.ImageFolderDataSource({path!r}) for a folder of images, "
+        f"millstream.FileDataSource({path!r}) if each file is a record, or pass the source of its format."
+    )
+
+
+def _advice_for_kind(value: object) -> str | None:
     if isinstance(value, type):
         return f"it is a class. Pass an instance of it: {value.__name__}(...)."
+    if isinstance(value, tuple) and _are_columns(value):
+        return COLUMNS_ADVICE
     if isinstance(value, Mapping) and not is_numbered(value):
         return (
             "its keys are names, not record keys. If its values are columns, equally long NumPy arrays, write "
@@ -95,6 +109,56 @@ def advice_for(value: object) -> str | None:
     if isinstance(value, grain_kinds.IterDataset):
         return "a stream has no random access. Add .batch(n) to it, and iterate over it."
     return _advice_for_table(value)
+
+
+COLUMNS_ADVICE = (
+    "arrays of one length are columns, and would be records here. Write millstream.InMemoryDataSource({'x': x, 'y': "
+    "y}) to have a record per row, or millstream.InMemoryDataSource([x, y]) if each array is a record."
+)
+
+_MAX_COLUMNS = 8
+
+
+def _are_columns(values: Sequence[Any]) -> bool:
+    """Returns True for a few arrays whose common length is larger than their number, as in `(images, labels)`."""
+    if not 2 <= len(values) <= _MAX_COLUMNS or not all(hasattr(value, "dtype") for value in values):
+        return False
+    shapes = [tuple(getattr(value, "shape", ())) for value in values]
+    return all(shapes) and len({shape[0] for shape in shapes}) == 1 and shapes[0][0] > len(shapes)
+
+
+def check_no_columns(source: Any) -> None:
+    """Raises TypeError for a list of columns.
+
+    More than two arrays of one shape and dtype are taken for records, because they stack.
+    """
+    if type(source) is not list or not _are_columns(source):
+        return
+    if len(source) == 2 or len({(value.shape, value.dtype) for value in source}) > 1:
+        raise TypeError(f"data_source must be a source of records, got list: {COLUMNS_ADVICE}")
+
+
+def _advice_for_open_arrays(value: Any) -> str | None:
+    """Returns the call that reads the files of an open array or group of h5py, Zarr, xarray, …, or None."""
+    library = type(value).__module__.partition(".")[0]
+    if library == "h5py" and hasattr(value, "file"):
+        path = f"{value.file.filename}{value.name}".rstrip("/")
+        path += "" if hasattr(value, "shape") else f"/{next(iter(value), 'NAME')}"
+        return f"h5py's objects stay in their process. Write millstream.Hdf5DataSource({{'x': {path!r}}})."
+    if library == "zarr" and hasattr(value, "store"):
+        folder = getattr(value, "store_path", None) or f"{getattr(value.store, 'path', '')}/{value.path}"
+        path = str(folder).removeprefix("file://").rstrip("/")
+        path += "" if hasattr(value, "shape") else f"/{next(iter(value), 'NAME')}"
+        return f"Zarr's objects read row by row. Write millstream.ZarrDataSource({{'x': {path!r}}})."
+    if library == "tensorstore" and hasattr(value, "spec"):
+        return "TensorStore's objects stay in their process. Write millstream.ZarrDataSource({'x': 'PATH'})."
+    if library in {"xarray", "netCDF4"} and (hasattr(value, "dims") or hasattr(value, "dimensions")):
+        return (
+            "its rows are read from its files. Write millstream.ZarrDataSource({'x': 'FILE.zarr/NAME'}), "
+            "millstream.Hdf5DataSource({'x': 'FILE.nc/NAME'}) for NetCDF 4, or "
+            "millstream.InMemoryDataSource({'x': array.to_numpy()})."
+        )
+    return None
 
 
 def _advice_for_table(value: object) -> str | None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from millstream.sources.formats import FORMATS, FileFormat, format_of_file
+from millstream.sources.formats import FORMATS, FileFormat, expression_for, format_of_file
 from millstream.sources.storage.paths import FileRange, resolve_paths
 
 T = TypeVar("T")
@@ -64,6 +64,9 @@ def _ranges(path: str) -> list[FileRange]:
     ranges = resolve_paths(path, "data")
     for file in ranges:
         if os.path.isdir(file.path):  # noqa: PTH112
+            expression = expression_for(file.path)
+            if expression is not None and "/*" not in expression:
+                raise IsADirectoryError(f"{file.path!r} is a directory. In Python, write {expression} to read it.")
             raise IsADirectoryError(
                 f"{file.path!r} is a directory. Pass its files, such as {os.path.join(glob.escape(file.path), '*')!r}."  # noqa: PTH118
             )

@@ -31,7 +31,7 @@ from millstream.samplers.protocols import is_mixed, is_packed
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.sources import DataSource
 from millstream.sources.base import LoaderView, loader_view
-from millstream.sources.source_checks import check_readable
+from millstream.sources.source_checks import check_no_columns, check_readable
 from millstream.transforms import Batch, Transformation
 from millstream.transforms.transformation import numbers_of, paths_of
 
@@ -116,6 +116,7 @@ class Pipeline:
     ) -> Self:
         """Checks a user's arguments. With `shard_options=None`, the sampler has the shard, or there is one only."""
         check_readable(source, "data_source")
+        check_no_columns(source)
         if not len(source):
             warn(f"data_source has no record, got an empty {type(source).__name__}: the loader yields nothing.")
         order = check_sampler(sampler, source)

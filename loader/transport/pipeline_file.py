@@ -14,7 +14,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, final
 
 from millstream.core.signals import is_from_signal_handler
@@ -32,6 +32,9 @@ MAPPED_BYTES = 1 << 20
 
 LARGE_BUFFER_BYTES = 1 << 16
 """Arrays of at least this size are stored in the pipeline file as they are. All workers share their pages."""
+
+_MAX_DEPTH = 3
+"""The number of objects within each other that are searched for what cannot be pickled."""
 
 PRIVATE_BYTES = 1 << 26
 """A warning is logged if the memory of a pipeline that each worker needs for itself reaches this size."""
@@ -174,9 +177,18 @@ def unpicklable_object(pipelines: Sequence[Pipeline]) -> str:
     """Returns a description of the first object that cannot be pickled: source, sampler or operation, and attribute."""
     for name, owner in _objects(pipelines):
         if _num_bytes(owner) is None:
-            culprits = ", ".join(member for member, value in _members(owner) if _num_bytes(value) is None)
+            culprits = ", ".join(_unpicklable_members(owner, "attribute ", _MAX_DEPTH))
             return f"{name} ({culprits})" if culprits else name
     return "the pipeline"
+
+
+def _unpicklable_members(owner: Any, prefix: str, depth: int) -> Iterator[str]:
+    """Yields descriptions of the innermost members of an object that cannot be pickled."""
+    for member, value in _members(owner, prefix):
+        if _num_bytes(value) is None:
+            has_inner = depth and not isinstance(value, type | FunctionType)
+            inner = [*_unpicklable_members(value, f"{type(value).__qualname__}.", depth - 1)] if has_inner else []
+            yield from inner or [member]
 
 
 def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> None:
@@ -189,7 +201,7 @@ def warn_of_private_memory(pipelines: Sequence[Pipeline], num_bytes: int) -> Non
     _reported.update(pipelines)
     sizes = [(_num_bytes(share(owner)) or 0, name, owner) for name, owner in _objects(pipelines)]
     size, name, owner = max(sizes, key=operator.itemgetter(0))
-    members = {member: _num_bytes(value) or 0 for member, value in _members(owner)}
+    members = {member: _num_bytes(value) or 0 for member, value in _members(owner, "attribute ")}
     culprit = max(members, key=lambda member: members[member], default="")
     log_warning(
         f"each worker needs at least {size >> 20} MB of its own for {f'{name} ({culprit})' if culprit else name}, "
@@ -203,15 +215,26 @@ def _objects(pipelines: Sequence[Pipeline]) -> list[tuple[str, Any]]:
     return [named for pipeline in pipelines for named in pipeline.objects]
 
 
-def _members(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yields the attributes of an object and the variables of functions among them, with descriptions."""
-    for name, value in getattr(owner, "__dict__", {}).items():
-        if not isinstance(value, FunctionType):
-            yield f"attribute {name}", value
-            continue
-        variables = inspect.getclosurevars(value)
-        for variable, content in {**variables.globals, **variables.nonlocals}.items():
-            yield f"variable {variable} of {value.__qualname__}", content
+def _members(owner: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Yields the attributes of an object with descriptions.
+
+    Those of the object of a bound method, and the variables of a function, stand for the method and the function.
+    """
+    for name, value in _attributes(owner).items():
+        if isinstance(value, MethodType) and (bound := _attributes(value.__self__)):
+            kind = type(value.__self__).__qualname__
+            yield from ((f"{kind}.{member}", content) for member, content in bound.items())
+        elif isinstance(value, FunctionType):
+            variables = inspect.getclosurevars(value)
+            for variable, content in {**variables.globals, **variables.nonlocals}.items():
+                yield f"variable {variable} of {value.__qualname__}", content
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _attributes(owner: Any) -> dict[str, Any]:
+    found: dict[str, Any] = getattr(owner, "__dict__", {})
+    return found
 
 
 class _Counter(io.RawIOBase):

@@ -1,16 +1,20 @@
 """Sources are accepted, everything else is refused with the call to write instead; each format has one class."""
 
+import glob
+import re
 import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 import millstream
 from millstream.sources.formats import FORMATS
 from millstream.sources.source_checks import advice_for
+from support.processes.commands import run_here
 
 
 def of_library(name: str, **members: Any) -> type:
@@ -26,7 +30,33 @@ FRAME = of_library("pandas", columns=["a"], iloc=None)
 
 NOT_SOURCES: dict[str, tuple[Callable[[], Any], str]] = {
     "text": (lambda: "x.array_record", r"got str: .*ArrayRecordDataSource\('x\.array_record'\)"),
-    "path": (lambda: Path("a/x"), r"ArrayRecordDataSource\('a/x'\)"),
+    "path": (
+        lambda: Path("a/x"),
+        r"got .*Path: .*ImageFolderDataSource\('a/x'\) for a folder .* millstream\.FileDataSource\('a/x'\) if each",
+    ),
+    "HDF5": (lambda: "a.h5", r"Hdf5DataSource\(\{'x': 'a\.h5/NAME'\}\)"),
+    "Zarr": (lambda: "era.zarr/", r"ZarrDataSource\(\{'x': 'era\.zarr/"),
+    "Lance": (lambda: Path("a.lance"), r"LanceDataSource\('a\.lance'\)"),
+    "Arrow file": (lambda: "a.arrow", r"HuggingFaceDataSource\(datasets\.Dataset\.from_file\('a\.arrow'\)\)"),
+    "npz": (lambda: "x.npz", r"InMemoryDataSource\(dict\(numpy\.load\('x\.npz'\)\)\)"),
+    "TSV": (lambda: "a.tsv", r"CsvDataSource\('a\.tsv', delimiter='\\t'\)"),
+    "audio": (lambda: "audio/*.WAV", r"FileDataSource\('audio/\*\.WAV'\)"),
+    "images": (lambda: "s3://bucket/**/*.jpg", r"FileDataSource\('s3://bucket/\*\*/\*\.jpg'\)"),
+    "tuple of columns": (lambda: (np.zeros((9, 2)), np.arange(9)), r"got tuple: .*InMemoryDataSource\(\{'x': x"),
+    "alike columns": (lambda: (np.zeros((9, 2)), np.ones((9, 2))), r"got tuple: arrays of one length are columns"),
+    "list of columns": (lambda: [np.zeros((9, 2)), np.zeros((9, 2))], r"got list: .*InMemoryDataSource\(\[x, y\]\)"),
+    "three columns": (lambda: [np.zeros(9), np.zeros((9, 2)), np.zeros(9, int)], r"got list: arrays of one length"),
+    "h5py": (lambda: h5py.File.in_memory().create_dataset("a/b", data=[1]), r"Hdf5DataSource\(\{'x': '.*/a/b'\}\)"),
+    "h5py group": (h5py.File.in_memory, r"got File: .*Hdf5DataSource\(\{'x': '.*/NAME'\}\)"),
+    "zarr array": (
+        of_library("zarr", store=None, shape=(3,), store_path="file:///era.zarr/t"),
+        r"ZarrDataSource\(\{'x': '/era\.zarr/t'\}\)",
+    ),
+    "zarr group": (
+        of_library("zarr", store=None, store_path="file:///era.zarr", __iter__=lambda _: iter(["t"])),
+        r"ZarrDataSource\(\{'x': '/era\.zarr/t'\}\)",
+    ),
+    "xarray": (of_library("xarray", dims=("time",)), r"ZarrDataSource\(\{'x': 'FILE\.zarr/NAME'\}\), .*NetCDF"),
     "TFRecord": (lambda: "a.tfrecord", r"TFRecordDataSource\('a\.tfrecord'\)"),
     "JSON Lines": (lambda: Path("a.jsonl"), r"JsonLinesDataSource\('a\.jsonl'\)"),
     "archive": (lambda: "a.tar", r"WebDatasetDataSource\('a\.tar'\)"),
@@ -54,12 +84,60 @@ def test_what_is_not_a_source_is_refused_with_the_right_way(name: str) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [[1], (1,), range(3), np.arange(3), {0: "a", 1: "b"}, millstream.RangeDataSource(0, 3), of_library("datasets")()],
+    [
+        [1],
+        (1,),
+        range(3),
+        np.arange(3),
+        [np.zeros(5)] * 3,
+        (np.zeros(2), np.zeros(2)),
+        [np.zeros(4), np.zeros(5)],
+        {0: "a", 1: "b"},
+        millstream.RangeDataSource(0, 3),
+        of_library("datasets")(),
+    ],
 )
 def test_sources_are_taken_as_they_are(value: Any) -> None:
     """Lists, arrays, tables of other libraries that have records, and dicts by number."""
     assert advice_for(value) is None
     assert len(list(millstream.load(value, num_epochs=1))) == len(value)
+
+
+FOLDERS = {
+    "photos": (["dog/1.JPG", "cat/2.jpg"], "millstream.ImageFolderDataSource('{}')"),
+    "saved": (["state.json", "data-0.arrow"], "millstream.HuggingFaceDataSource(datasets.load_from_disk('{}'))"),
+    "tfds": (["dataset_info.json", "features.json"], "millstream.TfdsDataSource('{}', 'train')"),
+    "mds": (["index.json", "shard.00000.mds"], "millstream.MdsDataSource('{}')"),
+    "group": ([".zgroup", "t/.zarray"], "millstream.ZarrDataSource({{'x': '{}/t'}})"),
+    "array": (["zarr.json", "c/0"], "millstream.ZarrDataSource({{'x': '{}'}})"),
+    "rows": (["_versions/1", "data/x"], "millstream.LanceDataSource('{}')"),
+    "tables": (["0.parquet", "1.parquet"], "millstream.ParquetDataSource('{}/*.parquet')"),
+    "audio [2]": (["0.wav", "1.wav"], "millstream.FileDataSource('{}/*.wav')"),
+}
+"""Files in a folder, and the call that reads it."""
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_is_refused_with_the_source_of_what_it_contains(name: str, tmp_path: Path) -> None:
+    """Python and the command line name the class; what it contains tells the kind of a folder."""
+    names, expected = FOLDERS[name]
+    for file in names:
+        (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / file).touch()
+    call = expected.format(glob.escape(str(tmp_path / name)))
+    with pytest.raises(TypeError, match=re.escape(f"Write {call} to read its records.")):
+        millstream.load(tmp_path / name)
+    if "*" not in call:
+        assert f"write {call} to read it" in run_here("inspect", name, folder=tmp_path, status=1)[1]
+
+
+def test_a_file_without_an_extension_is_refused_with_the_source_of_its_content(tmp_path: Path) -> None:
+    """Its first bytes tell; a command names the class for a format that commands do not read."""
+    (tmp_path / "lines").write_text('{"a": 1}\n')
+    with pytest.raises(TypeError, match=r"JsonLinesDataSource\('.*/lines'\)"):
+        millstream.load(tmp_path / "lines")
+    (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
+    assert "write millstream.Hdf5DataSource({'x': '" in run_here("inspect", "x.h5", folder=tmp_path, status=1)[1]
 
 
 def decoded(kind: Any, **members: Any) -> Any:

@@ -177,6 +177,16 @@ def test_a_pipeline_that_cannot_be_pickled_is_named() -> None:
     with pytest.raises(TypeError, match=r"data_source \(attribute lock\) cannot be sent to worker proc"):
         next(iter(loader_of(data_source=source)))
 
+    class Trainer:
+        def __init__(self) -> None:
+            self.step, self.source, self.lock = 3, source, threading.Lock()
+
+        def tokenize(self, number: int) -> int:
+            return number
+
+    with pytest.raises(TypeError, match=r" \(Numbers\.lock, \S*Trainer\.lock\) cannot be sent to worker proc"):
+        next(iter(loader_of(Trainer().tokenize)))
+
 
 def test_a_function_that_cannot_be_pickled_is_named_with_its_variable() -> None:
     """The error names the function's variable, and its advice, creating the object on first use, works."""
