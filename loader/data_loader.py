@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, final
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer, as_options, named_arguments
 from millstream.core.closing import Closing
+from millstream.loader.checkpoints.snapshot import Origin, snapshot_of
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.execution import Execution
 from millstream.loader.foreign_arguments import DATA_LOADER_BY_NAME, DATA_LOADER_REPLACEMENTS
@@ -19,10 +20,10 @@ from millstream.loader.iterator import Beginning, DataLoaderIterator, RepeatedPa
 from millstream.loader.lineage import Lineage
 from millstream.loader.measuring.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.measuring.profiler import Profiler
-from millstream.loader.pipeline.arguments import Operations, check_kind
+from millstream.loader.pipeline.arguments import Operations, check_kind, check_operations
 from millstream.loader.pipeline.pipeline import MAX_ERRORS, Pipeline, Tolerance
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.state_of_plan import count_outputs, state_at, stream_of
+from millstream.loader.state_of_plan import count_outputs, declared_by, fingerprint_of_pipeline, state_at, stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.loader.visualization import visualized
 from millstream.samplers import Sampler
@@ -109,7 +110,9 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         worker_init_fn: Callable[[int, int], object] | None = None,
     ) -> None:
         tolerance = Tolerance.of(on_error, max_errors)
-        self._pipeline = Pipeline.of(data_source, sampler, operations, shard_options, tolerance)
+        self._origin = Origin(data_source, sampler, check_operations(operations))
+        own_sampler, *own_operations = snapshot_of([sampler, *self._origin.operations])
+        self._pipeline = Pipeline.of(data_source, own_sampler, own_operations, shard_options, tolerance)
         if read_options is not None:
             read_options = as_options(read_options, "read_options", ReadOptions)
         self._is_debugging = as_flag(debug, "debug")
@@ -135,22 +138,23 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             self._ray_workers = None
         self._begin()
         # Before any operation runs: an operation that counts its calls is described as it was built.
+        self._declared = declared_by(self._pipeline)
         _ = self._stream
 
     @property
     def data_source(self) -> DataSource[Any]:
         """The source of the records, as passed."""
-        return self._pipeline.source
+        return self._origin.source
 
     @property
     def sampler(self) -> Sampler:
         """The sampler, as passed."""
-        return self._pipeline.sampler
+        return self._origin.sampler
 
     @property
     def operations(self) -> tuple[Transformation, ...]:
         """The operations, in order; functions have become Maps."""
-        return self._pipeline.operations
+        return self._origin.operations
 
     @property
     def shard_options(self) -> ShardOptions:
@@ -195,6 +199,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
 
     def _beginning(self) -> Beginning:
         self._execution.check_open()
+        self._origin.check_unchanged()
         return Beginning(self._execution, self._stream, self._passes)
 
     def _create_initial_state(self) -> bytes:
@@ -337,7 +342,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     @functools.cached_property
     def _stream(self) -> Stream:
         """The description of the stream, made at construction. A pickled loader takes it along."""
-        return stream_of(self._plan)
+        return stream_of(self._plan, fingerprint_of_pipeline(self._pipeline, self._declared))
 
     def _begin(self, whole: "DataLoader | None" = None) -> None:
         """Creates the parts that are not pickled.

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from millstream.loader.checkpoints.fingerprint import Fingerprint, fingerprint_of
+from millstream.loader.checkpoints.fingerprint import Declared, Fingerprint
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 from millstream.loader.pipeline.arguments import first_dynamic, joining_batch
 from millstream.loader.pipeline.outputs import Cursor, Position
@@ -25,13 +25,19 @@ def stream_of(plan: Plan, fingerprint: Fingerprint | None = None) -> Stream:
     )
 
 
-def fingerprint_of_pipeline(pipeline: Pipeline) -> Fingerprint:
+def declared_by(pipeline: Pipeline) -> Declared:
+    """Returns the description of the source and the operations of a pipeline."""
     sizes: dict[int, str] | None = None if first_dynamic(pipeline.operations) is None else {}
     if sizes is not None and (joining := joining_batch(pipeline.operations)) is not None:
         # Each shard has a part of the batch, whose size depends on the number of shards.
         number, batch = joining
         sizes[number] = f"{batch.batch_size * pipeline.shard.shard_count} over all shards"
-    found = fingerprint_of(pipeline.source, pipeline.sampler, pipeline.operations, sizes)
+    return Declared(pipeline.source, pipeline.operations, sizes)
+
+
+def fingerprint_of_pipeline(pipeline: Pipeline, declared: Declared | None = None) -> Fingerprint:
+    """Returns the fingerprint of a pipeline. Only the sampler is described if the rest is given."""
+    found = (declared or declared_by(pipeline)).with_sampler(pipeline.sampler)
     # The number of errors is not part of it, because it decides where the stream stops, not its content.
     own = {} if pipeline.tolerance is None else {"on_error": "skip"}
     return dataclasses.replace(found, identity={**found.identity, **own})

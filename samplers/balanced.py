@@ -25,6 +25,7 @@ from millstream.samplers.base import (
     position_limit,
     vectorised,
 )
+from millstream.samplers.mixtures.mixture import MixtureSampler
 from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.protocols import Located, MixedPackedSampler, is_mixed, is_packed
 from millstream.sharding import ShardOptions
@@ -105,6 +106,11 @@ class BalancedSampler(Order):
         crc = zlib.crc32(self._costs.astype("<i8", copy=False).data)
         fields = f"costs={len(self._costs)}#{crc:08x} global_batch_size={self.global_batch_size} parts={self.parts}"
         return f"BalancedSampler {fields} of {of}"
+
+    @property
+    def fingerprint_starts(self) -> dict[str, int]:
+        """The positions from which on some texts of the fingerprint of a mixture count, by the name of the text."""
+        return self.order.fingerprint_starts if isinstance(self.order, MixtureSampler | BalancedSampler) else {}
 
     @property
     def seed(self) -> int | None:

@@ -36,8 +36,7 @@ class Sampler(Protocol):
     `fingerprint() -> str`
         A line of words that identifies the order: its class and everything that determines the record keys and the
         randomness, the same words in every process. It goes into checkpoints: a state is refused by another order,
-        and the error shows what differs; words of the form `name=value` are compared one by one, and one whose name
-        ends in `_from_` and a position only by states from after that position. Leave out how many
+        and the error shows what differs; words of the form `name=value` are compared one by one. Leave out how many
         epochs there are and which shard is read, so that a state can be resumed with more epochs, and on other hosts.
         Without it, the loader describes the sampler's class, code and attributes, and so refuses a state for an
         attribute that makes no difference.

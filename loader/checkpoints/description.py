@@ -3,7 +3,8 @@
 *Identity*, where a difference means another stream:
 
 - numbers, texts, bools, enums, ranges, dtypes and regular expressions; classes and functions by name;
-- arrays of at most ARRAY_LIMIT bytes; lists, tuples, sets and dicts of all these, of at most VALUE_LIMIT values;
+- arrays of at most ARRAY_LIMIT bytes; lists, tuples, sets and dicts of all these, of at most VALUE_LIMIT values and
+  SAMPLE_BYTES;
 - the attributes, private ones and class constants included, of objects that declare them: operations, samplers,
   selection maps, dataclasses, partial functions and objects of millstream;
 - the result of the `fingerprint()` of any object.
@@ -11,14 +12,20 @@
 *Content*, where a difference may well be the same stream: code, closures, larger arrays and containers, and other
 objects by the state that pickling would send. A tokenizer, for instance, changes itself when it is called.
 
-Descriptions are equal in every process: they contain no addresses, hashes or folders of code. The work is bounded.
+Of a sampler, all values are identity, whatever their size, because they decide the order.
+
+Descriptions are equal in every process: they contain no addresses, hashes or folders of code. The work is bounded: of
+what is large, in a file or in memory, SAMPLE_BYTES are read, in SAMPLE_RUNS contiguous runs.
 Random generators, locks, open files, results of `functools.cached_property` and attributes that are None are left out.
 """
 
+import array
 import copyreg
 import dataclasses
 import enum
 import functools
+import math
+import mmap
 import numbers
 import os
 import re
@@ -49,10 +56,15 @@ VALUE_LIMIT = 10_000
 """Containers of more values are content; of more than three times as many values, at all levels together, too."""
 ARRAY_LIMIT = 1 << 16
 """Arrays of more bytes are content."""
+SAMPLE_BYTES, SAMPLE_RUNS = 1 << 20, 64
+"""The number of bytes of a large value that are read, and the number of contiguous runs they are in."""
 
-_DEPTH_LIMIT, _LONG_TEXT, _READ_BYTES = 32, 4096, 1 << 24
+_DEPTH_LIMIT, _LONG_TEXT, _FEW_BYTES = 32, 4096, 512
 _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
 _CONSTANTS = (numbers.Number, str, bytes, tuple, frozenset, list, dict, set, range, np.ndarray, np.generic, enum.Enum)
+_TEXTS = (str, bytes, bytearray)
+_SERIES = (*_TEXTS, memoryview, array.array, mmap.mmap)
+_NUMBERS = ({int}, {float}, {int, float})
 _NAMED = (types.BuiltinFunctionType, types.MethodDescriptorType, types.MethodType, np.ufunc)
 _TRANSIENT = ("_io.", "_thread.", "io.", "random.", "threading.", "numpy.random.")
 """The modules, and a dot, whose objects are specific to a process, or change with every use."""
@@ -61,19 +73,33 @@ _TRANSIENT = ("_io.", "_thread.", "io.", "random.", "threading.", "numpy.random.
 class Description:
     """A description of several values.
 
+    Args:
+        is_complete: True to read all bytes of a value and make it identity, as for a sampler.
+        is_identity: True for the classes whose objects declare their attributes, to describe nothing but identity;
+            None for a description with content.
+
     Attributes:
         identity: texts that decide the stream, by path.
         content: digests of what may decide the stream, by path.
         changes: identity that counts only from a position of the sampler on, as (position, path, text).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_complete: bool = False, is_identity: Callable[[type], bool] | None = None) -> None:
+        self.is_complete = is_complete
+        self._is_identity = is_identity
         self.identity: dict[str, str] = {}
         self.content: dict[str, str] = {}
         self.changes: list[tuple[int, str, str]] = []
 
+    def include(self, other: "Description") -> None:
+        self.identity |= other.identity
+        self.content |= other.content
+        self.changes += other.changes
+
     def add(self, path: str, value: object, *, is_content: bool = False) -> None:
         """Adds a value. Never raises; of user code only `__getstate__`, `__reduce__` and `fingerprint` are called."""
+        if is_content and self._is_identity is not None:
+            return
         try:
             self._add(path, value, is_content)
         except Exception as error:
@@ -87,12 +113,21 @@ class Description:
         `head` is the text at the path itself, which is identity whatever `is_content` says of the attributes.
         """
         self.identity[path] = printable(head)
-        for name, item in _attributes(value).items():
+        try:
+            attributes = _attributes(value, with_constants=self._is_identity is None)
+        except Exception as error:  # Of a `__getstate__`: an open file, for instance, cannot be pickled.
+            if is_from_signal_handler(error):
+                raise
+            attributes = {}
+            self.content[f"{path}.__getstate__"] = _unreadable(value)
+        for name, item in attributes.items():
             self.add(f"{path}.{name}", item, is_content=is_content)
         self.add_code(path, type(value))
 
     def add_code(self, path: str, kind: type) -> None:
         """Adds the digests of the methods of a class, and the values that they hold; of many methods, one digest."""
+        if self._is_identity is not None:
+            return
         methods = {} if issubclass(kind, tuple) else methods_of(kind)  # Methods of named tuples are generated.
         if len(methods) > ENTRY_LIMIT:
             self.content[f"{path}()"] = CODE + crc_of(f"{name} {digest_of(methods[name])}" for name in methods)
@@ -112,26 +147,33 @@ class Description:
         is_one_text = is_content or path.count(".") > _DEPTH_LIMIT
         if isinstance(function := _unwrapped(value), types.FunctionType):
             (self.content if is_content else self.identity)[path] = printable(written_name(function))
-            if not is_foreign(function.__module__):
+            if not is_foreign(function.__module__) and self._is_identity is None:
                 self._add_functions(path, [function])
         elif isinstance(value, _NAMED) and hasattr(value, "__qualname__"):
             # As a function: its name, and for a method, what it belongs to.
             module = "" if isinstance(value, types.MethodType) else getattr(value, "__module__", None)
             name = f"{module}.{value.__qualname__}" if module else written_name(value)
             (self.content if is_content else self.identity)[path] = printable(name)
-            if not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
+            if self._is_identity is not None and self._declares(held := getattr(value, "__self__", None)):
+                self._add(path, held, is_content)
+            elif not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
                 self.content[f"{path}()"] = text_of(value)
         elif not is_content and _is_complex_enum(value):
             self.identity[path] = printable(_head(value))
             self.add_code(path, type(value))
             self._add(f"{path}.value", value._value_, is_content)
-        elif _declares_attributes(value) and not is_one_text and len(_attributes(value)) <= ENTRY_LIMIT:
+        elif self._declares(value) and not is_one_text and len(_attributes(value)) <= ENTRY_LIMIT:
             self.add_object(path, value, _head(value))
         else:
-            writer = _Writer()
+            writer = _Writer(is_complete=self.is_complete)
             text = _shortened(writer.text(value), value)
-            (self.content if is_content or not writer.is_plain else self.identity)[path] = text
+            is_identity = not is_content and (writer.is_plain or self.is_complete)
+            (self.identity if is_identity else self.content)[path] = text
             self.add_code(path, type(value))
+
+    def _declares(self, value: object) -> bool:
+        is_declared = self._is_identity is not None and self._is_identity(type(value))
+        return declares_attributes(value) or (is_declared and not callable(getattr(value, "fingerprint", None)))
 
 
 def text_of(value: object) -> str:
@@ -162,9 +204,12 @@ def own_fingerprint(value: object) -> str | None:
 class _Writer:
     """Writes a value as text. It is plain until a part of the value was content."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_complete: bool = False) -> None:
         self.is_plain = True
-        self._left = 3 * VALUE_LIMIT
+        self._is_complete = is_complete
+        self._limit: float = math.inf if is_complete else VALUE_LIMIT
+        self._left = 3 * self._limit
+        self._bytes_left: float = math.inf if is_complete else SAMPLE_BYTES
         self._depth = 0
 
     def text(self, value: Any) -> str:
@@ -192,8 +237,9 @@ class _Writer:
         for kinds, write in _LEAVES:
             if issubclass(kind, kinds) and not _is_complex_enum(value):
                 return write(value)
-        if all(hasattr(kind, name) for name in ("__array__", "dtype", "shape")):
-            return self._array(np.asarray(value))
+        is_array = all(hasattr(kind, name) for name in ("__array__", "dtype", "shape"))
+        if is_array or issubclass(kind, _SERIES):
+            return self._array(value) if is_array else self._series(value)
         if (own := own_fingerprint(value)) is not None:
             return f"{written_name(kind)}({own})"
         if issubclass(kind, list | tuple | dict | set | frozenset):
@@ -202,40 +248,100 @@ class _Writer:
             return f"{opening}{', '.join(texts)}{closing}"
         if isinstance(value, os.PathLike):
             return self._as_content(os.fspath(value))
-        self.is_plain &= _declares_attributes(value) or isinstance(value, enum.Enum)
+        self.is_plain &= declares_attributes(value) or isinstance(value, enum.Enum)
         held = values_held_by(_unwrapped(value)) if isinstance(_unwrapped(value), types.FunctionType) else None
         return f"{_head(value)}{self.text(_state(value) if held is None else held)}"
 
     def _ordered(self, value: Sequence[Any]) -> list[str]:
-        step = 1 + len(value) // VALUE_LIMIT
+        if len(value) > VALUE_LIMIT and self._is_complete and set(map(type, value)) in _NUMBERS:
+            return [self._array(np.array(value))]
+        step = 1 if self._is_complete else 1 + len(value) // VALUE_LIMIT
         self.is_plain &= step == 1
-        return [self.text(item) for item in tuple(value)[::step]]
+        return [self.text(value[row]) for row in range(0, len(value), step)]
 
     def _unordered(self, value: Any) -> list[str]:
         # Each process has another order: what is too large to be read completely counts by its size.
         items = value.items() if isinstance(value, dict) else ((item,) for item in value)
-        texts = [": ".join(map(self.text, item)) for item in items] if len(value) <= VALUE_LIMIT else []
+        texts = [": ".join(map(self.text, item)) for item in items] if len(value) <= self._limit else []
         return sorted(texts) if len(texts) == len(value) and self._left >= 0 else [self._as_content(f"{len(value)}")]
 
-    def _array(self, array: Any) -> str:
-        head = f"{array.dtype} array {array.shape}"
-        self.is_plain &= array.nbytes <= ARRAY_LIMIT
-        if array.dtype.kind not in "biufcSUmM" or array.dtype.char in "gG":
+    def _series(self, value: Any) -> str:
+        count, size = len(value), getattr(value, "itemsize", 1)
+        is_text = isinstance(value, _TEXTS)
+        is_whole = (is_text and count <= _FEW_BYTES) or self._spend(count * size)
+        self.is_plain &= is_text and is_whole
+        if is_text and is_whole and count <= _LONG_TEXT:
+            return ascii(value)
+        parts = [value] if is_whole else (value[start:stop] for start, stop in self._runs(count, size))
+        return f"{type(value).__name__} of {count} {crc_of(parts)}"
+
+    def _array(self, value: Any) -> str:
+        shape = tuple(value.shape)
+        count, size = math.prod(shape), getattr(value.dtype, "itemsize", 8)
+        self.is_plain &= self._is_complete or count * size <= ARRAY_LIMIT
+        if self._spend(count * size):
+            parts = [np.asarray(value)]
+        else:
+            self.is_plain = False
+            value = _as_stored(np.asarray(value)) if is_foreign(type(value).__module__) else value
+            parts = [np.asarray(value[_box(*run, value.shape)]) for run in self._runs(count, size)]
+        dtype = parts[0].dtype
+        head = f"{dtype} array {shape}"
+        if dtype.kind not in "biufcSUmM" or dtype.char in "gG":
             # The bytes are addresses, or have padding that is arbitrary.
-            return f"{head} {self.text(array.flat[:_LONG_TEXT].tolist())}"
-        if 0 < array.size <= 8 and array.dtype.kind in "biufc":
-            return f"{array.dtype}{array.tolist() if array.ndim else f'({array})'}"
-        step = 1 + array.nbytes // _READ_BYTES
-        return f"{head} {crc_of([array.tobytes() if step == 1 else array.flat[::step].tobytes()])}"
+            shown = min(-(-_LONG_TEXT // len(parts)), 1 + SAMPLE_BYTES // size)
+            shown = count if self._is_complete else shown
+            return f"{head} {self.text([item for part in parts for item in part.flat[:shown].tolist()])}"
+        if 0 < count <= 8 and dtype.kind in "biufc":
+            return f"{dtype}{parts[0].tolist() if shape else f'({parts[0]})'}"
+        return f"{head} {crc_of(map(_bytes_of, parts))}"
+
+    def _spend(self, num_bytes: int) -> bool:
+        """Returns True if so many bytes may be read."""
+        is_affordable = num_bytes <= self._bytes_left
+        self._bytes_left -= num_bytes if is_affordable else 0
+        return is_affordable
+
+    def _runs(self, count: int, size: int) -> list[tuple[int, int]]:
+        """Returns the beginnings and ends of the runs to read of some values, spread over all."""
+        num_bytes = max(_FEW_BYTES, int(self._bytes_left) // 2)
+        self._bytes_left -= num_bytes
+        num_runs = min(SAMPLE_RUNS, max(4, num_bytes // 4096))
+        length = min(count, max(1, num_bytes // num_runs // max(1, size)))
+        return [
+            (start, start + length) for start in ((count - length) * run // (num_runs - 1) for run in range(num_runs))
+        ]
+
+
+def _as_stored(values: Any) -> Any:
+    """Returns an array with its axes in the order in which they lie in memory, so that runs are contiguous."""
+    return values.transpose(sorted(range(values.ndim), key=lambda axis: -abs(values.strides[axis])))
+
+
+def _box(start: int, stop: int, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Returns an index for a part of about stop - start values of an array, which are contiguous in C order.
+
+    The arrays of other libraries, such as those in files, can be indexed alike.
+    """
+    axis, below = len(shape) - 1, 1
+    while axis > 0 and below * shape[axis] <= stop - start:
+        below *= shape[axis]
+        axis -= 1
+    rows = max(1, (stop - start) // below)
+    *above, row = np.unravel_index(start // below, shape[: axis + 1])
+    row = max(0, min(int(row), shape[axis] - rows))
+    return (*map(int, above), slice(row, row + rows))
+
+
+def _bytes_of(values: Any) -> Any:
+    # Without a copy of a large one.
+    is_flat = values.nbytes > SAMPLE_BYTES and values.flags.c_contiguous
+    return values.reshape(-1).view(np.uint8).data if is_flat else values.tobytes()
 
 
 def _int_text(value: int) -> str:
     # Decimal digits of a large number take quadratic time, and Python refuses to write more than some thousands.
     return f"int {crc_of([hex(value)])}" if value.bit_length() > 256 else str(int(value))
-
-
-def _string_text(value: str | bytes | bytearray) -> str:
-    return f"{type(value).__name__} of {len(value)} {crc_of([value])}" if len(value) > _LONG_TEXT else ascii(value)
 
 
 _LEAVES: tuple[tuple[Any, Callable[[Any], str]], ...] = (
@@ -244,7 +350,6 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], str]], ...] = (
     ((bool, types.NoneType, types.EllipsisType, types.NotImplementedType, range, slice), repr),
     (int, _int_text),
     (numbers.Number, repr),
-    ((str, bytes, bytearray), _string_text),
     (re.Pattern, lambda value: f"re.compile({value.pattern!r}, {value.flags})"),
     (np.dtype, lambda value: f"dtype({value.descr if value.names else str(value)!r})"),
     (type, written_name),
@@ -257,7 +362,7 @@ def _state(value: Any) -> Any:
     """Returns the state of an object: its attributes if it declares them, else the state that pickling would send."""
     if isinstance(value, enum.Enum):
         return (value._value_,)
-    if _declares_attributes(value):
+    if declares_attributes(value):
         return _attributes(value)
     reduce = copyreg.dispatch_table.get(type(value))
     reduced = value.__reduce_ex__(2) if reduce is None else reduce(value)
@@ -267,7 +372,7 @@ def _state(value: Any) -> Any:
     return [item for item in (arguments, state, list(items or ()), dict(pairs or ())) if item]
 
 
-def _attributes(value: Any) -> dict[str, object]:
+def _attributes(value: Any, *, with_constants: bool = True) -> dict[str, object]:
     """Returns the attributes that pickling would send, and the constants of the class, by name."""
     kind = type(value)
     if isinstance(value, functools.partial):
@@ -279,14 +384,14 @@ def _attributes(value: Any) -> dict[str, object]:
         state = {field.name: item for field, item in zip(dataclasses.fields(value), state, strict=True)}
     classes = [base for base in reversed(kind.__mro__) if not is_foreign(base.__module__)]
     members = {name: member for base in classes for name, member in vars(base).items()}
-    held = {name: member for name, member in members.items() if isinstance(member, _CONSTANTS)}
+    held = {name: member for name, member in members.items() if with_constants and isinstance(member, _CONSTANTS)}
     held |= state if isinstance(state, Mapping) else {"state": state}
     cached = {name for name, member in members.items() if isinstance(member, functools.cached_property)}
     named = {str(name): item for name, item in held.items() if item is not None and name not in cached}
     return {name: named[name] for name in sorted(named) if not name.endswith("__")}
 
 
-def _declares_attributes(value: object) -> bool:
+def declares_attributes(value: object) -> bool:
     """Returns True if the attributes of an object are its parameters, and it has no `fingerprint()`."""
     is_own = type(value).__module__.startswith("millstream.")
     is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)

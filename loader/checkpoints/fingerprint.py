@@ -8,7 +8,7 @@ two tiers, identity and content (see `description`). Each text has the path by w
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -23,6 +23,7 @@ from millstream.loader.checkpoints.description import (
 )
 from millstream.samplers import Sampler
 from millstream.samplers.balanced import BalancedSampler
+from millstream.samplers.mixtures.mixture import MixtureSampler
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.transformation import paths_of
 
@@ -35,8 +36,6 @@ MAX_MARKS = 64
 MAX_CHANGES = 8
 """The maximum number of texts that a state has for changes of the sampler's order; more are one CRC."""
 
-_START = re.compile(r"sampler\.\w+_from_(\d+)")
-"""The path of a text that counts from a position on."""
 Turns: TypeAlias = Sequence[int | None]
 """For each component of a mixture the position from which on it counts, or None if it never counts; empty for 0s."""
 _KINDS = (Map, RandomMap, MapWithIndex, Filter, FlatMap, OnlyFor, Pack, Batch)
@@ -70,36 +69,72 @@ class Fingerprint:
 def fingerprint_of(
     source: Any, sampler: Sampler, operations: Sequence[Transformation], sizes: Mapping[int, str] | None = None
 ) -> Fingerprint:
-    """Returns the fingerprint of a pipeline. Records are read only of a list, tuple or array: SAMPLE_SIZE of them.
+    """Returns the fingerprint of a pipeline, as `Declared` describes it."""
+    return Declared(source, operations, sizes).with_sampler(sampler)
 
-    `sizes` has the text for the size of a Batch, by its number among the operations, if the stream is decided by
-    another size than its own. By default that of the first Batch is left out: a state compares the global batch, which
-    is that size times the number of shards.
+
+@final
+class Declared:
+    """The description of a source and operations, made once, whatever they do to themselves later.
+
+    Records are read only of a list, tuple or array: SAMPLE_SIZE of them.
+
+    Args:
+        sizes: the text for the size of a Batch, by its number among the operations, if the stream is decided by another
+            size than its own. By default that of the first Batch is left out: a state compares the global batch, which
+            is that size times the number of shards.
     """
-    found, turns = Description(), getattr(sampler, "first_turns", ())
-    add_source(found, "source", source, turns)
-    if hasattr(sampler, "fingerprint"):
-        _add_declared(found, "sampler", sampler, "")
-    _add_undeclared(found, "sampler", sampler, turns)
-    for path in [*found.identity]:
-        if start := _START.fullmatch(path):
-            found.changes.append((int(start[1]), path, found.identity.pop(path)))
-    if sizes is None:
-        sizes = {next((row for row, operation in enumerate(operations) if isinstance(operation, Batch)), -1): ""}
+
+    def __init__(
+        self, source: Any, operations: Sequence[Transformation], sizes: Mapping[int, str] | None = None
+    ) -> None:
+        components = _components_of(source)
+        self._kind = None if components is None else written_name(type(source))
+        self._sources = [
+            _described(add_source, f"source{name}", component)
+            for name, component in ({"": source} if components is None else components).items()
+        ]
+        self._operations = Description()
+        if sizes is None:
+            sizes = {next((row for row, operation in enumerate(operations) if isinstance(operation, Batch)), -1): ""}
+        add_operations(self._operations, operations, sizes)
+
+    def with_sampler(self, sampler: Sampler) -> Fingerprint:
+        """Returns the fingerprint of the pipeline with a sampler. Only the sampler is described."""
+        found, turns = Description(is_complete=True), _turns_of(sampler)
+        if self._kind is None:
+            found.include(self._sources[0])
+        else:
+            found.identity["source"] = self._kind
+            _add_in_turns(found, "source", self._sources, turns)
+        add_sampler(found, sampler)
+        found.include(self._operations)
+        python = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return Fingerprint(found.identity, found.content, python, tuple(sorted(found.changes)))
+
+
+def add_operations(found: Description, operations: Sequence[Transformation], sizes: Mapping[int, str]) -> None:
     for row, (path, operation) in enumerate(zip(paths_of(operations), operations, strict=True)):
         _add_operation(found, path, operation)
         if row in sizes:
             del found.identity[f"{path}.batch_size"]
             found.identity |= {f"{path}.batch_size": sizes[row]} if sizes[row] else {}
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Fingerprint(found.identity, found.content, python, tuple(sorted(found.changes)))
 
 
-def add_source(found: Description, path: str, source: Any, turns: Turns = ()) -> None:
+def add_sampler(found: Description, sampler: Sampler) -> None:
+    if hasattr(sampler, "fingerprint"):
+        _add_declared(found, "sampler", sampler, "")
+    _add_undeclared(found, "sampler", sampler, _turns_of(sampler))
+    for name, start in _starts_of(sampler).items():
+        if (text := found.identity.pop(path := f"sampler.{name}", None)) is not None:
+            found.changes.append((start, path, text))
+
+
+def add_source(found: Description, path: str, source: Any) -> None:
     """Adds a source: by its `fingerprint()`, by SAMPLE_SIZE records of a list, or by its attributes as content."""
     if (components := _components_of(source)) is not None:
         found.identity[path] = written_name(type(source))
-        _add_components(found, path, components, add_source, turns)
+        _add_components(found, path, components, add_source)
     elif (own := own_fingerprint(source)) is not None:
         found.identity |= _own_texts(path, own)
         marks = source.content_marks() if hasattr(source, "content_marks") else {}
@@ -130,17 +165,42 @@ def _add_components(
     path: str,
     components: Mapping[str, Any],
     add: Callable[[Description, str, Any], None],
-    turns: Turns,
+    turns: Turns = (),
 ) -> None:
+    own = [
+        _described(add, f"{path}{name}", component, is_complete=found.is_complete)
+        for name, component in components.items()
+    ]
+    _add_in_turns(found, path, own, turns)
+
+
+def _add_in_turns(found: Description, path: str, components: Sequence[Description], turns: Turns) -> None:
     counted = Description()
     turns = turns if len(turns) == len(components) else [0] * len(components)
-    for (name, component), turn in zip(components.items(), turns, strict=True):
-        own = counted if turn == 0 else Description()
-        add(own, f"{path}{name}", component)
-        if turn:
+    for own, turn in zip(components, turns, strict=True):
+        if turn == 0:
+            counted.include(own)
+        elif turn:
             found.changes += [(turn, text_path, text) for text_path, text in own.identity.items()]
     found.identity |= _summarized(counted.identity, f"{path}.parts", ENTRY_LIMIT)
     found.content |= _summarized(counted.content, f"{path}.content", MAX_MARKS)
+
+
+def _described(
+    add: Callable[[Description, str, Any], None], path: str, value: Any, *, is_complete: bool = False
+) -> Description:
+    found = Description(is_complete=is_complete)
+    add(found, path, value)
+    return found
+
+
+def _turns_of(sampler: Any) -> Turns:
+    return sampler.first_turns if isinstance(sampler, MixtureSampler) else ()
+
+
+def _starts_of(sampler: Any) -> Mapping[str, int]:
+    """Returns the positions from which on texts of the fingerprint of a mixture count, by the name of the text."""
+    return sampler.fingerprint_starts if isinstance(sampler, MixtureSampler | BalancedSampler) else {}
 
 
 def _summarized(texts: dict[str, str], path: str, limit: int) -> dict[str, str]:
@@ -171,15 +231,15 @@ def _add_declared(found: Description, path: str, value: Any, kind: str) -> None:
     if (own := own_fingerprint(value)) is None:
         found.add_object(path, value, kind or written_name(type(value)))
     else:
-        found.identity |= _own_texts(path, f"{kind}: {own}" if kind else own)
+        found.identity |= _own_texts(path, f"{kind}: {own}" if kind else own, _starts_of(value))
         found.add_code(path, type(value))
 
 
-def _own_texts(path: str, text: str) -> dict[str, str]:
-    """Returns the texts of a `fingerprint()`: each `name=` has a path of its own."""
+def _own_texts(path: str, text: str, starts: Collection[str] = ()) -> dict[str, str]:
+    """Returns the texts of a `fingerprint()`: each `name=` has a path of its own. `starts` are always shown."""
     first, *fields = re.split(r" (?=[A-Za-z_]\w*=)", text)
     named = {f"{path}.{name}": value for name, _, value in (field.partition("=") for field in fields)}
-    shown = len(text) - sum(1 + len(field) for field, at in zip(fields, named, strict=False) if _START.fullmatch(at))
+    shown = len(text) - sum(1 + len(field) for field in fields if field.partition("=")[0] in starts)
     if shown > OWN_TEXT_LIMIT:
         return {path: f"{text[:OWN_TEXT_LIMIT]}... {crc_of([text])}"}
     return {path: first, **named} if len(named) == len(fields) else {path: text}

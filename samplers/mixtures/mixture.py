@@ -300,6 +300,15 @@ class MixtureSampler(Order):
         `weights_from_500=2:1` holds from position 500 on: a state from before does not depend on it. Components whose
         samplers have no `fingerprint()` are named by their class.
         """
+        return self._fingerprint[0]
+
+    @property
+    def fingerprint_starts(self) -> dict[str, int]:
+        """The positions from which on some texts of the fingerprint count, by the name of the text."""
+        return self._fingerprint[1]
+
+    @functools.cached_property
+    def _fingerprint(self) -> tuple[str, dict[str, int]]:
         lengths = [sampler.length if self.stop == ALL_EXHAUSTED else None for sampler in self._continued]
         return mixture_fingerprint(self.parts, lengths, self.source_lengths, self._schedule.phases)
 

@@ -18,21 +18,23 @@ def first_turns(phases: Sequence[Phase], count: int) -> tuple[int | None, ...]:
 
 def mixture_fingerprint(
     samplers: Mapping[Any, Any], lengths: Sequence[int | None], source_lengths: Sequence[int], phases: Sequence[Phase]
-) -> str:
-    """Returns the fingerprint of a mixture. The name of a text that counts from a position on ends in `_from_` and it.
+) -> tuple[str, dict[str, int]]:
+    """Returns the fingerprint of a mixture, and by name the positions from which on some of its texts count.
 
     Of a component that begins again, `lengths` has the number of elements until then, unless its fingerprint has it.
     """
+    starts: dict[str, int] = {}
     turns = first_turns(phases, len(source_lengths))
     always, later = [], []
-    for number, ((name, sampler), length) in enumerate(zip(samplers.items(), lengths, strict=True)):
-        label, own = f"component_{_label(number, name)}", _component_text(sampler, length)
+    for number, ((key, sampler), length) in enumerate(zip(samplers.items(), lengths, strict=True)):
+        label, own = f"component_{_label(number, key)}", _component_text(sampler, length)
         if turns[number] == 0:
             always.append(f"{label}={own}")
-        elif turns[number] is not None:
+        elif (turn := turns[number]) is not None:
             # Before its first turn, the order is the same without it.
             first_key = sum(source_lengths[:number])
-            later.append(f"{label}_from_{turns[number]}={own},first_key={first_key}")
+            starts[name := f"{label}_from_{turn}"] = turn
+            later.append(f"{name}={own},first_key={first_key}")
     if sum(map(len, always)) > _SHOWN_COMPONENTS:
         always = [f"components={len(always)}{_crc(always)}"]
     # Sources after the last one that has a turn from the beginning leave the record keys of the others unchanged.
@@ -40,7 +42,9 @@ def mixture_fingerprint(
     all_lengths = ":".join(map(str, source_lengths[:counted]))
     all_lengths = all_lengths if len(all_lengths) <= _SHOWN_WEIGHTS else _crc([all_lengths])
     weights = [f"weights_from_{phase.start}={_weights_text(phase.weights)}" for phase in phases]
-    return " ".join(["MixtureSampler", "batches=permuted", *always, f"source_lengths={all_lengths}", *later, *weights])
+    starts |= {f"weights_from_{phase.start}": phase.start for phase in phases}
+    texts = ["MixtureSampler", "batches=permuted", *always, f"source_lengths={all_lengths}", *later, *weights]
+    return " ".join(texts), starts
 
 
 def _weights_text(weights: Sequence[int]) -> str:

@@ -68,7 +68,7 @@ TWO, THREE = [numbers(9), numbers(9, 100)], [numbers(9), numbers(9, 100), number
             InterleaveIterDataset(THREE, cycle_length=3),
             "cycle_length that",
         ),
-        (IterDataset.source(range(9)), Lasting(), "belongs to another stream: saved"),
+        (IterDataset.source(range(9)), Lasting(), "stream: saved"),
     ],
 )
 def test_the_state_of_another_combination_is_refused(saved: Any, here: Any, words: str) -> None:

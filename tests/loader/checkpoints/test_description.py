@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import io
 import itertools
+import math
+import mmap
 import os
 import pathlib
 import re
@@ -21,7 +23,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.loader.checkpoints.description import ENTRY_LIMIT, TEXT_LIMIT, Description
+import millstream
+from millstream.loader.checkpoints.description import (
+    ENTRY_LIMIT,
+    SAMPLE_BYTES,
+    SAMPLE_RUNS,
+    TEXT_LIMIT,
+    Description,
+)
 from millstream.transforms import Map
 
 
@@ -443,3 +452,103 @@ def test_objects_are_described_by_attribute_and_long_values_by_a_crc() -> None:
     }
     for kind, value in (("list", [0.5] * 99), ("dict", dict.fromkeys(range(99), "a"))):
         assert re.fullmatch(kind + r" of 99 #[0-9a-f]{8}", listed(value)["it"])
+
+
+class Counted:
+    """An array of any size, in a file for instance, that counts the bytes and the runs that are read."""
+
+    shape: tuple[int, ...] = ()
+    dtype: Any = None
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, changed: int = -1) -> None:
+        self.shape, self.dtype = shape, np.dtype(dtype)
+        self.changed = changed
+        self.num_bytes = self.num_runs = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        starts = [key if isinstance(key, int) else key.start for key in index]
+        first = int(np.ravel_multi_index((*starts, *[0] * (len(self.shape) - len(index))), self.shape))
+        below = self.shape[len(index) :]
+        found = np.arange(first, first + (index[-1].stop - index[-1].start) * math.prod(below))
+        self.num_bytes += len(found) * self.dtype.itemsize
+        self.num_runs += 1
+        return (found == self.changed).astype(self.dtype)
+
+    def __array__(self, *arguments: Any, **options: Any) -> Any:
+        raise AssertionError(arguments, options)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "f8"])
+@pytest.mark.parametrize("shape", [(10**7,), (10**5, 10**5), (10**4, 3, 10**8), (7, 10**13), (10**9, 2, 2)], ids=str)
+def test_an_array_of_any_size_costs_a_few_runs(shape: tuple[int, ...], dtype: str) -> None:
+    """At most SAMPLE_BYTES, in SAMPLE_RUNS runs, from the first value to the last. Changes there are seen."""
+    texts = []
+    for changed in (-1, 0, math.prod(shape) - 1):
+        array = Counted(shape, dtype, changed)
+        texts.append(content(array)["it"])
+        assert 0 < array.num_bytes <= SAMPLE_BYTES
+        assert array.num_runs <= SAMPLE_RUNS
+    assert len(set(texts)) == 3
+
+
+def test_many_arrays_cost_as_much_as_one() -> None:
+    """A value that holds several has few bytes for each."""
+    for build in (list, lambda arrays: dict(enumerate(arrays)), lambda arrays: {"a": [tuple(arrays)]}):
+        arrays = [Counted((10**9,), "f8") for _ in range(300)]
+        content(build(arrays))
+        assert sum(array.num_bytes for array in arrays) < 2 * SAMPLE_BYTES
+        assert all(array.num_bytes for array in arrays)
+
+
+def test_large_values_in_memory_and_in_files_are_content_of_a_few_runs(tmp_path: pathlib.Path) -> None:
+    """Bytes, text, memory maps and buffers of 100 MB take milliseconds, and their ends count."""
+    size = 10**8
+    (tmp_path / "data").touch()
+    os.truncate(tmp_path / "data", size)
+    found = []
+    for end in (b"\0", b"\1"):
+        with (tmp_path / "data").open("r+b") as file:
+            file.seek(size - 1)
+            file.write(end)
+            file.flush()
+            buffer = memoryview(np.memmap(tmp_path / "data", np.uint8, "r"))
+            held = [np.asarray(buffer), np.asarray(buffer).reshape(10, -1).T, buffer, mmap.mmap(file.fileno(), size)]
+            held += [b"a" * 10**7 + end, "a" * 10**7 + end.decode()]
+            start = time.process_time()
+            found.append([content(value)["it"] for value in held])
+            assert time.process_time() - start < 2
+    assert all(one != other for one, other in zip(*found, strict=True))
+
+
+class Unreadable:
+    """An open file of another library."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, key: int) -> int:
+        return key
+
+    def __getstate__(self) -> Any:
+        raise TypeError("I am not to be pickled")
+
+
+@pytest.mark.parametrize("path", ["source", "operations[0]"])
+def test_an_object_without_a_state_is_loaded_without_workers(path: str) -> None:
+    """Whatever its `__getstate__` raises; with workers, the error names it and says what to do."""
+
+    class Shifting(Unreadable, Map):
+        def map(self, element: int) -> int:
+            return element
+
+    source: Any = Unreadable() if path == "source" else range(4)
+    operations = [Shifting()] if path != "source" else []
+    with iter(millstream.load(source, transformations=operations, num_epochs=1, batch_size=2)) as batches:
+        state = batches.get_state()
+        assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3]]
+        batches.set_state(state, strict=True)
+    with (
+        pytest.raises(TypeError, match=r"(data_source|Shifting).* cannot be sent to worker processes: I am not to be"),
+        millstream.load(source, transformations=operations, batch_size=2, worker_count=1) as loader,
+    ):
+        next(iter(loader))

@@ -236,3 +236,51 @@ def test_code_is_marked_by_part_and_function_but_not_millstreams_own() -> None:
     assert list(fingerprint.content) == ["sampler.record_keys_at()", "operations[0].map()", "operations[1].filter()"]
     assert all(mark.startswith("code #") for mark in fingerprint.content.values())
     assert fingerprint.python == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+class Held:
+    """A sampler of the user's that holds a value."""
+
+    def __init__(self, **held: Any) -> None:
+        vars(self).update(held)
+
+    def __getitem__(self, position: int) -> RecordMetadata:
+        return RecordMetadata(position, 0)
+
+
+class Named(Held):
+    def fingerprint(self) -> str:
+        return f"Named stride_from_1000={self.held}"  # type: ignore[attr-defined]
+
+
+class NamedIndex(IndexSampler):
+    def __init__(self, held: int) -> None:
+        super().__init__(7)
+        object.__setattr__(self, "stride_from_1000", held)
+
+
+@pytest.mark.parametrize("combine", [lambda part: part, *(combine for combine, _ in COMBINATIONS[::3])])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda last: Held(held=np.append(np.zeros(10**4), last)),
+        lambda last: Held(held=[0.5] * 12_000 + [last]),
+        lambda last: Held(held=["a"] * 12_000 + [last]),
+        lambda last: Held(held=dict.fromkeys(range(12_000), 0) | {"a": last}),
+        lambda last: Held(held={*map(str, range(12_000)), f"number {last}"}),
+        lambda last: Held(held=bytes(2 * 10**6) + bytes([last])),
+        lambda last: Held(held=[np.zeros(10**5), {"a": np.append(np.zeros(10**4), last)}]),
+        lambda last: Held(held=Held(held=np.append(np.zeros(10**4), last))),
+        lambda last: Held(held=np.array(["a"] * 12_000 + [last], object)),
+        lambda last: Held(stride_from_1000=last),
+        lambda last: Held(first_turns=[last]),
+        lambda last: Named(held=last),
+        NamedIndex,
+    ],
+)
+def test_all_that_a_sampler_holds_is_identity(build: Callable[[int], Any], combine: Callable[[Any], Any]) -> None:
+    """Of any size and under any name, in a combination too, because it decides the order from the beginning."""
+    first, other, same = (fingerprint_of([], combine(build(last)), []) for last in (1, 2, 1))
+    assert first == same
+    assert first.before(0).identity != other.before(0).identity
+    assert len(str(first.identity)) < 2000

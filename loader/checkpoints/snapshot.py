@@ -1,0 +1,154 @@
+"""The objects that a loader is built from, as they were then.
+
+A loader runs on copies of its operations and its sampler, whether it computes in this thread, in others or in worker
+processes. So a later change of an attribute reaches none of them, and an operation that changes itself, for instance by
+counting its calls, changes its copy. That is why any change of the user's own objects is one that the user has made.
+
+What a description calls identity is copied: the attributes of operations, and the containers, small arrays and objects
+of the user's classes that they hold. Everything else is shared: large arrays and containers, functions, locks, files,
+and objects of libraries. So is an object that cannot be copied without its class, or that has a `__del__`.
+"""
+
+import copy
+import copyreg
+import functools
+import sys
+import sysconfig
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import numpy as np
+
+from millstream.core.signals import is_from_signal_handler
+from millstream.loader.checkpoints.code_digests import is_foreign
+from millstream.loader.checkpoints.description import ARRAY_LIMIT, VALUE_LIMIT, Description, declares_attributes
+from millstream.loader.checkpoints.fingerprint import add_operations, add_source
+from millstream.samplers import Sampler
+from millstream.transforms import Transformation
+
+T = TypeVar("T")
+_DEPTH_LIMIT = 32
+_LEAVES = (int, float, complex, str, bytes, types.NoneType, type, types.FunctionType, types.ModuleType, np.generic)
+
+
+@final
+class Origin:
+    """The objects that a loader was built from.
+
+    Raises:
+        Exception: an error of a `fingerprint()`.
+    """
+
+    def __init__(self, source: Any, sampler: Sampler, operations: Sequence[Transformation]) -> None:
+        self.source, self.sampler, self.operations = source, sampler, tuple(operations)
+        self._texts = self._described()
+
+    def check_unchanged(self) -> None:
+        """Raises ValueError if a plain value of one of the objects has changed since then."""
+        before, here = self._texts, self._described()
+        for path in sorted(before.keys() | here.keys()):
+            texts = [each.get(path, "nothing") for each in (before, here)]
+            if texts[0] != texts[1]:
+                raise ValueError(
+                    f"{path} changed from {texts[0]} to {texts[1]} since the loader was built: build another loader."
+                )
+
+    def _described(self) -> dict[str, str]:
+        found = Description(is_identity=is_of_user)
+        add_operations(found, self.operations, {})
+        if is_of_user(type(self.sampler)):
+            found.add_object("sampler", self.sampler, "")
+        if is_of_user(type(self.source)) or type(self.source) in (list, tuple, np.ndarray):
+            add_source(found, "source", self.source)
+        return found.identity
+
+
+def snapshot_of(values: Sequence[T]) -> tuple[T, ...]:
+    """Returns copies of operations or samplers. Objects that several of them hold are copied once."""
+    copies = _Copies()
+    return tuple(map(copies.of, values))
+
+
+@functools.cache
+def is_of_user(kind: type) -> bool:
+    """Returns True for a class of the user's own code, that of its bases included, and not of a library."""
+    modules = [base.__module__ for base in kind.__mro__ if base is not object]
+    # The operations of Grain's users derive from its classes.
+    return not is_foreign(kind.__module__) and all(
+        is_foreign(name) or name.startswith("grain.") or _is_users(name) for name in modules
+    )
+
+
+def _is_users(name: str) -> bool:
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return name not in sys.builtin_module_names
+    folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return "-packages" not in file and not any(Path(file).is_relative_to(folder) for folder in folders)
+
+
+class _Copies:
+    """Copies of objects. Each is copied once, and references between them are kept."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+        self._left = 30 * VALUE_LIMIT
+        self._depth = 0
+
+    def of(self, value: Any) -> Any:
+        if isinstance(value, _LEAVES) or self._depth > _DEPTH_LIMIT:
+            return value
+        if id(value) not in self._made:
+            self._depth += 1
+            try:
+                self._made[id(value)] = self._copied(value)
+            except Exception as error:
+                if is_from_signal_handler(error):
+                    raise
+                # Whatever it is, the pipeline can run on the object itself.
+                self._made[id(value)] = value
+            finally:
+                self._depth -= 1
+        return self._made[id(value)]
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            is_shared = type(value) is not np.ndarray or value.nbytes > ARRAY_LIMIT or not value.flags.writeable
+            return value if is_shared else value.copy(order="K")
+        if isinstance(value, list | dict | set | tuple | frozenset):
+            self._left -= len(value)
+            is_large = len(value) > VALUE_LIMIT or self._left < 0
+            return value if is_large else self._container(value)
+        if isinstance(value, types.MethodType):
+            return types.MethodType(value.__func__, self.of(value.__self__))
+        if isinstance(value, functools.partial):
+            keywords = {name: self.of(item) for name, item in value.keywords.items()}
+            return type(value)(self.of(value.func), *map(self.of, value.args), **keywords)
+        kind = type(value)
+        is_copied = isinstance(value, Transformation) or declares_attributes(value) or is_of_user(kind)
+        return self._object(value, kind) if is_copied and not hasattr(kind, "__del__") else value
+
+    def _container(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, tuple | frozenset):
+            items = [self.of(item) for item in value]
+            is_same = all(made is item for made, item in zip(items, value, strict=True))
+            return value if is_same else tuple.__new__(kind, items) if isinstance(value, tuple) else frozenset(items)
+        made = self._made[id(value)] = copy.copy(value)
+        if isinstance(value, dict):
+            for key, item in value.items():
+                dict.__setitem__(made, key, self.of(item))
+        elif isinstance(value, list):
+            list.__setitem__(made, slice(None), [self.of(item) for item in value])
+        return made
+
+    def _object(self, value: Any, kind: type) -> Any:
+        made = self._made[id(value)] = object.__new__(kind)
+        held = {name: getattr(value, name) for name in copyreg._slotnames(kind) if hasattr(value, name)}  # type: ignore[attr-defined]  # noqa: SLF001
+        for name, item in held.items():
+            object.__setattr__(made, name, self.of(item))
+        if hasattr(value, "__dict__"):
+            vars(made).update({name: self.of(item) for name, item in vars(value).items()})
+        return made
