@@ -18,6 +18,9 @@ LOCATED_RECORDS: Final = 15_360
 _MAX_BREADTH: Final = 8
 """Maximum factor by which the number of located records grows with the number of sources."""
 
+_MAX_EPOCHS: Final = 16
+"""Maximum number of epochs located in one call: those of a small dataset may never be read."""
+
 _READ_FIRST: Final = 16
 """The number of neighbouring records that are read before others are located in advance: fewer may be all."""
 
@@ -43,8 +46,8 @@ class Blocks:
             return None
         # Each source has its own permutation, whose cost does not depend on the number of positions.
         records = LOCATED_RECORDS * min(node.breadth, _MAX_BREADTH)
-        size = max(1, records // node.width)
-        return ChunkCache(self._locate, size, node.length, begin=-(-_READ_FIRST // node.width))
+        size = max(1, min(records // node.width, _MAX_EPOCHS * node.length))
+        return ChunkCache(self._locate, size, ENDLESS if node.length else 0, begin=-(-_READ_FIRST // node.width))
 
     def at(self, position: SupportsIndex) -> Any:
         return self._node.at(as_position(position))
@@ -68,7 +71,7 @@ class Blocks:
             return None
         start = int(positions[0])
         stop = start + size
-        if not 0 <= start < stop <= self._node.length or positions.tobytes() != np.arange(start, stop).tobytes():
+        if not 0 <= start < stop <= ENDLESS or positions.tobytes() != np.arange(start, stop).tobytes():
             return None
         first, chunk = ahead.chunk_of(start, size)
         return None if chunk is None or stop > first + ahead.size else (chunk, start - first)

@@ -23,6 +23,8 @@ from millstream import (
     MixtureSampler,
     RecordMetadata,
 )
+from millstream.dataset.map_dataset import dataset_of, node_of
+from millstream.dataset.nodes.index_nodes import Shuffle
 from millstream.transforms import Filter, RandomMap
 from support.draw.chains import Chain, chains
 
@@ -215,3 +217,21 @@ def test_a_map_that_returns_none_is_an_error_with_its_key(operations: list[Any],
                 list(loader)
             assert any("record key 6" in note for note in raised.value.__notes__)
     assert list(millstream.load(chain, num_epochs=1, on_error="skip")) == [1, 2, 3, 4, 5, 6, 8, 8]
+
+
+LOCATED: list[int] = []
+
+
+class CountedShuffle(Shuffle):
+    """A shuffle that notes the number of positions of each call."""
+
+    def parent_positions(self, positions: Any) -> Any:
+        LOCATED.append(len(positions))
+        return super().parent_positions(positions)
+
+
+def test_later_epochs_are_located_in_advance_too() -> None:
+    """Permutations of later epochs take a share of one NumPy call per block, as those of the first do."""
+    chain = dataset_of(CountedShuffle(node_of(MapDataset.range(2000)), seed=0)).map(keep)
+    assert len(list(millstream.load(chain, num_epochs=10, batch_size=8))) == 2500
+    assert len(LOCATED) < 50
