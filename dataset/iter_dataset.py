@@ -100,8 +100,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         """Returns the elements of any iterable, in its order: a Hugging Face stream, a torch `IterableDataset`, a list.
 
         The iterable runs in the consumer's thread, and the operations after it in threads and workers. If it, or its
-        iterator, has `state_dict` and `load_state_dict`, these are saved and restored. Otherwise the stream is resumed
-        by drawing the elements before the position again.
+        iterator, has `state_dict` and `load_state_dict`, these are saved and restored, as deep copies. Otherwise the
+        stream is resumed by drawing the elements before the position again.
 
         Args:
             iterable: the iterable. Each `iter(iterable)` must begin again with the same elements. One that has states

@@ -1,7 +1,8 @@
 """A stream that draws from any iterable, resumed by the iterable's own states if it has them."""
 
+import contextlib
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, final
 
 from millstream.dataset.iter_dataset import IterDataset
@@ -9,7 +10,9 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Forei
 from millstream.dataset.iterators.drawing import drawn_from
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import is_anything, is_number, sealed, unsealed
+from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_number, sealed, unsealed
+
+_COPY_ATTEMPTS = 3
 
 _KIND = "a stream with states of its own"
 
@@ -51,39 +54,70 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
 
     def __init__(self, iterable: Any) -> None:
         super().__init__()
+        # The step and the state that it was moved to last. Not all have a state before they have yielded an element.
+        self._loaded: tuple[int, Any] = (0, None)
+        self._has_ended = False
+        # True if `_stateful` is a copy that nothing was drawn from.
+        self._is_fresh = False
+        self._stateful: Any = None
         self._iterable = iterable
         self.name = type(iterable).__name__
         self._begin()
 
     def _begin(self, state: Any = None) -> None:
-        self._stateful = iterable = self._iterable
-        if has_own := _has_states(iterable):
-            self._stateful = iterable = copy.deepcopy(iterable)
-            if state is not None:
-                iterable.load_state_dict(state)
-        self._iterator = iter(iterable)
-        if not has_own:
-            self._stateful = self._iterator
-            if state is not None:
-                self._iterator.load_state_dict(state)
+        if not _has_states(self._iterable):
+            self._stateful = self._iterator = iter(self._iterable)
+        elif not self._is_fresh:
+            # Not when the first element is drawn, which another thread may do: some can be copied in this one only.
+            self._stateful, self._iterator, self._is_fresh = _copy_of(self._iterable), None, True
+        if state is not None:
+            self._stateful.load_state_dict(copy.deepcopy(state))
 
     def _draw(self, count: int) -> Drawn[Any]:
-        return self._use(lambda: drawn_from(self._iterator, count))
+        drawn: Drawn[Any] = self._use(lambda: self._drawn(count))
+        self._has_ended = len(drawn.values) < count and drawn.error is None
+        return drawn
+
+    def _drawn(self, count: int) -> Drawn[Any]:
+        if self._iterator is None:
+            self._iterator = iter(self._stateful)
+        self._is_fresh = False
+        return drawn_from(self._iterator, count)
 
     def _state(self) -> dict[str, Any]:
-        # At the beginning, not all have a state yet.
-        below = self._stateful.state_dict() if self._step else None
-        return sealed(_KIND, {"count": self._step, "stream": self.name, "source": below})
+        fields: dict[str, Any] = {"count": self._step, "stream": self.name, "source": None}
+        if self._has_ended:
+            # Its owner may have begun again.
+            fields["ended"] = True
+        elif self._step == self._loaded[0]:
+            fields["source"] = copy.deepcopy(self._loaded[1])
+        else:
+            fields["source"] = copy.deepcopy(self._stateful.state_dict())
+        return sealed(_KIND, fields)
 
     def _move(self, state: dict[str, Any]) -> None:
-        checked = unsealed(state, _KIND, {"count": is_number, "stream": is_anything, "source": is_anything})
+        checks: dict[str, Check] = {"count": is_number, "stream": is_anything, "source": is_anything}
+        if isinstance(state, Mapping) and "ended" in state:
+            checks["ended"] = is_flag
+        checked = unsealed(state, _KIND, checks)
         if checked["stream"] != self.name:
             raise CheckpointError(
                 f"The state belongs to another stream: saved {checked['stream']!r}, here {self.name!r}."
             )
         call_if_possible(self._iterator, "close")
-        self._begin(copy.deepcopy(checked["source"]) if checked["count"] else None)
-        self._step = checked["count"]
+        source = copy.deepcopy(checked["source"]) if checked["count"] else None
+        self._begin(source)
+        self._step, self._loaded, self._has_ended = checked["count"], (checked["count"], source), "ended" in checked
+        if self._has_ended:
+            self._iterator = iter(())
+
+
+def _copy_of(iterable: Any) -> Any:
+    """Returns a deep copy. Python raises RuntimeError if another thread, or the copy itself, adds to a dict in it."""
+    for _ in range(_COPY_ATTEMPTS):
+        with contextlib.suppress(RuntimeError):
+            return copy.deepcopy(iterable)
+    return copy.deepcopy(iterable)
 
 
 def _has_states(value: Any) -> bool:

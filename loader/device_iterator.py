@@ -66,7 +66,9 @@ def device_put(
             "device_put(iter(loader))."
         )
     return DeviceIterator(
-        iterator, Placement(device, getattr(iterator, "shard_options", None)), as_integer(buffer_size, "buffer_size", 1)
+        getattr(iterator, "_with_own_states", lambda: iterator)(),
+        Placement(device, getattr(iterator, "shard_options", None)),
+        as_integer(buffer_size, "buffer_size", 1),
     )
 
 

@@ -1,5 +1,6 @@
 """A loader or a chain as training data of Keras: `model.fit(millstream.keras.Dataset(loader), epochs=3)`."""
 
+import copy
 import itertools
 import sys
 from collections.abc import Iterator
@@ -138,9 +139,10 @@ class Dataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
     def _begin_pass(self) -> None:
         if self._iterator is None or self._count == self._num_batches:
             self._iterator = next(self._passes)
-            self._start_state = self._iterator.get_state()
+            # A user's iterator may change its states.
+            self._start_state = copy.deepcopy(self._iterator.get_state())
         elif self._count:
-            self._iterator.set_state(self._start_state)
+            self._iterator.set_state(copy.deepcopy(self._start_state))
         self._count = 0
 
     def _each_pass(self, batches: Any) -> Any:

@@ -150,6 +150,7 @@ class _PlacedIterator(DeviceIterator, DatasetIterator[Any]):  # type: ignore[ove
     """A `DeviceIterator` that is an iterator of a dataset, too."""
 
     _call_for_another = "iter(dataset)"
+    _owns_states = True
 
     def __init__(self, parent: DatasetIterator[Any], placement: Placement, buffer_size: int) -> None:
         super().__init__(parent, placement, max(1, buffer_size))

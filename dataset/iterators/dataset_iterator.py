@@ -1,5 +1,6 @@
 """The iterator of an IterDataset: a position in a stream that can be queried, saved and restored."""
 
+import copy
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar, final
@@ -46,6 +47,8 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     """
 
     states_are_bytes = False
+    _owns_states = False
+    """True if nobody else has, or changes, the states that it returns and is given: iterators of the library."""
     _parents: tuple[Any, ...] = ()
     _stats: ClassVar[Stats] = STATS
     _closed: bool = False
@@ -81,7 +84,8 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict that can be written as JSON.
 
-        All states of an iterator have the same keys, types and shapes.
+        All states of an iterator have the same keys, types and shapes. Your own method may return a dict that changes
+        later: what draws from the iterator copies it (`copy.deepcopy`).
         """
         raise NotImplementedError(f"{type(self).__name__} must define get_state to be saved.")
 
@@ -144,6 +148,9 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {'closed' if self._closed else 'open'}{self._drawn_from()}>"
 
+    def _with_own_states(self) -> "DatasetIterator[T_co]":
+        return self if self._owns_states else UsersIterator(self)
+
     def _drawn_from(self) -> str:
         """Returns a description of the parents: the name of a single one, or the number of several."""
         if not self._parents:
@@ -202,6 +209,8 @@ class CountedIterator(ForeignHolder[Any]):
 
     `begin` returns the iterator at its beginning; `first` is its first result.
     """
+
+    _owns_states = True
 
     def __init__(self, dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
         super().__init__()
@@ -265,9 +274,56 @@ class CountedIterator(ForeignHolder[Any]):
         self._count, self._has_failed = there, False
 
 
+_NOTHING: Any = object()
+"""Stands for the state of an iterator that has moved since a state was loaded."""
+
+
+@final
+class UsersIterator(DatasetIterator[Any]):
+    """A user's iterator, whose states are copied when they are taken and when they are loaded.
+
+    Its class may return an object that it changes later, and keep the one that it is given. A state that was loaded is
+    the state until an element has followed, because not all can return one before.
+    """
+
+    def __init__(self, iterator: DatasetIterator[Any]) -> None:
+        super().__init__(iterator)
+        self.iterator = iterator
+        self.name = type(iterator).__name__
+        self._loaded = _NOTHING
+
+    def __next__(self) -> Any:
+        element = next(self.iterator)
+        self._loaded = _NOTHING
+        return element
+
+    def moved(self) -> None:
+        """Notes that elements were drawn from the user's iterator itself."""
+        self._loaded = _NOTHING
+
+    def get_state(self) -> Any:
+        return copy.deepcopy(self.iterator.get_state() if self._loaded is _NOTHING else self._loaded)
+
+    def set_state(self, state: Any) -> None:
+        loaded = copy.deepcopy(state)
+        self.iterator.set_state(copy.deepcopy(state))
+        self._loaded = loaded
+
+    def seek(self, step: int) -> None:
+        self.iterator.seek(step)
+        self._loaded = _NOTHING
+
+    def __len__(self) -> int:
+        return len(self.iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        # Its other members are those of the user's class.
+        return getattr(self.iterator, name)
+
+
 def with_states(dataset: Any) -> DatasetIterator[Any]:
     """Returns a new iterator of a dataset; one without states is resumed by the number of elements it has yielded."""
     iterator: DatasetIterator[Any] = iter(dataset)
-    if type(iterator).get_state is not DatasetIterator.get_state:
-        return iterator
-    return CountedIterator(dataset, lambda: iter(dataset), iterator)
+    if type(iterator).get_state is DatasetIterator.get_state:
+        return CountedIterator(dataset, lambda: iter(dataset), iterator)
+    return iterator._with_own_states()  # noqa: SLF001  (of the class above)

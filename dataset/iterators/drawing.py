@@ -6,7 +6,7 @@ from typing import Any
 
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, UsersIterator
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
@@ -31,8 +31,9 @@ def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, CheckpointError):
             raise
+        name = iterator.name if isinstance(iterator, UsersIterator) else type(iterator).__name__
         raise CheckpointError(
-            f"A {type(iterator).__name__} cannot resume from the state {state!r:.80}: its set_state raised "
+            f"A {name} cannot resume from the state {state!r:.80}: its set_state raised "
             f"{type(error).__name__}: {error}. Pass a state of the same chain."
         ) from error
 
@@ -48,6 +49,12 @@ def drawn_from(iterator: Iterator[Any], count: int) -> Drawn[Any]:
         elif count and isinstance(iterator, EngineIterator):
             made = iterator.draw(count)
             return Drawn(list(made.values), made.error)
+        elif count and isinstance(iterator, UsersIterator):
+            try:
+                values.extend(itertools.islice(iterator.iterator, count))
+            finally:
+                if values:
+                    iterator.moved()
         else:
             values.extend(itertools.islice(iterator, count))
     except StopIteration:

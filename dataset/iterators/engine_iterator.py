@@ -17,6 +17,7 @@ class EngineIterator(DatasetIterator[Any]):
 
     _execution: Execution
     _inner: DataLoaderIterator
+    _owns_states = True
     _was_sought = False
     """True if elements may be missing before its position, because `seek` has counted positions."""
 

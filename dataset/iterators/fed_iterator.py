@@ -11,7 +11,7 @@ import numpy as np
 
 from millstream.dataset.iterators.brief_states import accepting
 from millstream.dataset.iterators.chain_iterator import decoded
-from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator, UsersIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.join_insight import insights_below
@@ -175,9 +175,9 @@ class _Drawing:
             made = self._stream.draw(count)
             return Elements(made.values, made.origins.without_sizes(), made.error)
         named = self._stream
-        name = named.name if isinstance(named, CountedIterator) else type(named).__name__
+        name = named.name if isinstance(named, CountedIterator | UsersIterator) else type(named).__name__
         draw = functools.partial(drawn_from, self._stream, count)
-        if getattr(self._stream, "_parents", ()):
+        if getattr(named.iterator if isinstance(named, UsersIterator) else named, "_parents", ()):
             # Calls of the iterators below are watched themselves.
             values, error = draw()
         else:

@@ -52,6 +52,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     )
     leader: DataLoaderIterator | None = None
     """An iterator without elements that dispatches the calls of the iterators below to its workers, if any."""
+    _owns_states = True
     name = ""
     """The description of what it iterates over."""
     _reads_together = False
