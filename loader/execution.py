@@ -155,13 +155,21 @@ class Execution:
             pipelines: dict[Hashable, Pipeline] = {self._name: pipeline}
             if self._shared_workers is not None:
                 pipelines = self._shared_workers.take_pipelines(self._name, pipeline)
-            return WarmPools(functools.partial(Pool, pipelines, self.workers, reading, launch_context()))
+            context = launch_context()
+
+            workers = self.workers
+            return WarmPools(
+                lambda settings: Pool(pipelines, workers, reading, context, settings=settings), with_environment=True
+            )
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.options import check_installed  # noqa: PLC0415
 
         check_installed()
+        ray_workers, workers, path = self._ray_workers, self.workers, launch_context().path
+        # Ray has given the actors an environment.
         return WarmPools(
-            functools.partial(ActorPool, pipeline, self._ray_workers, self.workers, reading, launch_context().path)
+            lambda settings: ActorPool(pipeline, ray_workers, workers, reading, path, settings=settings),
+            with_environment=False,
         )
 
     def make_executor(self, position: Position) -> Executor:

@@ -30,6 +30,7 @@ from millstream.loader.transport.payload import INLINE_PICKLE_BYTES, Failure, pa
 from millstream.loader.transport.pipeline_file import unpickle_pipelines
 from millstream.loader.workers.any_worker import AnyWorker
 from millstream.loader.workers.call_runner import CallResult, runner_of_epochs
+from millstream.loader.workers.process_settings import Trainer
 
 PRIVATE_BYTES = 1 << 26
 """The total size of the pipeline's arrays that an actor copies, smallest first."""
@@ -49,6 +50,7 @@ class PipelineActor:
         import_path: the import path of the trainer. Entries that exist on this node are used.
         stack_seconds: a call that takes this long writes its stacks to the actor's log.
         index: its index among the actors, for `worker_init_fn`.
+        trainer: the program that it serves.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class PipelineActor:
         stack_seconds: float,
         index: int,
         num_workers: int,
+        trainer: Trainer,
     ) -> None:
         # Accelerators belong to the trainer, which may run on this node.
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -69,7 +72,9 @@ class PipelineActor:
         self._memory = RecycledMemory()
         try:
             pickled, buffers = pipeline
-            (whole,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
+            # The trainer's process may be that of another machine.
+            with trainer.served(f"millstream-a{index}", lambda: None):
+                (whole,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
             if whole.worker_init_fn is not None:
                 whole.worker_init_fn(index, num_workers)
             readers, allocate = ReaderThreads(affordable_threads(num_threads)), self._memory.allocate

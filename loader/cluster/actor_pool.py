@@ -29,6 +29,8 @@ from millstream.loader.threads.options import MultiprocessingOptions, ReadOption
 from millstream.loader.threads.resources import buffer_budget
 from millstream.loader.transport.pipeline_file import pickle_pipelines
 from millstream.loader.workers.any_worker import first_free
+from millstream.loader.workers.process_settings import ProcessSettings, Trainer
+from millstream.loader.workers.worker_imports import code_digests
 
 CLOSE_SECONDS = 2.0
 """The time to wait for the cluster to confirm that the actors have ended."""
@@ -70,6 +72,8 @@ class ActorPool:
         workers: MultiprocessingOptions,
         reading: ReadOptions,
         import_path: Sequence[str],
+        *,
+        settings: ProcessSettings,
     ) -> None:
         import ray  # noqa: PLC0415
 
@@ -83,11 +87,13 @@ class ActorPool:
         # Ray sends an actor its calls one after another.
         self.max_reads = 1
         self.max_bytes = buffer_budget(reading.max_buffer_bytes)
+        self.settings = settings
         self._import_path = tuple(import_path)
-        self._options = {
+        self._options: dict[str, Any] = {
             "num_threads": reading.num_threads,
             "stack_seconds": STACK_SHARE * workers.stall_timeout,
             "num_workers": workers.num_workers,
+            "trainer": Trainer(os.getpid(), settings, code_digests()),
         }
         self._pipeline = ray.put((pickle.PickleBuffer(pickled), [pickle.PickleBuffer(buffer) for buffer in buffers]))
         self._actor_class = ray.remote(**ray_workers.actor_options)(PipelineActor)

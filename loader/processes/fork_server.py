@@ -33,6 +33,7 @@ from millstream.loader.processes.process_control import (
     name_process,
     open_handle,
     wait_slices,
+    worker_name,
 )
 from millstream.loader.processes.process_report import FAILED
 from millstream.loader.processes.worker import work
@@ -128,7 +129,7 @@ class ForkServer:
         try:
             fork_server_pid = os.getppid()
             os.setpgid(0, 0)
-            name_process(f"millstream-w{request.number}")
+            name_process(worker_name(request.number))
             # The worker adopts the orphans of its children while it lives.
             adopt_orphans()
             die_with_parent(fork_server_pid)

@@ -1,7 +1,7 @@
 """The messages between the parent, the fork server and the workers.
 
     parent → fork server   Fork, Kill            fork server → parent   Forked, NotForked, Exited
-    parent → worker        Task, Load, Unload    worker → parent        Ready, PipelineFailed, Result
+    parent → worker        Task, Load, Unload    worker → parent        Ready, PipelineFailed, Logged, Result
 
 A connection ends with its socket. If the parent closes its end, the other side stops. If a worker's end closes first,
 the worker has died.
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 from millstream.loader.transport.payload import Failure
 from millstream.loader.transport.pipeline_file import PipelineFile
+from millstream.loader.workers.process_settings import Trainer
 
 
 class Fork(NamedTuple):
@@ -28,6 +29,7 @@ class Fork(NamedTuple):
     arena_bytes: int
     num_threads: int
     pipeline: PipelineFile
+    trainer: Trainer
 
 
 class Kill(NamedTuple):
@@ -109,6 +111,13 @@ class PipelineFailed(NamedTuple):
     failure: Failure
 
 
+class Logged(NamedTuple):
+    """Passes on a log record: its attributes, plain values, and the number of records dropped before."""
+
+    fields: dict[str, Any]
+    num_dropped: int
+
+
 class Result(NamedTuple):
     """Reports the outputs of a call: the fields of its `CallResult`, a plain tuple, because it is pickled per batch."""
 
@@ -116,7 +125,9 @@ class Result(NamedTuple):
     outputs: tuple[Any, ...]
 
 
-Message: TypeAlias = Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Load | Unload | Result
+Message: TypeAlias = (
+    Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Load | Unload | Logged | Result
+)
 
 _KINDS: tuple[Any, ...] = get_args(Message)
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}

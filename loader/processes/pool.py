@@ -28,12 +28,14 @@ from millstream.loader.processes.channel import Channel, close_all
 from millstream.loader.processes.interpreter import LaunchContext
 from millstream.loader.processes.limits import arena_size, explained_limits
 from millstream.loader.processes.loaded_pipelines import LoadedPipelines
+from millstream.loader.processes.log_records import log_here
 from millstream.loader.processes.messages import (
     Exited,
     Fork,
     Forked,
     Kill,
     Load,
+    Logged,
     NotForked,
     PipelineFailed,
     Ready,
@@ -48,6 +50,8 @@ from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
 from millstream.loader.transport.pipeline_file import pack_pipelines
 from millstream.loader.workers.any_worker import first_free
+from millstream.loader.workers.process_settings import ProcessSettings, Trainer
+from millstream.loader.workers.worker_imports import code_digests
 
 EXIT_SECONDS = 2.0
 """The time to wait for the fork server's report of a worker's exit status."""
@@ -72,6 +76,8 @@ class Pool:
         workers: MultiprocessingOptions,
         reading: ReadOptions,
         context: LaunchContext,
+        *,
+        settings: ProcessSettings,
     ) -> None:
         self._options = workers
         self.max_bytes = buffer_budget(reading.max_buffer_bytes)
@@ -80,7 +86,9 @@ class Pool:
         self._numbers = itertools.count()
         self._pipelines = LoadedPipelines(pipelines)
         self.call_numbers: Iterator[int] = itertools.count()
-        self._state = PoolProcesses(context)
+        self.settings = settings
+        self._trainer = Trainer(os.getpid(), settings, code_digests())
+        self._state = PoolProcesses(context, settings.environment)
         self._finalizer = weakref.finalize(self, PoolProcesses.shut_down, self._state)
         try:
             with explained_limits(self._options.num_workers):
@@ -241,7 +249,13 @@ class Pool:
                 number, index, Channel(ours, blocking=False), ArenaView(arena, self._arena_bytes), crash_log
             )
             fork = Fork(
-                number, index, self._options.num_workers, self._arena_bytes, self._num_threads, self._pipeline_file
+                number,
+                index,
+                self._options.num_workers,
+                self._arena_bytes,
+                self._num_threads,
+                self._pipeline_file,
+                self._trainer,
             )
             with self._state.lock:
                 control = self._control
@@ -257,8 +271,6 @@ class Pool:
 
     def _receive_from(self, worker: Worker, *, has_exited: bool) -> Iterator[tuple[Worker, Event]]:
         messages = worker.channel.receive_rest() if has_exited else worker.channel.receive()
-        # An incomplete message is progress as well: it may be long, or the consumer may have been away for long.
-        worker.waited = 0.0
         yield from self._handle(worker, messages)
         if has_exited or not worker.channel.is_open:
             # Not killed here, because that would hide how it exits. If it still lives, `replace` kills it.
@@ -277,7 +289,18 @@ class Pool:
             self._receive_from_fork_server()
 
     def _handle(self, worker: Worker, messages: Iterator[Any]) -> Iterator[tuple[Worker, Event]]:
+        # An incomplete message is progress as well: it may be long, or the consumer may have been away for long.
+        waited, worker.waited = worker.waited, 0.0
         for message in messages:
+            if isinstance(message, Logged):
+                # A call that logs for ever hangs, too, and the consumer has nothing else to do.
+                begin, worker.waited = time.monotonic(), waited
+                log_here(message)
+                for waiting in self.workers:
+                    waiting.waited += time.monotonic() - begin
+                waited = worker.waited
+                continue
+            waited = 0.0
             if isinstance(message, Ready):
                 worker.is_ready = True
                 # The report of the fork server may arrive later.

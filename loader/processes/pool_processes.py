@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 from millstream.core.signals import SignalSafeLock
@@ -89,8 +89,9 @@ class Worker(AnyWorker):
 class PoolProcesses:
     """The processes and descriptors of a pool. The pool's finalizer holds this object, but not the pool."""
 
-    def __init__(self, context: LaunchContext) -> None:
+    def __init__(self, context: LaunchContext, environment: Mapping[str, str]) -> None:
         self._context = context
+        self._environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **environment, "JAX_PLATFORMS": "cpu"}
         self.fork_server: subprocess.Popen[bytes] | None = None
         self.control: Channel | None = None
         self.workers: list[Worker] = []
@@ -124,7 +125,6 @@ class PoolProcesses:
         with self.lock:
             if self.is_shut_down:
                 return
-            environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **os.environ, "JAX_PLATFORMS": "cpu"}
             ours, theirs = socket.socketpair()
             # Stored before the process can exist: closing this channel ends it, whatever fails below.
             self.control = Channel(ours, blocking=False)
@@ -138,7 +138,7 @@ class PoolProcesses:
                         command(inherited[0], self.owner, *inherited[1:]),
                         stdin=subprocess.DEVNULL,
                         pass_fds=inherited,
-                        env=environment,
+                        env=self._environment,
                         cwd=None if self._context.folder == current_folder() else self._context.folder,
                         start_new_session=True,
                     )

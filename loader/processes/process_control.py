@@ -80,7 +80,7 @@ def ignore_termination() -> None:
 
 def let_children_terminate() -> None:
     """Lets SIGTERM end the processes that this process forks from now on: `multiprocessing.Pool` ends its own by it."""
-    masks: list[set[signal.Signals]] = []
+    masks: list[set[int | signal.Signals]] = []
 
     def restore() -> None:
         if signal.getsignal(signal.SIGTERM) is _ignore:
@@ -115,6 +115,10 @@ def children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
+
+
+def worker_name(number: int) -> str:
+    return f"millstream-w{number}"
 
 
 def name_process(name: str) -> None:

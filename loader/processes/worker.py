@@ -29,7 +29,9 @@ from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel
+from millstream.loader.processes.log_records import WorkerLog
 from millstream.loader.processes.messages import Fork, Load, PipelineFailed, Ready, Result
+from millstream.loader.processes.process_control import open_handle, worker_name
 from millstream.loader.processes.process_report import record_call
 from millstream.loader.processes.task_queue import TaskQueue
 from millstream.loader.threads.reader_threads import ReaderThreads
@@ -50,22 +52,22 @@ def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, for
 
 
 def answer_calls(channel: Channel, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
-    owner = os.getpid()
+    owner, log = os.getpid(), WorkerLog(channel, worker_name(fork.number))
     try:
         with _reading(pipeline):
-            pipelines = WorkerPipelines(pipeline, arena, fork)
+            pipelines = WorkerPipelines(pipeline, arena, fork, log)
     except PipelineNotRead as failed:
         leave_if_forked(owner, status=1)
-        channel.send(PipelineFailed(pack_failure(failed.error, ClassTable())))
+        log.send(PipelineFailed(pack_failure(failed.error, ClassTable())))
         return
     leave_if_forked(owner)
-    channel.send(Ready(owner))
+    log.send(Ready(owner))
     record_begun = functools.partial(record_call, crash_log)
     tasks = TaskQueue(channel, pipelines.runner, record_begun, pipelines.load, pipelines.unload)
     while (ready := tasks.next(pipelines.allocator.take_back)) is not None:
         task, reading = ready
         runner = pipelines.runner(task.pipeline, task.epoch)
-        channel.send(Result(task.call, tuple(runner.make(task.request, reading))))
+        log.send(Result(task.call, tuple(runner.make(task.request, reading))))
         # Memory of this call must be free before the next one is waited for.
         del task, ready, reading
     pipelines.close()
@@ -108,12 +110,16 @@ class PipelineNotRead(Exception):  # noqa: N818  (internal)
 class WorkerPipelines:
     """The pipelines of a worker, by their numbers, compiled to call runners."""
 
-    def __init__(self, descriptor: int, arena: int, fork: Fork) -> None:
-        pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
+    def __init__(self, descriptor: int, arena: int, fork: Fork, log: WorkerLog) -> None:
+        open_parent = functools.partial(open_handle, fork.trainer.pid)
+        with fork.trainer.served(worker_name(fork.number), open_parent):
+            pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
+        log.install()
         for pipeline in pipelines:
             if pipeline.worker_init_fn is not None:
                 with _noting("called worker_init_fn"):
                     pipeline.worker_init_fn(fork.worker_index, fork.num_workers)
+        log.keep_root()
         self.allocator = Allocator(arena, fork.arena_bytes)
         self._readers = ReaderThreads(affordable_threads(fork.num_threads))
         self._pipelines: dict[int, Pipeline] = {}

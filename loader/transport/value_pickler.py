@@ -54,6 +54,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
         self._files = files
         # A program with tensors has imported PyTorch.
         self._tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        # A program with absl has one object that holds all flags. Every process has its own.
+        self._flags = getattr(sys.modules.get("absl.flags"), "FLAGS", None)
         self._by_value: dict[str, bool] = {}
         self._registered: list[types.ModuleType] = []
 
@@ -64,7 +66,7 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
             if self._registered:
                 _unregister(self._registered)
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: Any) -> Any:  # noqa: PLR0911  (a kind each)
         kind = type(value)
         if kind is np.ndarray:
             if value.dtype.hasobject:
@@ -76,6 +78,8 @@ class ValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle sh
             return self._reduce_special(value, id(kind))
         if kind is self._tensor:
             return reduce_tensor(value) or NotImplemented
+        if value is self._flags:
+            return "FLAGS"
         # Nothing else is special to cloudpickle, whose own override would take as long as all of the above.
         return NotImplemented
 

@@ -1,6 +1,7 @@
 """The idle pools of a loader, so that its next iterator starts without delay.
 
 Guarantees:
+    * The workers of an iterator have the settings that the process had when it began (see `process_settings`).
     * A pool serves one iterator at a time. Threads that take one concurrently get different ones.
     * Nothing here waits for a lock. Finalizers and signal handlers may call any method, also during another call.
     * An idle pool ends after IDLE_SECONDS, with the loader, or when the loader is closed, whichever comes first. The
@@ -17,6 +18,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.workers.any_worker import WorkerT
+from millstream.loader.workers.process_settings import ProcessSettings
+from millstream.loader.workers.worker_imports import code_digests
 
 IDLE_SECONDS = 60.0
 """The time that idle workers are kept."""
@@ -26,12 +29,14 @@ class Pool(Protocol[WorkerT]):
     """Workers that have the same pipelines.
 
     Attributes:
+        settings: the settings that the workers have.
         call_numbers: yields new call numbers.
         classes: the classes that crossed by value with the pipelines.
         max_bytes: the maximum total size of elements made in advance.
         max_reads: the maximum number of reads in flight per worker.
     """
 
+    settings: ProcessSettings
     call_numbers: Iterator[int]
     classes: ClassTable
     max_bytes: int
@@ -102,8 +107,11 @@ class _Idle(NamedTuple, Generic[PoolT]):
 class WarmPools(Generic[PoolT]):
     """Keeps an idle pool for the next iterator."""
 
-    def __init__(self, start: Callable[[], PoolT]) -> None:
+    def __init__(self, start: Callable[[ProcessSettings], PoolT], *, with_environment: bool) -> None:
         self._start = start
+        self._with_environment = with_environment
+        # Now, because the files of modules may change before workers start.
+        code_digests()
         self._idle: list[_Idle[PoolT]] = []
         self._closed = False
 
@@ -112,11 +120,15 @@ class WarmPools(Generic[PoolT]):
         return [idle.pool for idle in list(self._idle)]
 
     def take(self) -> PoolT:
+        """Returns a pool whose workers have the settings that this process has now. An idle one with others ends."""
+        settings = ProcessSettings.taken(with_environment=self._with_environment)
         for idle in list(self._idle):
             if idle.pool.is_usable and _remove(self._idle, idle):
                 idle.retirement.cancel()
-                return idle.pool
-        return self._start()
+                if idle.pool.settings == settings:
+                    return idle.pool
+                idle.pool.stop()
+        return self._start(settings)
 
     def release(self, pool: PoolT) -> None:
         """Keeps a pool for the next iterator, or stops it if there is one already."""

@@ -79,7 +79,9 @@ def groups(folder: Path) -> dict[int, list[Any]]:
     """Returns the reports of the processes of each group of LIVES, by the number of processes."""
     ends: dict[str, Any] = {"end_together": {}, "evaluate": {}}
     tasks = {
-        2: ends | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}, "warn_or_shard": {}},
+        2: ends
+        | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}, "warn_or_shard": {}}
+        | {"ask_jax": {}},
         4: ends | {"fill_meshes": {"save_to": folder, "meshes": MESHES}},
     }
     told = {}
@@ -100,6 +102,11 @@ def test_each_group_resumes_from_all_states_of_the_one_before(groups: dict[int, 
         for told in group:
             for name, batches in told["train_dealt"].items():
                 assert equal_streams(expected(name, 9)[step : step + 2 * STEPS], batches), (number, name)
+
+
+def test_operations_know_the_process_of_the_run(groups: dict[int, list[Any]]) -> None:
+    """`jax.process_index()` and `jax.process_count()` in an operation are those of the trainer, in workers too."""
+    assert [told["ask_jax"] for told in groups[2]] == [[[(index, 2)]] * 3 for index in (0, 1)]
 
 
 def test_devices_of_several_processes(groups: dict[int, list[Any]]) -> None:

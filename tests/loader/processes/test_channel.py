@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, Ready, Task
 from millstream.loader.transport.pipeline_file import PipelineFile
+from millstream.loader.workers.process_settings import ProcessSettings, Trainer
 from support.processes.process_tree import open_descriptors
 
 
@@ -26,7 +27,13 @@ messages = st.one_of(
     st.one_of(st.none(), st.integers(), st.text(max_size=20), st.binary(max_size=300), st.just(b"x" * 3000)).map(said),
     st.builds(Task, st.integers(), st.lists(st.integers(), max_size=3), st.tuples(st.integers(), st.integers())),
     st.sampled_from(
-        [Ready(7), Kill(5), Forked(1, 5), Exited(5, -9, 1 << 40), Fork(1, 0, 1, 2, 3, PipelineFile(4, ((5, 6),), 7))]
+        [
+            Ready(7),
+            Kill(5),
+            Forked(1, 5),
+            Exited(5, -9, 1 << 40),
+            Fork(1, 0, 1, 2, 3, PipelineFile(4, ((5, 6),), 7), Trainer(1, ProcessSettings.taken(), {})),
+        ]
     ),
 )
 

@@ -194,9 +194,9 @@ def test_every_setting_of_jax_counts() -> None:
     """A thread with any setting of its own is told from the others; so is one within another guard of transfers."""
     thread, states = ThreadSettings(), importlib.import_module("jax._src.config").config_states
     assert thread.are_neutral()
-    flags = [state for state in states.values() if isinstance(state.value, bool)]
-    guards = [jax.transfer_guard, jax.transfer_guard_device_to_host, jax.transfer_guard_device_to_device]
-    for override in [*((lambda state=state: state(not state.value)) for state in flags), *guards]:  # type: ignore[misc]
+    flags: list[Any] = [state for state in states.values() if isinstance(state.value, bool)]
+    guards: list[Any] = [jax.transfer_guard, jax.transfer_guard_device_to_host, jax.transfer_guard_device_to_device]
+    for override in [*((lambda state=state: state(not state.value)) for state in flags), *guards]:
         with override("disallow") if override in guards else override():
             assert not thread.are_neutral(), override
     assert thread.are_neutral()

@@ -363,6 +363,18 @@ def compare_hosts(bad: list[list[int]]) -> dict[str, float]:
     return batches.metrics(all_hosts=True)
 
 
+def ask_jax() -> list[list[tuple[int, int]]]:
+    """Returns the index and number of the processes of the run, here and in operations without and with a worker."""
+
+    def ask(_: int) -> tuple[int, int]:
+        from jax import process_index
+
+        return int(jax.numpy.asarray(process_index())), jax.process_count()
+
+    here = [(jax.process_index(), jax.process_count())]
+    return [here, *(list(millstream.load([0], transformations=[ask], num_epochs=1, worker_count=n)) for n in (0, 1))]
+
+
 def main() -> None:
     """Joins the group, runs the program, and says what it returns."""
     program, address, index, count = sys.argv[1:5]

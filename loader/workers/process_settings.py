@@ -1,0 +1,376 @@
+"""Settings that a program makes in its process, taken when an iterator begins, and applied in its workers.
+
+Guarantees:
+    * Taking settings changes nothing and imports nothing. Only settings of the whole process are taken, never those of
+      the calling thread.
+    * A worker applies the settings of a library right after it has imported it, so it imports none on their account.
+    * Settings that importing a module changes are applied again once the pipelines are unpickled: the trainer's order,
+      imports first, is that of the worker.
+"""
+
+import contextlib
+import functools
+import io
+import logging
+import os
+import pickle
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Self, final
+
+from millstream.loader.threads.thread_settings import in_fresh_thread
+from millstream.loader.transport.value_pickler import ValuePickler
+from millstream.loader.workers.worker_imports import WorkerImports
+
+_FUNCTIONS = (
+    ("sys", "getrecursionlimit", "setrecursionlimit"),
+    ("sys", "get_int_max_str_digits", "set_int_max_str_digits"),
+    ("csv", "field_size_limit", "field_size_limit"),
+    ("socket", "getdefaulttimeout", "setdefaulttimeout"),
+    ("cv2", "useOptimized", "setUseOptimized"),
+    ("torch", "get_default_dtype", "set_default_dtype"),
+    ("torch", "get_float32_matmul_precision", "set_float32_matmul_precision"),
+)
+"""Settings with a function that returns their value, and one that sets it: modules and names."""
+
+_VARIABLES = (
+    ("sys", "dont_write_bytecode"),
+    ("PIL.Image", "MAX_IMAGE_PIXELS"),
+    ("PIL.ImageFile", "LOAD_TRUNCATED_IMAGES"),
+)
+"""Settings that are a variable of a module."""
+
+_NOT_OF_WORKERS = re.compile(
+    "platform|backend|visible_devices|default_device|pjrt_client|collectives|gpu|cross_host|logging_level|log_modules"
+)
+"""Options of JAX that choose devices, which are the trainer's, or set up logging, which is taken by itself."""
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+Filter = tuple[str, "re.Pattern[str] | str | None", "tuple[str, str] | Pickled", "re.Pattern[str] | str | None", int]
+"""An entry of `warnings.filters`, with the name of its category."""
+
+
+class Pickled(NamedTuple):
+    """A value that is unpickled when it is needed, because that may import modules."""
+
+    data: bytes
+
+
+class LoggerSettings(NamedTuple):
+    """The settings of the loggers that are not as new ones, and those of all."""
+
+    loggers: dict[str, tuple[int, bool, bool]]  # Level, `propagate` and `disabled`, by name; "" for the root.
+    disabled_level: int
+    captures_warnings: bool
+
+
+class ProcessSettings(NamedTuple):
+    """The settings of a program: a value that can be compared and pickled, and that imports no module of the user's.
+
+    Attributes:
+        environment: the variables of the environment; empty if workers have their own.
+        by_function: values by module and setter.
+        variables: values by module and name.
+        libraries: values by module, for the functions of `_LIBRARIES`.
+    """
+
+    environment: dict[str, str]
+    by_function: dict[tuple[str, str], Any]
+    variables: dict[tuple[str, str], Any]
+    libraries: dict[str, Any]
+    filters: tuple[Filter, ...]
+    logging: LoggerSettings
+
+    @classmethod
+    def taken(cls, *, with_environment: bool = True) -> Self:
+        """Returns the settings of this process.
+
+        Raises:
+            TypeError: an absl flag has a value that cannot be pickled.
+        """
+        modules = sys.modules
+        return cls(
+            dict(os.environ) if with_environment else {},
+            {
+                (name, setter): _packed(getattr(modules[name], getter)())
+                for name, getter, setter in _FUNCTIONS
+                if hasattr(modules.get(name), getter)
+            },
+            {
+                (name, variable): _packed(getattr(modules[name], variable))
+                for name, variable in _VARIABLES
+                if hasattr(modules.get(name), variable)
+            },
+            {name: take(modules[name]) for name, (take, _) in _LIBRARIES.items() if _is_imported(name)},
+            tuple(map(_taken_filter, warnings.filters)),
+            _taken_logging(),
+        )
+
+    @contextlib.contextmanager
+    def applied(self, imports: WorkerImports) -> Iterator[None]:
+        """Applies the settings in a worker. The pipelines are unpickled in the block, without a warning."""
+        for (name, setter), value in self.by_function.items():
+            imports.after(name, functools.partial(_call, name, setter, value))
+        for (name, variable), value in self.variables.items():
+            imports.after(name, functools.partial(_set, name, variable, value))
+        for name, value in self.libraries.items():
+            imports.after(name, functools.partial(_apply_to_library, name, value))
+        _apply_logging(self.logging)
+        # The trainer has imported the same modules, and has seen their warnings.
+        warnings.simplefilter("ignore")
+        yield
+        _apply_logging(self.logging)
+        _Filters(self.filters, imports).apply()
+
+
+def _is_imported(name: str) -> bool:
+    module = sys.modules.get(name)
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+
+def _packed(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    file = io.BytesIO()
+    ValuePickler(file).dump(value)
+    return Pickled(file.getvalue())
+
+
+def _unpacked(value: Any) -> Any:
+    return pickle.loads(value.data) if isinstance(value, Pickled) else value  # noqa: S301  (written by the trainer)
+
+
+def _call(name: str, setter: str, value: Any) -> None:
+    getattr(sys.modules[name], setter)(_unpacked(value))
+
+
+def _set(name: str, variable: str, value: Any) -> None:
+    setattr(sys.modules[name], variable, _unpacked(value))
+
+
+def _apply_to_library(name: str, value: Any) -> None:
+    _LIBRARIES[name][1](sys.modules[name], value)
+
+
+class Trainer(NamedTuple):
+    """The program that workers serve: its process, its settings, and the digests of its modules."""
+
+    pid: int
+    settings: ProcessSettings
+    code: dict[str, bytes]
+
+    @contextlib.contextmanager
+    def served(self, name: str, open_parent: Callable[[], int | None]) -> Iterator[None]:
+        """Makes this process a worker of that name, with the trainer's settings. Pipelines are unpickled in the block.
+
+        `open_parent` returns a descriptor that becomes readable when the trainer ends, or None.
+        """
+        imports = WorkerImports(self.code)
+        imports.install()
+        imports.after("multiprocessing.process", functools.partial(_identify, name, self.pid, open_parent))
+        with self.settings.applied(imports):
+            yield
+
+
+def _identify(name: str, parent: int, open_parent: Callable[[], int | None]) -> None:
+    """Makes `multiprocessing` say that this process is a worker, and not a main process."""
+    process: Any = sys.modules["multiprocessing.process"]
+    process.current_process().name = name
+    process._parent_process = process._ParentProcess("MainProcess", parent, open_parent())  # noqa: SLF001
+
+
+# JAX -----------------------------------------------------------------------------------------------------------------
+
+
+def _taken_jax(jax: Any) -> tuple[dict[str, Any], tuple[int, int] | None]:
+    """Returns the options of JAX that are the same in all threads, and the index and number of the run's processes."""
+    values = {}
+    for name, value in in_fresh_thread(lambda: jax.config.values).items():
+        if not _NOT_OF_WORKERS.search(name):
+            # A value that cannot be pickled is an object of this process, such as a device.
+            with contextlib.suppress(Exception):
+                values[name] = _packed(value)
+    return values, _taken_processes(jax)
+
+
+def _taken_processes(jax: Any) -> tuple[int, int] | None:
+    """Returns the index of this process and the number of processes, or None if there is one, or if JAX is not begun.
+
+    Asking JAX would take the devices.
+    """
+    try:
+        if sys.modules["jax._src.xla_bridge"].backends_are_initialized():
+            index, count = jax.process_index(), jax.process_count()
+        else:
+            state = sys.modules["jax._src.distributed"].global_state
+            index, count = state.process_id, state.num_processes
+    except (AttributeError, KeyError):
+        return None
+    return None if count is None or count == 1 else (index, count)
+
+
+def _apply_jax(jax: Any, settings: tuple[dict[str, Any], tuple[int, int] | None]) -> None:
+    values, processes = settings
+    # Twice, because setting one option may set others.
+    for _ in range(2):
+        current = jax.config.values
+        for name, packed in values.items():
+            if name in current and current[name] != (value := _unpacked(packed)):
+                jax.config.update(name, value)
+    if processes is not None:
+        index, count = processes
+        bridge: Any = sys.modules["jax._src.xla_bridge"]
+        # The index is that of the devices that will be created. Their number would be that of a run of this process.
+        sys.modules["jax._src.distributed"].global_state.process_id = index
+        jax.process_count = bridge.process_count = lambda *_, **__: count
+
+
+# absl ----------------------------------------------------------------------------------------------------------------
+
+
+def _taken_flags(flags: Any) -> tuple[dict[str, Any], bool]:
+    """Returns short name, presence and value of each flag, and True if the command line was parsed."""
+    values = {}
+    for flag in {id(flag): flag for flag in map(flags.FLAGS.__getitem__, list(flags.FLAGS))}.values():
+        try:
+            values[flag.name] = flag.short_name, flag.present, _packed(flag.value)
+        except Exception as error:
+            raise TypeError(
+                f"Cannot send the absl flag --{flag.name} to worker processes: its value cannot be pickled: {error}. "
+                "Use a plain value."
+            ) from error
+    return values, flags.FLAGS.is_parsed()
+
+
+def _apply_flags(flags: Any, settings: tuple[dict[str, Any], bool]) -> None:
+    """Gives each flag the trainer's value: now, and when its module defines it."""
+    values, is_parsed = settings
+    every_flag, kind = flags.FLAGS, type(flags.FLAGS)
+    define = kind.__setitem__
+
+    def set_value(flag: Any) -> None:
+        _, flag.present, packed = values[flag.name]
+        flag.value = _unpacked(packed)
+
+    def define_and_set(self: Any, name: str, flag: Any) -> None:
+        define(self, name, flag)
+        if self is every_flag and flag.name in values:
+            set_value(flag)
+
+    for name, (short_name, _, _) in values.items():
+        if name in every_flag:
+            set_value(every_flag[name])
+            continue
+        # A flag of the script, which is not run here, or of a module that is not imported yet.
+        flag = flags.Flag(flags.ArgumentParser(), None, name, None, "", short_name, allow_override=True)
+        define(every_flag, name, flag)
+        set_value(flag)
+    kind.__setitem__ = define_and_set
+    if is_parsed:
+        every_flag.mark_as_parsed()
+
+
+# Modules of Python ---------------------------------------------------------------------------------------------------
+
+_OF_CONTEXT = ("prec", "rounding", "Emin", "Emax", "capitals", "clamp")
+
+
+def _taken_decimal(decimal: Any) -> Any:
+    """Returns the context that each new thread and context begins with."""
+    context = decimal.DefaultContext
+    traps = {signal.__name__: bool(is_set) for signal, is_set in context.traps.items()}
+    return {name: getattr(context, name) for name in _OF_CONTEXT}, traps
+
+
+def _apply_decimal(decimal: Any, settings: Any) -> None:
+    values, traps = settings
+    for name, value in values.items():
+        setattr(decimal.DefaultContext, name, value)
+    for name, is_set in traps.items():
+        decimal.DefaultContext.traps[getattr(decimal, name)] = is_set
+
+
+def _taken_locale(locale: Any) -> dict[str, str]:
+    names = [name for name in dir(locale) if name.startswith("LC_") and name != "LC_ALL"]
+    return {name: locale.setlocale(getattr(locale, name)) for name in names}
+
+
+def _apply_locale(locale: Any, settings: Mapping[str, str]) -> None:
+    for name, value in settings.items():
+        if locale.setlocale(getattr(locale, name)) != value:
+            locale.setlocale(getattr(locale, name), value)
+
+
+_LIBRARIES: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], None]]] = {
+    "jax": (_taken_jax, _apply_jax),
+    "absl.flags": (_taken_flags, _apply_flags),
+    "decimal": (_taken_decimal, _apply_decimal),
+    "locale": (_taken_locale, _apply_locale),
+}
+"""The functions that take the settings of a module, and apply them."""
+
+
+# Warnings ------------------------------------------------------------------------------------------------------------
+
+
+def _taken_filter(entry: Any) -> Filter:
+    action, message, category, module, line = entry
+    home, name = category.__module__, category.__qualname__
+    by_name = getattr(sys.modules.get(home), name, None) is category and home != "__main__"
+    return action, message, (home, name) if by_name else _packed(category), module, line
+
+
+@final
+class _Filters:
+    """The trainer's filters of warnings, in a worker, which learns of a category when it imports its module."""
+
+    def __init__(self, filters: tuple[Filter, ...], imports: WorkerImports) -> None:
+        self._filters = filters
+        self._applied: list[Any] = []
+        for home in {category[0] for _, _, category, _, _ in filters if not isinstance(category, Pickled)}:
+            if not _is_imported(home):
+                imports.after(home, self._apply_again)
+
+    def apply(self) -> None:
+        known = [(entry, self._category(entry[2])) for entry in self._filters]
+        self._applied = [(*entry[:2], kind, *entry[3:]) for entry, kind in known if kind is not None]
+        # This makes Python forget what it has decided by others.
+        warnings.resetwarnings()
+        warnings.filters.extend(self._applied)  # type: ignore[attr-defined]
+
+    def _apply_again(self) -> None:
+        own = [entry for entry in warnings.filters if entry not in self._applied]
+        self.apply()
+        warnings.filters[:0] = own  # type: ignore[index]
+
+    def _category(self, category: "tuple[str, str] | Pickled") -> Any:
+        if isinstance(category, Pickled):
+            return _unpacked(category)
+        return getattr(sys.modules.get(category[0]), category[1], None)
+
+
+# Logging -------------------------------------------------------------------------------------------------------------
+
+
+def _taken_logging() -> LoggerSettings:
+    manager = logging.root.manager
+    loggers = {
+        name: (logger.level, logger.propagate, logger.disabled)
+        for name, logger in [("", logging.root), *list(manager.loggerDict.items())]
+        if isinstance(logger, logging.Logger)
+        and (logger is logging.root or logger.level or not logger.propagate or logger.disabled)
+    }
+    captures = getattr(logging, "_warnings_showwarning", None) is not None
+    return LoggerSettings(loggers, manager.disable, captures)
+
+
+def _apply_logging(settings: LoggerSettings) -> None:
+    for name, (level, propagate, disabled) in settings.loggers.items():
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate, logger.disabled = propagate, disabled
+    logging.disable(settings.disabled_level)
+    logging.captureWarnings(settings.captures_warnings)

@@ -1,0 +1,172 @@
+"""Imports of a worker: each module of the user has the trainer's code, and libraries get the trainer's settings.
+
+Guarantees:
+    * A module that the trainer has imported from a file of the user's is imported from the same content, or not at all.
+      Installed packages and the standard library are not compared.
+    * The trainer reads each of these files once, when a loader with workers is built or starts them. A file that was
+      edited before, but after the trainer had imported it, is recognised by the code of its functions.
+"""
+
+import functools
+import hashlib
+import importlib.abc
+import importlib.machinery
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple, final
+
+CHANGED = b""
+"""The digest of a file that is no longer what the trainer has imported."""
+
+_WRAPPERS = (FunctionType, staticmethod, classmethod, functools._lru_cache_wrapper)  # noqa: SLF001  (it has no name)
+
+_PACKAGE_FOLDERS = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+class _Seen(NamedTuple):
+    """A module that was imported by this spec, which a reload replaces. No digest if it is not the user's."""
+
+    spec: Any
+    digest: bytes | None
+
+
+_seen: dict[str, _Seen] = {}
+
+
+def code_digests() -> dict[str, bytes]:
+    """Returns the digests of the files of all modules of the user that this process has imported, by their names."""
+    for name, module in list(sys.modules.items()):
+        spec = getattr(module, "__spec__", None)
+        seen = _seen.get(name)
+        if seen is None or seen.spec is not spec:
+            _seen[name] = _Seen(spec, _digest_of(name, module, spec))
+    return {name: seen.digest for name, seen in list(_seen.items()) if seen.digest is not None and name in sys.modules}
+
+
+def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
+    origin: Any = getattr(spec, "origin", None)
+    top = name.partition(".")[0]
+    is_installed = top in sys.stdlib_module_names or top == "millstream"
+    if is_installed or not _is_source(origin) or any(folder in origin for folder in _PACKAGE_FOLDERS):
+        return None
+    try:
+        with open(origin, "rb") as file:  # noqa: PTH123  (not pathlib, which is slow)
+            changed, content = os.fstat(file.fileno()).st_mtime, file.read()
+    except OSError:
+        return CHANGED
+    # Other loaders may compile something else than the file has.
+    may_differ = type(spec.loader) is importlib.machinery.SourceFileLoader and changed > _process_start()
+    return CHANGED if may_differ and not _has_code_of(module, content, origin) else _digest(content)
+
+
+def _is_source(origin: object) -> bool:
+    return isinstance(origin, str) and origin.endswith(".py")
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _process_start() -> float:
+    """Returns the time at which this process has started, or 0 if the system does not tell."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123  (as above)
+            ticks = int(file.read().rpartition(")")[2].split()[19])
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, AttributeError, IndexError):
+        return 0.0
+
+
+def _has_code_of(module: ModuleType, content: bytes, origin: str) -> bool:
+    """Returns True if the functions of a module, and the methods of its classes, are those of a source."""
+    try:
+        known = set(_codes(compile(content, origin, "exec", dont_inherit=True)))
+    except (SyntaxError, ValueError):
+        return False
+    owners = [
+        value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__
+    ]
+    values = [value for owner in (module, *owners) for value in list(vars(owner).values())]
+    functions: list[Any] = [inspect.unwrap(value) for value in values if isinstance(value, _WRAPPERS)]  # type: ignore[arg-type]
+    codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
+    return all(code in known for code in codes if code.co_filename == origin)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+@final
+class WorkerImports(importlib.abc.MetaPathFinder):
+    """The first finder of a worker: it compares code, and calls functions after the modules that they wait for.
+
+    Args:
+        code: the trainer's `code_digests()`.
+    """
+
+    def __init__(self, code: Mapping[str, bytes]) -> None:
+        self._code = code
+        self._actions: dict[str, list[Callable[[], object]]] = {}
+
+    def install(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def after(self, name: str, action: Callable[[], object]) -> None:
+        """Calls a function after a module was imported: now, if it is."""
+        module = sys.modules.get(name)
+        if module is None or getattr(module.__spec__, "_initializing", False):
+            self._actions.setdefault(name, []).append(action)
+        else:
+            action()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Returns the spec of a module that needs attention, otherwise None, so that other finders are asked.
+
+        Raises:
+            RuntimeError: the module's file is not what the trainer has imported.
+        """
+        expected, actions = self._code.get(fullname), self._actions.get(fullname)
+        if expected is None and actions is None:
+            return None
+        for finder in list(sys.meta_path):
+            found = None if finder is self else finder.find_spec(fullname, path, target)
+            if found is not None:
+                if expected is not None:
+                    _check(fullname, found, expected)
+                if actions is not None:
+                    self._call_after(fullname, found)
+                return found
+        return None
+
+    def _call_after(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_call(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            for action in self._actions.pop(name, []):
+                action()
+
+        loader.exec_module = execute_and_call
+
+
+def _check(name: str, spec: importlib.machinery.ModuleSpec, expected: bytes) -> None:
+    if not _is_source(spec.origin):
+        return
+    with open(str(spec.origin), "rb") as file:  # noqa: PTH123  (as above)
+        actual = _digest(file.read())
+    if actual != expected:
+        raise RuntimeError(
+            f"Cannot import {name} in a worker: {spec.origin} has changed since the trainer imported it, so that "
+            "batches would depend on where they are computed. Restart the program, or restore the file."
+        )

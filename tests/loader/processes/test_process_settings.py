@@ -1,0 +1,198 @@
+"""Settings that a program makes in its process reach its operations wherever they run: the bytes are the same."""
+
+import contextlib
+import csv
+import decimal
+import locale
+import logging
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+import pytest
+from absl import flags
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile
+
+import millstream
+from millstream.loader.workers.process_settings import ProcessSettings
+from support.processes import settings_flags, settings_seen
+from support.processes.worker_pools import python
+
+pytestmark = pytest.mark.third_party
+
+if "of_the_script" not in flags.FLAGS:
+    flags.DEFINE_string("of_the_script", "default", "A text.")
+    flags.FLAGS.mark_as_parsed()
+
+
+@contextlib.contextmanager
+def jax_options(**values: Any) -> Iterator[None]:
+    """Sets options of JAX for the whole process."""
+    before = {name: jax.config.values[name] for name in values}
+    for name, value in values.items():
+        jax.config.update(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+
+
+@contextlib.contextmanager
+def called(setter: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
+    """Calls a function that sets something for the whole process, and again with the value before."""
+    setter(value)
+    try:
+        yield
+    finally:
+        setter(before)
+
+
+@contextlib.contextmanager
+def filters(*actions: tuple[str, type[Warning]]) -> Iterator[None]:
+    """Sets filters of warnings, the last first."""
+    with warnings.catch_warnings():
+        for action, category in actions:
+            warnings.simplefilter(action, category)  # type: ignore[arg-type]  # a Literal
+        yield
+
+
+@contextlib.contextmanager
+def levels(**values: int) -> Iterator[None]:
+    """Sets levels of loggers."""
+    with contextlib.ExitStack() as stack:
+        for name, level in values.items():
+            logger = logging.getLogger(name.replace("_", ".").removeprefix("root"))
+            stack.enter_context(called(logger.setLevel, level, logger.level))
+        yield
+
+
+def flag_values(size: int, text: str) -> AbstractContextManager[Any]:
+    """Sets a flag of a module and one of this file."""
+
+    def set_both(values: Any) -> None:
+        every_flag: Any = flags.FLAGS
+        every_flag.size_of_the_module, every_flag.of_the_script = values
+
+    return called(set_both, (size, text), (settings_flags.SIZE.value, flags.FLAGS.of_the_script))
+
+
+SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], AbstractContextManager[Any] | None]] = {
+    "jax": lambda _: jax_options(
+        jax_enable_x64=True, jax_default_prng_impl="rbg", jax_numpy_rank_promotion="raise", jax_debug_nans=True
+    ),
+    "jax precision": lambda _: jax_options(jax_default_matmul_precision="highest", jax_threefry_partitionable=False),
+    "absl": lambda _: flag_values(5, "of main"),
+    "pillow": lambda patch: patch.setattr(Image, "MAX_IMAGE_PIXELS", 7),
+    "pillow files": lambda patch: patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True),
+    "recursion": lambda _: called(sys.setrecursionlimit, 4321, sys.getrecursionlimit()),
+    "digits": lambda _: called(sys.set_int_max_str_digits, 5000, sys.get_int_max_str_digits()),
+    "csv": lambda _: called(csv.field_size_limit, 999, csv.field_size_limit()),
+    "timeout": lambda _: called(socket.setdefaulttimeout, 61.0, socket.getdefaulttimeout()),
+    "decimal": lambda patch: patch.setattr(decimal.DefaultContext, "prec", 5),
+    "locale": lambda _: called(lambda name: locale.setlocale(locale.LC_TIME, name), "C.UTF-8", "C"),
+    "environment": lambda patch: patch.setenv("OF_THE_TRAINER", "set"),
+    "errors": lambda _: filters(("error", UserWarning), ("ignore", settings_seen.ModuleWarning)),
+    "error of a module": lambda _: filters(("ignore", UserWarning), ("error", settings_seen.ModuleWarning)),
+    "levels": lambda _: levels(root=logging.DEBUG, a=logging.ERROR, a_b=logging.INFO),
+    "disabled": lambda _: called(logging.disable, logging.INFO, logging.NOTSET),
+}
+
+
+def in_script(element: object) -> str:
+    """Shows the settings: a function that crosses by value."""
+    return settings_seen.seen(element)
+
+
+OPERATIONS: dict[str, list[Any]] = {
+    "function": [in_script],
+    "class": [settings_seen.Seen()],
+    "batches": [millstream.Batch(2), settings_seen.SeenOfBatches()],
+    "filter": [millstream.FilterTransform[int](bool), settings_seen.Seen()],
+}
+
+PLACES: list[dict[str, Any]] = [
+    {"read_options": millstream.ReadOptions(0)},
+    {"read_options": millstream.ReadOptions(4)},
+    {"worker_count": 1},
+]
+
+
+@given(names=st.sets(st.sampled_from(sorted(SETTINGS))), kind=st.sampled_from(sorted(OPERATIONS)))
+@settings(max_examples=2)
+@example(names=set(SETTINGS), kind="class")
+@example(names=set(SETTINGS) - {"errors", "jax"}, kind="function")
+def test_operations_see_the_settings_of_the_program(names: set[str], kind: str) -> None:
+    """In the consumer's thread, in others and in a worker, operations see what the program has set when they begin."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
+        patch.setenv("SETTINGS_SEEN", " ".join(names))
+        loaders = [
+            millstream.load(range(1, 5), transformations=OPERATIONS[kind], num_epochs=1, **place) for place in PLACES
+        ]
+        for name in sorted(names):
+            if (context := SETTINGS[name](patch)) is not None:
+                stack.enter_context(context)
+        here, threads, worker = (list(map(str, loader)) for loader in loaders)
+        assert here == threads == worker
+
+
+def test_workers_that_were_kept_have_the_settings_of_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass after a change has workers with the new settings; one after none has the same workers."""
+
+    def seen(_: int) -> tuple[Any, ...]:
+        return os.environ.get("OF_THE_TRAINER"), sys.getrecursionlimit(), os.getpid()
+
+    with millstream.load(range(3), transformations=[seen], num_epochs=1, worker_count=1) as loader:
+        first, second = set(loader), set(loader)
+        monkeypatch.setenv("OF_THE_TRAINER", "set")
+        third = set(loader)
+        with called(sys.setrecursionlimit, 4321, sys.getrecursionlimit()):
+            fourth = set(loader)
+    assert first == second
+    assert [seen[:2] for passed in (first, third, fourth) for seen in passed] == [
+        (None, sys.getrecursionlimit()),
+        ("set", sys.getrecursionlimit()),
+        ("set", 4321),
+    ]
+
+
+def test_settings_are_a_value() -> None:
+    """Taking them is repeatable, and each setting makes a difference."""
+    taken = ProcessSettings.taken()
+    assert ProcessSettings.taken() == taken
+    for name, setting in SETTINGS.items():
+        with pytest.MonkeyPatch.context() as patch, setting(patch) or contextlib.nullcontext():
+            assert ProcessSettings.taken() != taken, name
+
+
+IDENTITY = """
+import multiprocessing, os, sys
+sys.path.insert(0, os.path.dirname(__file__))
+import guarded, millstream
+told = set(millstream.load(range(4), transformations=[guarded.told], num_epochs=1, worker_count=2))
+assert {name for name, *_ in told} <= {"millstream-w0", "millstream-w1"}, told
+assert {row[1:] for row in told} == {(os.getpid(), True, False)}, told
+print("guarded:", open("guarded").read())
+"""
+
+
+def test_a_worker_knows_that_it_is_one(tmp_path: Any) -> None:
+    """`multiprocessing` names the worker and its parent before user code is imported; guarded code does not run."""
+    (tmp_path / "guarded.py").write_text(
+        "import multiprocessing\n"
+        "is_main = multiprocessing.current_process().name == 'MainProcess'\n"
+        "if is_main and multiprocessing.parent_process() is None: open('guarded', 'a').write('once')\n"
+        "def told(_):\n"
+        "    parent = multiprocessing.parent_process()\n"
+        "    return multiprocessing.current_process().name, parent.pid, parent.is_alive(), is_main\n"
+    )
+    (tmp_path / "script.py").write_text(IDENTITY)
+    done = python(tmp_path / "script.py", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("guarded: once\n", "")

@@ -1,0 +1,5 @@
+"""Flags of a module that workers import by its name."""
+
+from absl import flags
+
+SIZE = flags.DEFINE_integer("size_of_the_module", 8, "A number.")
