@@ -26,6 +26,7 @@ from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable, Measured
 from millstream.loader.operations.elements import Elements, FailedRecord, SourceEnded
 from millstream.loader.operations.random_streams import seed_of
+from millstream.loader.operations.reading import copies_of_held
 from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -135,6 +136,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         # True if the executor, if any, is at the end of `_outputs`. False if it was interrupted.
         self._is_sound = True
         self._left_at: float | None = None
+        # Elements of workers are copies already.
+        self._copies = execution.workers.num_workers == 0 and self._plan.yields_held_memory
         self._at_end: Callable[[], object] | None = None
         if state is not None:
             self.set_state(state)
@@ -224,7 +227,11 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         return value
 
     def take(self, limit: int) -> Elements:
-        """Returns fetched outputs with their origins, at least one and at most `limit`. It raises as `next`."""
+        """Returns fetched outputs with their origins, at least one and at most `limit`. It raises as `next`.
+
+        They are for operations, which do not change them.
+        """
+        self._copies = False
         if self._row == self._stop:
             self._check_open()
             self._alone(self._fetch)
@@ -479,7 +486,9 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             if (outputs := executor.next_outputs()) is None:
                 self._finish()
                 return False
-            outputs.values = values = list(outputs.values)
+            outputs.values = values = (
+                copies_of_held(self._plan.pipeline.source, outputs) if self._copies else list(outputs.values)
+            )
             first, stop = outputs.first, len(values)
             self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
             self._is_sound = True

@@ -1,7 +1,7 @@
 """Reading records from a source, in batched reads if the source has them."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import FunctionType
 from typing import Any, cast
 
@@ -154,3 +154,44 @@ def _is_of_the_call(error: BaseException) -> bool:
 
 class _WrongCountError(ValueError):
     """A batched read returned the wrong number of records."""
+
+
+def copies_of_held(source: Any, run: Elements) -> list[Any]:
+    """Returns the elements of a run, with copies of those arrays that may be memory of a source that holds its records.
+
+    The trainer may change what it gets, as it may with elements that come from worker processes.
+    """
+    values = list(run.values)
+    for row, key in enumerate(run.origins.record_key.tolist()):
+        value = values[row]
+        kind = type(value)
+        if kind is np.ndarray:
+            if value.base is not None or value is source[key]:
+                values[row] = value.copy()
+        elif kind not in _IMMUTABLE:
+            values[row] = _with_copies(value, set(_arrays_in(source[key])))
+    return values
+
+
+_IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+
+def _arrays_in(value: Any) -> Iterator[int]:
+    """Yields the `id` of each array in a record."""
+    if isinstance(value, np.ndarray):
+        yield id(value)
+    elif isinstance(value, dict | list | tuple):
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _arrays_in(member)
+
+
+def _with_copies(value: Any, held: Collection[int]) -> Any:
+    """Returns a value with copies of arrays that are held, or are views, which may be views of those."""
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.base is not None or id(value) in held else value
+    if type(value) is dict:
+        return {name: _with_copies(member, held) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        members = [_with_copies(member, held) for member in value]
+        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
+    return value

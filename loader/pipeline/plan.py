@@ -35,7 +35,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import is_mixed
-from millstream.sources.source_checks import batched_read_of, reads_in_one_call
+from millstream.sources.source_checks import batched_read_of, is_in_memory, reads_in_one_call
 from millstream.transforms import Transformation
 
 KEYS = "keys"
@@ -131,6 +131,13 @@ class Plan:
             "next record, from the beginning in each process. If it returns the same record for the same key, add a "
             "fingerprint() method."
         )
+
+    @functools.cached_property
+    def yields_held_memory(self) -> bool:
+        """True if outputs may contain arrays that the source holds: it is in memory, and nothing stacks them."""
+        source = self.pipeline.source
+        holds = is_in_memory(source) and type(source) is not range
+        return holds and not any(operation.makes_batches for operation in self.pipeline.operations)
 
     @functools.cached_property
     def deciding(self) -> str:

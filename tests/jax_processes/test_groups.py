@@ -81,7 +81,7 @@ def groups(folder: Path) -> dict[int, list[Any]]:
     tasks = {
         2: ends
         | {"stage": {"steps": STAGED_STEPS}, "compare_hosts": {"bad": [[1, 2], [7]]}, "warn_or_shard": {}}
-        | {"ask_jax": {}},
+        | {"ask_jax": {}, "fit_together": {}},
         4: ends | {"fill_meshes": {"save_to": folder, "meshes": MESHES}},
     }
     told = {}
@@ -129,6 +129,49 @@ def test_two_jax_processes_are_warned_or_sharded(groups: dict[int, list[Any]]) -
         (batches, (warning,)), *others = told["warn_or_shard"]
         assert (batches, *others) == (everything, (everything, []), (share, []))
         assert warning.startswith("JAX runs 2 processes, and this DataLoader is not sharded")
+
+
+DIFFERENT = ["sampler.seed", "source", "operations[0]", "global batch", "records", "step"]
+SHORT = "other hosts may have another number of rows"
+
+
+def test_hosts_that_read_different_streams_are_told_before_the_first_batch(groups: dict[int, list[Any]]) -> None:
+    """Each difference is an error on all hosts that names the host and the difference; one of code is a warning.
+
+    The error of one host's first batch is its own there, and named on the others.
+    """
+    hosts = [told["fit_together"] for told in groups[2]]
+    for told in hosts:
+        assert told["the same"] == [[(8,)] * 4, "", ""]
+        for name in DIFFERENT:
+            shapes, error, _ = told[name]
+            assert shapes == []
+            assert error.startswith("ValueError: Cannot build a global batch: host 1 and host 0 differ: "), error
+            assert f"{name} is " in error
+        assert told["code"][:2] == [[(8,)] * 4, ""]
+        assert "host 1 and host 0 differ: operations[0].map()" in told["code"][2]
+    assert "first batch is an error, KeyError on host 1, a batch on host 0" in hosts[0]["first batch"][1]
+    assert hosts[1]["first batch"][1].startswith("KeyError")
+
+
+def test_no_global_batch_is_made_of_parts_of_different_sizes(groups: dict[int, list[Any]]) -> None:
+    """A short last batch comes if all hosts have as many rows. Otherwise it is an error on each host that has one."""
+    for process, told in enumerate(of_process["fit_together"] for of_process in groups[2]):
+        for name in ("even", "even by sharding"):
+            assert told[name] == [[(8,), (8,), (4,)], "", ""]
+        assert told["even at its end"][:2] == [[(4,)], ""]
+        assert told["window"][:2] == [[(8,)] * 3, ""]
+        assert told["even chain"][:2] == [[(8,), (8,)], ""]
+        for name, shapes in (("uneven rows", [(8,), (8,)]), ("uneven at its end", [])):
+            assert told[name][0] == shapes
+            assert SHORT in told[name][1]
+            assert "the last batch has 2 rows on host 0, 1 on host 1" in told[name][2]
+        assert told["uneven steps"][0] == [(8,), (8,)]
+        assert (SHORT in told["uneven steps"][1]) == (process == 0)
+        assert "host 0 has 3 batches, host 1 has 2" in told["uneven steps"][2]
+        assert told["uneven by sharding"][1].startswith("ValueError: Cannot build a global array of the last step")
+        assert SHORT in told["chain"][1]
+        assert "3 batches, the last one of 1 on host 1, 3 batches, the last one of 2 on host 0" in told["chain"][2]
 
 
 def test_hosts_are_compared(groups: dict[int, list[Any]]) -> None:

@@ -1,5 +1,6 @@
 """The arguments and attributes of a DataLoader, and one stream for all kinds of sources and samplers."""
 
+import copy
 import dataclasses
 import io
 import itertools
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 import millstream
+from millstream.core import tree
 from millstream.samplers import IndexSampler
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.transforms import Batch, Filter, Map, PaddedBatch, Transformation
 from support.draw.random_pipelines import AddIndex, DropMultiples, Jitter, Pipeline, Scale, pipelines
 from support.faults.user_faults import Unread
 from support.laws import loader_of
-from support.streams import comparable, drain
+from support.streams import comparable, drain, equal_streams
 
 INLINE = millstream.ReadOptions(num_threads=0)
 
@@ -521,3 +523,33 @@ def test_a_loader_is_shown_as_what_comes_from_where() -> None:
     ]
     assert (len(loader), loader.record_keys(1).tolist()) == (3, [5, 4, 3, 2])
     iter(loader)
+
+
+HELD: dict[str, Any] = {
+    "arrays": [np.full(3, key, np.float32) for key in range(6)],
+    "structures": [{"x": np.full(3, key), "nested": [np.full(2, key), {"y": np.zeros(key)}]} for key in range(6)],
+    "rows of an array": np.arange(18.0).reshape(6, 3),
+    "columns": millstream.InMemoryDataSource({"x": np.arange(18).reshape(6, 3), "y": np.arange(6)}),
+    "several": millstream.ConcatenatedDataSource([[np.ones(2)] * 3, [np.zeros(2)] * 3]),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+@pytest.mark.parametrize("operations", [[], [lambda element: element], [millstream.WindowShuffle(4, seed=0)]])
+def test_what_a_loader_yields_is_the_trainers(name: str, operations: list[Any]) -> None:
+    """A trainer may change elements in place, as those of workers: the next pass and the source are as before."""
+    source = HELD[name]
+    loader = millstream.load(source, num_epochs=1, transformations=operations, read_options=INLINE)
+
+    def pass_over() -> list[Any]:
+        kept = []
+        for element in loader:
+            kept.append(copy.deepcopy(element))
+            for _, leaf in tree.leaves(element):
+                if isinstance(leaf, np.ndarray):
+                    np.add(leaf, 100, out=leaf)
+        return kept
+
+    before = copy.deepcopy([source[key] for key in range(6)])
+    assert equal_streams(pass_over(), pass_over())
+    assert equal_streams(before, [source[key] for key in range(6)])

@@ -6,6 +6,7 @@ The arguments of the program come pickled on standard input; what it returns lea
 import asyncio
 import collections
 import itertools
+import logging
 import os
 import pickle
 import shutil
@@ -274,6 +275,78 @@ def stage(steps: int) -> dict[str, Any]:
         millstream.device_put(iter(loader(shard)), other)
     except ValueError as error:
         told["refused"] = str(error).split(",")[0]
+    return told
+
+
+class RefuseOnOne(millstream.MapTransform):
+    """Raises, but not on host 0."""
+
+    def map(self, element: int) -> int:
+        if jax.process_index():
+            raise KeyError(element)
+        return element
+
+
+def fit_together() -> dict[str, list[Any]]:
+    """Takes global batches of streams that differ between the hosts, and of some that end apart.
+
+    Reports of each the shapes that came, the error that followed, and what was logged.
+    """
+    process, sharding = jax.process_index(), devices_in_a_row()
+    by_process, by_sharding = millstream.ShardByJaxProcess(), millstream.ShardBySharding(sharding, 8)
+
+    def load(size: int = 24, shard: Any = by_process, num_epochs: int | None = None, **options: Any) -> Any:
+        options = {"seed": SEED, "batch_size": 4, **options}
+        return millstream.load(range(size), shuffle=True, num_epochs=num_epochs, shard_options=shard, **options)
+
+    def window(size: int) -> Any:
+        return load(size, num_epochs=1, transformations=[millstream.WindowShuffle(3)], drop_remainder=True)
+
+    def chain(size: int, **options: Any) -> Any:
+        return millstream.MapDataset.range(size)[process :: jax.process_count()].to_iter_dataset().batch(4, **options)
+
+    def sought(loader: Any, step: int) -> Any:
+        iterator = iter(loader)
+        iterator.seek(step)
+        return iterator
+
+    cases: dict[str, Callable[[], Any]] = {
+        "the same": load,
+        "sampler.seed": lambda: load(seed=SEED + process),
+        "source": lambda: load(24 + process),
+        "operations[0]": lambda: load(transformations=[Noise()] * process),
+        "global batch": lambda: load(batch_size=4 + 4 * process),
+        "records": lambda: load(num_epochs=1 + process),
+        "step": lambda: sought(load(), 1 + process),
+        "first batch": lambda: load(transformations=[RefuseOnOne()]),
+        "code": lambda: load(transformations=[(lambda x: x + 1) if process else (lambda x: x + 2)]),
+        "even": lambda: load(20, num_epochs=1),
+        "even at its end": lambda: sought(load(20, num_epochs=1), 2),
+        "even by sharding": lambda: load(20, by_sharding, num_epochs=1),
+        "uneven rows": lambda: load(19, num_epochs=1),
+        "uneven steps": lambda: load(17, num_epochs=1),
+        "uneven at its end": lambda: sought(load(19, num_epochs=1), 2),
+        "uneven by sharding": lambda: load(19, by_sharding, num_epochs=1),
+        "window": lambda: window(29),
+        "chain": lambda: chain(19),
+        "even chain": lambda: chain(19, drop_remainder=True),
+    }
+    told: dict[str, list[Any]] = {}
+    for name, make in cases.items():
+        lines: list[str] = []
+        handler = logging.Handler()
+        handler.emit = lambda record, lines=lines: lines.append(record.getMessage())  # type: ignore[method-assign,misc]
+        logging.getLogger("millstream").addHandler(handler)
+        shapes, error = [], ""
+        try:
+            iterable = make()
+            with millstream.device_put(iter(iterable), sharding) as batches:
+                for batch in itertools.islice(batches, 4):
+                    shapes.append(jax.tree.leaves(batch)[0].shape)  # noqa: PERF401  (an error keeps those before)
+        except Exception as failure:  # noqa: BLE001  (reported)
+            error = f"{type(failure).__name__}: {failure}"
+        logging.getLogger("millstream").removeHandler(handler)
+        told[name] = [shapes, error, "".join(lines)]
     return told
 
 
