@@ -4,8 +4,8 @@ Guarantees:
     - A file appears under its final name only when it is complete and on disk.
     - A conversion whose process or machine died continues when it is called again: files under their final names are
       finished, the others are written again.
-    - A conversion continues only with the same records and options. A second process with the same destination is
-      refused.
+    - A conversion continues only with the same records, options and code, and if it converts a few records to the
+      same bytes again. A second process with the same destination is refused.
     - The folder of unfinished files belongs to this user, no other user can write to it, and nothing is written through
       a link.
     - Workers of a killed process live for up to a second. Nothing is written before they have ended: each holds a lock
@@ -45,6 +45,9 @@ from millstream.tools.record_encoding import (
 from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS
 from millstream.tools.underlying_sources import check_end
 from millstream.transforms import Map
+
+_COMPARED_TARGETS = 4
+"""The number of finished files of which a record is converted again when a conversion is resumed."""
 
 _LAST_WRITERS_SECONDS = 20.0
 """The time that the workers of a killed process have to end."""
@@ -168,10 +171,18 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
             begun = json.load(file)
     except FileNotFoundError:
         begun = None
-    if begun == plan:
-        return
     existing = list(filter(os.path.lexists, conversion.outputs))
-    if begun is not None and existing and not overwrite:
+    if begun == plan:
+        finished = [shard for shard, target in enumerate(conversion.targets) if os.path.exists(target)]  # noqa: PTH110
+        if all(map(conversion.is_converted_alike, finished[:: len(finished) // _COMPARED_TARGETS + 1])):
+            return
+        if not overwrite:
+            raise ValueError(
+                f"Cannot resume the conversion to {conversion.destination!r}: a record is converted to other bytes than "
+                "in the finished files. A vocabulary, or the `hash()` of a text, may differ. Restore it, or pass "
+                "--overwrite (overwrite=True) to start over."
+            )
+    if begun not in (None, plan) and existing and not overwrite:
         other = next((name for name in plan if begun.get(name) != plan[name]), "version")
         raise ValueError(
             f"An unfinished conversion to {conversion.destination!r} has a different {other}: {begun.get(other)}, here "

@@ -7,6 +7,7 @@ a lock file for the processes that write.
 import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 from collections.abc import Callable, Iterator
 from typing import Any, final
@@ -16,7 +17,9 @@ import numpy as np
 from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.samplers import SequentialSampler
+from millstream.sources.digests import digest
 from millstream.sources.source_checks import batched_read_of
+from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.paths import FileIdentity
 from millstream.tools.record_encoding import Encoding, encode_records
 from millstream.tools.record_writers import companion_of, compression_level, new_writer
@@ -107,6 +110,21 @@ class Conversion:
             "shards": self.num_shards,
         }
 
+    def last_record(self, shard: int) -> str:
+        """Returns the path of the file that keeps the key and the digest of the last record of a finished target."""
+        return os.path.join(self.folder, f"{shard}.last")  # noqa: PTH118
+
+    def is_converted_alike(self, shard: int) -> bool:
+        """Returns True if the last record of a finished target is converted to the same bytes again."""
+        try:
+            with open(self.last_record(shard), encoding="utf-8") as file:  # noqa: PTH123
+                key, before = json.load(file)
+        except FileNotFoundError:  # It has no records.
+            return True
+        skips_none = isinstance(self.source, MapDataset)
+        records = encode_records(self.encoding, [self.source[key]], [key], skips_none=skips_none)
+        return list(map(_digest_of, records)) == [before]
+
     def _files(self) -> dict[str, FileIdentity]:
         sources = underlying_sources(self.source)
         return {path: identity for source in sources for path, identity in (files_of(source) or {}).items()}
@@ -124,22 +142,31 @@ def write_shard(conversion: Conversion, shard: int, report: Callable[[int], None
             os.unlink(unfinished)  # noqa: PTH108
         writer = new_writer(unfinished, conversion.encoding, conversion.compression)
         try:
-            for num_keys, records in _blocks(conversion, conversion.range_of(shard)):
+            last: tuple[int, str] | None = None
+            for num_keys, records, last_key in _blocks(conversion, conversion.range_of(shard)):
                 writer.write(records)
+                last = last if last_key is None else (last_key, _digest_of(records[-1]))
                 if report is not None:
                     report(num_keys)
             writer.finish()
         except BaseException:
             writer.abandon()
             raise
+        if last is not None:
+            with new_file(conversion.last_record(shard)) as file:
+                file.write(json.dumps(last).encode())
         target = conversion.targets[shard]
         if (companion := companion_of(unfinished)) is not None:
             os.replace(companion, f"{companion_of(target)}")  # noqa: PTH105
         os.replace(unfinished, target)  # noqa: PTH105
 
 
-def _blocks(conversion: Conversion, keys: range) -> Iterator[tuple[int, list[bytes]]]:
-    """Yields blocks of a few megabytes: the number of keys, and the encoded records."""
+def _digest_of(record: bytes) -> str:
+    return digest(8, record).hex()
+
+
+def _blocks(conversion: Conversion, keys: range) -> Iterator[tuple[int, list[bytes], int | None]]:
+    """Yields blocks of a few megabytes: the number of keys, the encoded records, and the key of the last of these."""
     source, done, step = conversion.source, 0, _FIRST_RECORDS
     read, skips_none = batched_read_of(source), isinstance(source, MapDataset)
     while done < len(keys):
@@ -147,6 +174,7 @@ def _blocks(conversion: Conversion, keys: range) -> Iterator[tuple[int, list[byt
         elements = [source[key] for key in block] if read is None else read(block)
         records = encode_records(conversion.encoding, elements, block, skips_none=skips_none)
         done += len(block)
-        yield len(block), records
+        written = [key for key, element in zip(block, elements, strict=True) if not (skips_none and element is None)]
+        yield len(block), records, written[-1] if written else None
         mean = max(1, int(np.mean(list(map(len, records))))) if records else 1
         step = max(1, min(_BLOCK_RECORDS, _BLOCK_BYTES // mean))

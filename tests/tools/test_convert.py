@@ -272,6 +272,42 @@ def test_data_of_one_shape_are_not_mixed(tmp_path: Path) -> None:
     assert records_in(*shards_of(tmp_path)) == [b"a0", b"a1"]
 
 
+VOCABULARY = {"a": 1, "b": 2}
+IS_WHOLE = False
+
+
+def tokens_of(text: str) -> Any:
+    """Reads a vocabulary that no fingerprint has, and fails in the last file."""
+    if text == "last" and not IS_WHOLE:
+        raise RuntimeError("No more.")
+    return None if text == "none" else np.array([VOCABULARY.get(word, 0) for word in text.split()], np.uint16)
+
+
+@pytest.mark.parametrize("name", ["x.bin", "x.bag"])
+def test_vocabularies_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A conversion is resumed only with the code, and to the bytes, of the files that are finished."""
+    texts = ["a b", "b b", "none", "a", "b", "last"]
+
+    def convert(function: Any, **options: Any) -> list[Any]:
+        chain = millstream.MapDataset.source(texts).map(function)
+        paths = millstream.convert(chain, tmp_path / name, num_shards=2, worker_count=0, **options)
+        source = millstream.MegatronDataSource if name == "x.bin" else millstream.BagzDataSource
+        return [np.frombuffer(record, np.uint16).tolist() for record in source(paths)]
+
+    with pytest.raises(RuntimeError, match="No more"):
+        convert(tokens_of)
+    with monkeypatch.context() as patched:
+        patched.setitem(VOCABULARY, "b", 3)
+        with pytest.raises(ValueError, match=r"Cannot resume .* A vocabulary, or the `hash\(\)` of a text"):
+            convert(tokens_of)
+    with pytest.raises(ValueError, match="has a different source"):
+        convert(lambda text: np.array([VOCABULARY.get(text, 0)], np.uint16))
+    monkeypatch.setitem(globals(), "IS_WHOLE", True)
+    assert convert(tokens_of) == [[1, 2], [2, 2], [1], [2], [0]]
+    monkeypatch.setitem(VOCABULARY, "b", 3)
+    assert convert(tokens_of, overwrite=True) == [[1, 3], [3, 3], [1], [3], [0]]
+
+
 def test_two_at_once_are_refused(tmp_path: Path, long_text: Path) -> None:
     """A second conversion to the same files is an error and changes nothing; Ctrl-C ends the first one quietly."""
     command = ["convert", str(long_text), "b.bag", "--shards=50", "--jobs=2"]
