@@ -178,8 +178,8 @@ def _begin_or_resume(conversion: Conversion, *, overwrite: bool) -> None:
             return
         if not overwrite:
             raise ValueError(
-                f"Cannot resume the conversion to {conversion.destination!r}: a record is converted to other bytes than "
-                "in the finished files. A vocabulary, or the `hash()` of a text, may differ. Restore it, or pass "
+                f"Cannot resume the conversion to {conversion.destination!r}: a record is converted to other bytes "
+                "than in the finished files. A vocabulary, or the `hash()` of a text, may differ. Restore it, or pass "
                 "--overwrite (overwrite=True) to start over."
             )
     if begun not in (None, plan) and existing and not overwrite:

@@ -7,8 +7,9 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import named_arguments
+from millstream.core.checks import as_flag, named_arguments
 from millstream.core.descriptions import described
+from millstream.core.warn import log_warning
 from millstream.loader import DataLoader, ReadOptions
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.loader.pipeline.arguments import Operations, check_operations
@@ -25,6 +26,9 @@ from millstream.transforms import Batch, Map, Transformation
 
 _BLOCK_RECORDS = 256
 
+_COMPARED_RECORDS = 8
+"""The number of records, evenly spread, that are counted again before stored lengths are returned."""
+
 _VERSION = 2
 """The version of the counting, to be raised when it returns other lengths."""
 
@@ -36,6 +40,8 @@ def lengths_of(
     feature: str | None = None,
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
+    *,
+    refresh: bool = False,
 ) -> NDArray[np.int64]:
     """Returns the number of tokens of each record, an int64 array of shape (records,), for a `PackingSampler`.
 
@@ -43,10 +49,11 @@ def lengths_of(
     The lengths are stored, and returned the next time: in `.NAME.lengths-DIGEST-index` beside the first file NAME of
     the source, or in the cache folder (`$MILLSTREAM_CACHE`, else `$XDG_CACHE_HOME/millstream`, else
     `~/.cache/millstream`) if that folder is not writable or the source has no files. Records are counted again after a
-    change of the source, of its files (including their times), or of the operations: their parameters and their code.
-    A change of a function or global variable that an operation uses is not noticed. In that case, remove the file,
-    whose path is in the log of `millstream`. Records that nothing tells from others are counted each time: those in
-    memory, of `FileDataSource`, Zarr and Lance, and of your own source without `fingerprint()`.
+    change of the source, of its files (including their times), or of the operations: their parameters, their code, and
+    the result of their `fingerprint()`. A change of a function, a global variable or a file that an operation uses,
+    such as that of a tokenizer, is noticed by counting eight records again; pass `refresh=True` if it may leave these
+    as they are. Records that nothing tells from others are counted each time: those in memory, of `FileDataSource`,
+    Zarr and Lance, and of your own source without `fingerprint()`.
 
     The lengths of sequences in Megatron's format are known, and nothing is read.
 
@@ -58,6 +65,7 @@ def lengths_of(
             that contain their length.
         worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
         read_options: the threads that read ahead; None for `ReadOptions()`.
+        refresh: True to count all records again, and to replace what is stored.
 
     Raises:
         TypeError: an operation is not a Map or a function, so that it does not return one element per record or
@@ -78,9 +86,12 @@ def lengths_of(
     if not maps and feature is None and type(data_source) is MegatronDataSource:
         return data_source.sequence_lengths()
     key = _index_key(data_source, maps, feature)
-    if key is not None and (stored := _find_lengths(key, len(data_source))) is not None:
-        return stored
-    lengths = _count_tokens(data_source, [*maps, _TokenCount(feature)], worker_count, read_options)
+    counted = [*maps, _TokenCount(feature)]
+    if not as_flag(refresh, "refresh") and key is not None:
+        stored = _find_lengths(key, len(data_source))
+        if stored is not None and _are_valid(stored, data_source, counted, read_options):
+            return stored
+    lengths = _count_tokens(data_source, counted, worker_count, read_options)
     if key is not None:
         import logging  # noqa: PLC0415  (lazy: it takes long to import)
 
@@ -149,22 +160,40 @@ def _checked_maps(operations: Operations) -> list[Transformation]:
     return checked
 
 
+def _are_valid(
+    stored: NDArray[np.int64], source: DataSource[Any], operations: list[Transformation], options: ReadOptions | None
+) -> bool:
+    """Returns True if some records, counted again, have their stored lengths."""
+    keys = np.unique(np.linspace(0, len(source) - 1, _COMPARED_RECORDS, dtype=np.int64))
+    found = _count_tokens(source, operations, 0, options, keys)
+    if differing := np.flatnonzero(found != stored[keys]).tolist():
+        key = keys[differing[0]]
+        log_warning(
+            f"the stored lengths of {described(source)} are those of other operations, and are counted again: record "
+            f"{key} has {found[differing[0]]} tokens, and {stored[key]} when they were stored."
+        )
+    return not differing
+
+
 def _count_tokens(
     source: DataSource[Any],
     operations: list[Transformation],
     worker_count: int | None,
     read_options: ReadOptions | None,
+    keys: NDArray[np.int64] | None = None,
 ) -> NDArray[np.int64]:
+    """Returns the lengths of all records, or of those with the keys."""
+    count = len(source) if keys is None else len(keys)
     loader = DataLoader(
         data_source=source,
-        sampler=SequentialSampler(len(source)),
+        sampler=SequentialSampler(count, keys=keys),
         operations=[*operations, Batch(_BLOCK_RECORDS)],
         worker_count=worker_count,
         shard_options=NoSharding(),
         read_options=read_options,
     )
-    lengths = np.empty(len(source), np.int64)
-    progress = Progress("Counting tokens", len(source), "records")
+    lengths = np.empty(count, np.int64)
+    progress = Progress("Counting tokens", count, "records")
     done = 0
     try:
         with loader, iter(loader) as batches:

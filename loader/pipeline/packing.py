@@ -105,7 +105,7 @@ def _as_planned(run: Elements, planned: NDArray[np.integer[Any]], names: Sequenc
     error = ValueError(
         f"The document of record key {run.origins.record_key[row]} has {run.origins.sizes[feature, row]} "
         f"{names[feature]!r}, but according to the sampler's lengths it has {planned[row]}. Measure the lengths again, "
-        "on the results of the operations before Pack."
+        "on the results of the operations before Pack: lengths_of(source, operations, refresh=True)."
     )
     where = f"{where}, at {describe_origin(run.origins, row)}"
     return Elements(run.values[:row], run.origins.take(slice(row)), annotated(error, where))

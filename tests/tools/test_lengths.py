@@ -72,7 +72,7 @@ def test_lengths_are_those_of_the_elements_whoever_counts(texts: Path, worker_co
 def test_lengths_are_kept_beside_the_data_and_found_again(
     texts: Path, notes: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lengths are saved beside the data, in a file that the log names, and found again without reading.
+    """Lengths are saved beside the data, in a file that the log names, and found again by reading eight records.
 
     Changing the array changes no file, and their folder may be renamed.
     """
@@ -90,7 +90,34 @@ def test_lengths_are_kept_beside_the_data_and_found_again(
     texts.parent.rename(tmp_path / "elsewhere")
     with TextLineDataSource(tmp_path / "elsewhere" / "a.txt") as source:
         assert millstream.lengths_of(source, [Split(notes)]).tolist() == WORDS
-    assert len(notes.read_text()) == len(TEXTS)
+    assert len(notes.read_text()) == len(TEXTS) + 2 * 8
+
+
+def test_lengths_of_another_tokenizer_are_counted_again(
+    texts: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A tokenizer that is read from a file was trained again: a warning says so, and `refresh` trusts no sample."""
+    tokenizer, base = tmp_path / "tokenizer", str(TEXTS[3])
+
+    def tokenize(text: str) -> list[str]:
+        limit, first = map(int, tokenizer.read_text().split())
+        return text.split()[: first if text == base else limit]
+
+    def lengths(**options: Any) -> list[int]:
+        with TextLineDataSource(texts) as source:
+            return list(millstream.lengths_of(source, [tokenize], **options))
+
+    def expected(limit: int, first: int) -> list[int]:
+        return [min(count, first if text == base else limit) for text, count in zip(TEXTS, WORDS, strict=True)]
+
+    for parameters in ((9, 9), (5, 9)):
+        tokenizer.write_text("{} {}".format(*parameters))
+        assert lengths() == lengths() == expected(*parameters)
+    assert caplog.text.count("are those of other operations, and are counted again: record") == 1
+    tokenizer.write_text("5 1")
+    assert lengths(refresh=True) == lengths() == expected(5, 1)
+    with pytest.raises(TypeError, match="refresh must be True or False"):
+        lengths(refresh="no")
 
 
 def test_other_operations_have_other_lengths(texts: Path, notes: Path) -> None:
@@ -101,7 +128,7 @@ def test_other_operations_have_other_lengths(texts: Path, notes: Path) -> None:
             assert lengths.tolist() == [min(limit, count) for count in WORDS]
         counts = millstream.lengths_of(source, [lambda text: {"a": text.split(), "b": list(text)}], feature="a")
         letters = millstream.lengths_of(source, [lambda text: {"a": text.split(), "b": list(text)}], feature="b")
-    assert len(notes.read_text()) == 2 * len(TEXTS)
+    assert len(notes.read_text()) == 2 * (len(TEXTS) + 8)
     assert (counts.tolist(), letters.tolist()) == (WORDS, [len(text) for text in TEXTS])
 
 
@@ -181,7 +208,7 @@ def test_lengths_that_cannot_be_beside_the_data_are_in_the_cache(
     monkeypatch.setenv("MILLSTREAM_CACHE", str(tmp_path / "cache" / "inner"))
     for kind in [*IN_THE_CACHE] * 2:
         assert millstream.lengths_of(IN_THE_CACHE[kind](tmp_path), [Split(notes)]).tolist() == WORDS
-    assert len(notes.read_text()) == len(IN_THE_CACHE) * len(TEXTS)
+    assert len(notes.read_text()) == len(IN_THE_CACHE) * (len(TEXTS) + 8)
     assert len(kept_in(tmp_path / "cache" / "inner")) == len(IN_THE_CACHE)
 
 
@@ -259,7 +286,7 @@ def test_several_sources_are_kept_beside_the_first(join: Any, texts: Path, notes
             lengths = millstream.lengths_of(join([first, second]), [Split(notes)])
         assert lengths.tolist() == [*WORDS, len(content.split())]
 
-    assert len(notes.read_text()) == 2 * (len(TEXTS) + 1)
+    assert len(notes.read_text()) == 2 * (len(TEXTS) + 1) + 8
     assert len(kept_in(texts.parent)) == 2
 
 
