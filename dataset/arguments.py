@@ -13,11 +13,11 @@ from millstream.core.descriptions import described
 from millstream.core.randomness import as_seed, derive_seed
 from millstream.dataset.nodes.element_nodes import MappedAtRandom
 from millstream.dataset.nodes.index_nodes import Seed, Shuffle
+from millstream.dataset.nodes.node import folded
 from millstream.transforms import FlatMap, Map, Transformation
 from millstream.transforms.given import adopted_operation, as_transformation
 from millstream.transforms.of_chains import SeededRandomMap
 
-Folded = TypeVar("Folded")
 Operation = TypeVar("Operation", bound=Transformation)
 
 MAX_DEPTH = 100
@@ -99,7 +99,7 @@ def nearest_seed(dataset: Any) -> int | None:
         found = [seed for seed in above if seed is not None]
         return functools.reduce(derive_seed, found) if len(set(found)) > 1 else next(iter(found), None)
 
-    return _folded(dataset, seed_after)
+    return folded(dataset, seed_after)
 
 
 def count_random_maps(dataset: Any, seed: int) -> int:
@@ -120,19 +120,7 @@ def count_shuffles(dataset: Any, seed: int) -> int:
 
 def longest_count(dataset: Any, counts: Callable[[Any], bool]) -> int:
     """Returns the number of datasets that count, on the path upwards with the most of them."""
-    return _folded(dataset, lambda one, above: counts(one) + max(above, default=0))
-
-
-def _folded(dataset: Any, combine: Callable[[Any, list[Folded]], Folded]) -> Folded:
-    """Returns `combine(dataset, results of its parents)`, computed once for a dataset that is used several times."""
-    known: dict[int, Folded] = {}
-
-    def result_of(one: Any) -> Folded:
-        if id(one) not in known:
-            known[id(one)] = combine(one, [result_of(parent) for parent in one.parents])
-        return known[id(one)]
-
-    return result_of(dataset)
+    return folded(dataset, lambda one, above: counts(one) + max(above, default=0))
 
 
 def _step(dataset: Any) -> Any:

@@ -1,16 +1,20 @@
 """Renderings of a chain as text and as HTML: one line or box per node, with parallel branches for several parents."""
 
 import dataclasses
+import itertools
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
-from millstream.dataset.nodes.node import ENDLESS, Node
+from millstream.dataset.nodes.node import ENDLESS, Node, folded
+from millstream.dataset.nodes.source_node import Source
 from millstream.loader.operations.reading import MAX_HELD_RECORDS, may_depend_on_thread
 from millstream.loader.visualization import element_text
 
 SHOWN_PARENTS = 8
 """Maximum number of parents that are shown; the others are counted."""
+MAX_IDENTITIES = 2_000
+"""The number of identities up to which a fingerprint lists a node as often as it is used."""
 MAX_POSITIONS = 1_000
 """The number of positions in which an element is searched for, to display its structure."""
 
@@ -37,31 +41,79 @@ class Sketch:
         """True if it has exactly one parent."""
         return len(self.above) == 1
 
-    def lines(self) -> Iterator[str]:
-        """Yields one line per node, and one list item per parent if there are several."""
-        if self.follows:
-            yield from self.above[0].lines()
-            yield from self._own_lines()
-            return
-        yield from self._own_lines()
-        for parent in self.above[:SHOWN_PARENTS]:
-            first, *others = parent.lines()
-            yield f"- {first}"
-            yield from (f"  {line}" for line in others)
-        if len(self.above) > SHOWN_PARENTS:
-            yield f"- and {len(self.above) - SHOWN_PARENTS} more"
-
-    def _own_lines(self) -> Iterator[str]:
-        yield self.text
-        if self.element:
-            yield f"    {self.element}"
+    @property
+    def branches(self) -> bool:
+        """True if it has several parents, or if the nodes that it follows do."""
+        sketch = self
+        while sketch.follows:
+            sketch = sketch.above[0]
+        return bool(sketch.above)
 
 
-def sketch_of(node: Node, *, with_elements: bool = False) -> Sketch:
+@final
+class _Branches:
+    """The branching parts of a chain that are used several times. Each is drawn once, and then named by its number.
+
+    A chain of n nodes can have 2**n paths from its end to its sources.
+    """
+
+    def __init__(self, chain: Sketch) -> None:
+        self._uses: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
+        pending = [chain]
+        while pending:
+            one = pending.pop()
+            self._uses[id(one)] = self._uses.get(id(one), 0) + 1
+            if self._uses[id(one)] == 1:
+                pending += one.above[:SHOWN_PARENTS]
+
+    def drawn(self, sketch: Sketch) -> Sketch:
+        """Returns a node as it is to be drawn, with its number if it is used again; only its name the second time."""
+        if self._uses[id(sketch)] == 1 or not sketch.branches:
+            return sketch
+        if (number := self._numbers.get(id(sketch))) is not None:
+            return Sketch(f"({number}), as above")
+        number = self._numbers[id(sketch)] = len(self._numbers) + 1
+        return dataclasses.replace(sketch, text=f"({number}) {sketch.text}")
+
+
+def _lines(chain: Sketch, branches: _Branches) -> Iterator[str]:
+    """Yields one line per node, and one list item per parent if there are several."""
+    sketch = branches.drawn(chain)
+    if sketch.follows:
+        yield from _lines(sketch.above[0], branches)
+        yield from _own_lines(sketch)
+        return
+    yield from _own_lines(sketch)
+    for parent in sketch.above[:SHOWN_PARENTS]:
+        first, *others = _lines(parent, branches)
+        yield f"- {first}"
+        yield from (f"  {line}" for line in others)
+    if len(sketch.above) > SHOWN_PARENTS:
+        yield f"- and {len(sketch.above) - SHOWN_PARENTS} more"
+
+
+def _own_lines(sketch: Sketch) -> Iterator[str]:
+    yield sketch.text
+    if sketch.element:
+        yield f"    {sketch.element}"
+
+
+Sketches: TypeAlias = dict[int, tuple[Any, Sketch]]
+"""The sketches of nodes and datasets by `id`, with these, so that each is sketched once and no `id` is used again."""
+
+
+def sketch_of(node: Node, *, with_elements: bool = False, known: Sketches | None = None) -> Sketch:
     """Returns the chain of a node of a `MapDataset`. With elements, the first one of each node is computed."""
-    parents = tuple(sketch_of(parent, with_elements=with_elements) for parent in node.parents)
-    element = element_text(lambda: _first_element(node)) if with_elements else ""
-    return Sketch(node.text, parents, tuple(node.shares), element)
+    known = {} if known is None else known
+
+    def sketch(one: Node, parents: list[Sketch]) -> Sketch:
+        if id(one) not in known:
+            element = element_text(lambda: _first_element(one)) if with_elements else ""
+            known[id(one)] = one, Sketch(one.text, tuple(parents), tuple(one.shares), element)
+        return known[id(one)][1]
+
+    return folded(node, sketch)
 
 
 def _first_element(node: Node) -> Any:
@@ -73,11 +125,13 @@ def _first_element(node: Node) -> Any:
 
 def check_no_stream(node: Node) -> None:
     """Raises TypeError if a source is a stream, from which an element cannot be computed without losing it."""
-    for parent in node.parents:
-        check_no_stream(parent)
-    for source in node.sources or ():
-        if len(source) >= MAX_HELD_RECORDS and may_depend_on_thread(source):
-            raise TypeError(f"{type(source).__name__} may be a stream, whose records are read once")
+
+    def check(one: Node, _: list[None]) -> None:
+        for source in (one.source,) if isinstance(one, Source) else ():
+            if len(source) >= MAX_HELD_RECORDS and may_depend_on_thread(source):
+                raise TypeError(f"{type(source).__name__} may be a stream, whose records are read once")
+
+    folded(node, check)
 
 
 def extent_of(node: Node) -> str:
@@ -94,7 +148,7 @@ def text_of(title: str, chain: Sketch) -> str:
       .shuffle(seed=0)
       .batch(batch_size=4)
     """
-    return "\n".join([title, *(f"  {line}" for line in chain.lines())])
+    return "\n".join([title, *(f"  {line}" for line in _lines(chain, _Branches(chain)))])
 
 
 def html_of(title: str, chain: Sketch) -> str:
@@ -102,7 +156,7 @@ def html_of(title: str, chain: Sketch) -> str:
     from millstream.core import html_fragments  # noqa: PLC0415  (lazy: only notebooks need it)
 
     name, _, extent = title.partition(" ")
-    return html_fragments.figure(html_fragments.card(name, extent, _boxes(chain)), style=_STYLE)
+    return html_fragments.figure(html_fragments.card(name, extent, _boxes(chain, _Branches(chain))), style=_STYLE)
 
 
 _STYLE = """
@@ -113,15 +167,16 @@ overflow-wrap:anywhere}
 """
 
 
-def _boxes(chain: Sketch) -> str:
+def _boxes(whole: Sketch, branches: _Branches) -> str:
     """Returns the boxes of a chain, from its sources down."""
     from millstream.core.html_fragments import escaped, proportions  # noqa: PLC0415  (lazy: only notebooks need it)
 
+    chain = branches.drawn(whole)
     if chain.follows:
-        return f"{_boxes(chain.above[0])}{_step(chain)}"
+        return f"{_boxes(chain.above[0], branches)}{_step(chain)}"
     if not chain.above:
         return _step(chain)
-    shown: Sequence[str] = [f"<div>{_boxes(parent)}</div>" for parent in chain.above[:SHOWN_PARENTS]]
+    shown: Sequence[str] = [f"<div>{_boxes(parent, branches)}</div>" for parent in chain.above[:SHOWN_PARENTS]]
     if (more := len(chain.above) - len(shown)) > 0:
         shown = [*shown, f'<div class="ms-soft">{escaped(f"and {more} more")}</div>']
     bar = proportions(chain.shares) if chain.shares else ""
@@ -147,18 +202,54 @@ def fingerprint_of(node: Node) -> str:
 
 def content_marks_of(node: Node) -> dict[str, str]:
     """Returns digests of the code and the objects of a chain, by the node numbers of `fingerprint_of`."""
+    identities = _identities(node)
+    content = {id(own): own.content().content for _, own in identities if own is not None}
     return {
         f"node{number}{path}": mark
-        for number, (_, own) in enumerate(_identities(node))
+        for number, (_, own) in enumerate(identities)
         if own is not None
-        for path, mark in own.content().content.items()
+        for path, mark in content[id(own)].items()
     }
 
 
-def _identities(node: Node) -> Iterator[tuple[str, Node | None]]:
-    for parent in node.parents:
-        yield from _identities(parent)
-    for text in node.identities():
-        yield text, node
-    if len(node.parents) > 1:
-        yield f"of {len(node.parents)}", None
+def _identities(end: Node) -> list[tuple[str, Node | None]]:
+    """Returns the identities of the nodes before a node, each after those that it draws from, and with its node.
+
+    Nodes that are used several times are listed as often, so that it makes no difference whether a program uses one
+    dataset twice or two that are equal. If that is long, each is listed once, with the numbers of its parents.
+    """
+    own: dict[int, list[str]] = {}
+    counts: list[int] = []
+
+    def count(one: Node, above: list[int]) -> int:
+        own[id(one)] = list(one.identities())
+        counts.append(len(own[id(one)]) + (len(above) > 1))
+        return sum(above) + counts[-1]
+
+    if folded(end, count) > max(MAX_IDENTITIES, sum(counts)):
+        return _shared_identities(end, own)
+
+    def listed(one: Node, above: list[list[tuple[str, Node | None]]]) -> list[tuple[str, Node | None]]:
+        number = [(f"of {len(above)}", None)] if len(above) > 1 else []
+        return [*itertools.chain.from_iterable(above), *((text, one) for text in own[id(one)]), *number]
+
+    return folded(end, listed)
+
+
+def _shared_identities(end: Node, own: dict[int, list[str]]) -> list[tuple[str, Node | None]]:
+    """Returns the identity of each node once. Equal nodes over equal parents are one."""
+    numbers: dict[str, int] = {}
+    found: list[tuple[str, Node | None]] = []
+
+    def number_of(one: Node, above: list[int]) -> int:
+        if not own[id(one)] and len(above) == 1:
+            # It does not change the elements.
+            return above[0]
+        text = f"{' '.join(own[id(one)])} of {above}"
+        if text not in numbers:
+            numbers[text] = len(found)
+            found.append((text, one))
+        return numbers[text]
+
+    folded(end, number_of)
+    return found

@@ -14,7 +14,7 @@ from millstream.core.checks import as_integer, as_options, has_fields, named_arg
 from millstream.core.descriptions import described
 from millstream.core.randomness import as_seed
 from millstream.dataset.arguments import as_flat_map, as_map, as_operation, depth_above, only_parent
-from millstream.dataset.chain_rendering import Sketch, check_no_stream, html_of, sketch_of, text_of
+from millstream.dataset.chain_rendering import Sketch, Sketches, check_no_stream, html_of, sketch_of, text_of
 from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -405,11 +405,14 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     def _repr_html_(self) -> str:
         return html_of("IterDataset", self._sketch())
 
-    def _sketch(self, *, with_elements: bool = False) -> Sketch:
+    def _sketch(self, *, with_elements: bool = False, known: Sketches | None = None) -> Sketch:
         """Returns the chain that ends here, with the structure of the elements after each node if asked for."""
-        parents = tuple(_sketch(parent, with_elements=with_elements) for parent in self.parents)
-        element = element_text(lambda: next(iter(self._first_elements(1)))) if with_elements else ""
-        return Sketch(self._line(), parents, tuple(self._shares()), element)
+        known = {} if known is None else known
+        if id(self) not in known:
+            parents = tuple(_sketch(parent, with_elements=with_elements, known=known) for parent in self.parents)
+            element = element_text(lambda: next(iter(self._first_elements(1)))) if with_elements else ""
+            known[id(self)] = self, Sketch(self._line(), parents, tuple(self._shares()), element)
+        return known[id(self)][1]
 
     def _check_no_stream(self) -> None:
         for parent in self._parents:
@@ -450,11 +453,11 @@ def _always_dataset_iterators(own: Callable[[Any], Any]) -> Callable[[Any], Data
     return begin
 
 
-def _sketch(parent: Any, *, with_elements: bool) -> Sketch:
+def _sketch(parent: Any, *, with_elements: bool, known: Sketches) -> Sketch:
     if isinstance(parent, IterDataset):
-        return parent._sketch(with_elements=with_elements)  # noqa: SLF001  (of the class above)
+        return parent._sketch(with_elements=with_elements, known=known)  # noqa: SLF001  (of the class above)
     if isinstance(parent, MapDataset):
-        return sketch_of(node_of(parent), with_elements=with_elements)
+        return sketch_of(node_of(parent), with_elements=with_elements, known=known)
     return Sketch(described(parent))
 
 

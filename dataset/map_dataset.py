@@ -647,11 +647,19 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
 
 def node_of(dataset: MapDataset[Any]) -> Node:
     """Returns the node of a dataset."""
-    if dataset._node is None or type(dataset).__getitem__ is not MapDataset.__getitem__:  # noqa: SLF001
-        if type(dataset).__getitem__ is MapDataset.__getitem__:
-            raise NotImplementedError(f"{type(dataset).__name__} must override __getitem__.")
-        return Own(dataset, tuple(map(node_of, dataset.parents)))
-    return dataset._node  # noqa: SLF001
+    known: dict[int, Node] = {}
+
+    def found(one: MapDataset[Any]) -> Node:
+        is_own = type(one).__getitem__ is not MapDataset.__getitem__
+        if one._node is not None and not is_own:  # noqa: SLF001
+            return one._node  # noqa: SLF001
+        if not is_own:
+            raise NotImplementedError(f"{type(one).__name__} must override __getitem__.")
+        if id(one) not in known:
+            known[id(one)] = Own(one, tuple(map(found, one.parents)))
+        return known[id(one)]
+
+    return found(dataset)
 
 
 def dataset_of(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:

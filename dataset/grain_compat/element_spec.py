@@ -14,7 +14,7 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.element_nodes import Batched, ElementNode, Filtered
 from millstream.dataset.nodes.index_nodes import IndexNode
 from millstream.dataset.nodes.joining_nodes import JoiningNode, Zipped
-from millstream.dataset.nodes.node import ENDLESS, Node
+from millstream.dataset.nodes.node import ENDLESS, Node, folded
 from millstream.dataset.nodes.source_node import Source
 from millstream.dataset.stream_mixing import MixedIterDataset
 from millstream.dataset.stream_nodes import Ahead, Operated, ReadIterDataset, Seeded
@@ -122,20 +122,24 @@ def _of_stream(dataset: IterDataset[Any]) -> Any:
     raise _unknown(type(dataset).__name__, "an attribute element_spec")
 
 
-def _of_node(node: Node) -> Any:
+def _of_node(end: Node) -> Any:
+    return folded(end, _after_parents)
+
+
+def _after_parents(node: Node, above: list[Any]) -> Any:
     match node:
         case Source():
             return _of_source(node.source, node.text)
         case Filtered() | IndexNode():
-            return _of_node(node.parents[0])
+            return above[0]
         case Batched():
-            return _after(node.operation, _of_node(node.parent), node.parent.length)
+            return _after(node.operation, above[0], node.parent.length)
         case ElementNode():
-            return _after(node.operation, _of_node(node.parent), num_elements=None)
+            return _after(node.operation, above[0], num_elements=None)
         case Zipped():
-            return tuple(map(_of_node, node.parents))
+            return tuple(above)
         case JoiningNode():
-            return _shared([_of_node(parent) for parent in node.parents], f"the datasets of {node.text}")
+            return _shared(above, f"the datasets of {node.text}")
     raise _unknown(node.text, "a Map with output_spec(input_spec) in its place")
 
 

@@ -248,7 +248,7 @@ def selected_identity(numbers: Positions | np.int64, rows: Positions) -> Iterato
     crc = 0
     for column in (np.broadcast_to(numbers, rows.shape), rows):
         for start in range(0, len(rows), _IDENTIFIED_TOGETHER):
-            crc = zlib.crc32(np.ascontiguousarray(column[start : start + _IDENTIFIED_TOGETHER], "<i8"), crc)
+            crc = zlib.crc32(column[start : start + _IDENTIFIED_TOGETHER].astype("<i8").data, crc)
     yield f"Selected({len(rows)}#{crc:08x})"
 
 

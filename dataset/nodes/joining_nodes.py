@@ -204,8 +204,9 @@ class Selected(JoiningNode):
                 f"selection_map must be pairs of integers, shape (n, 2), got dtype {table.dtype}, shape {table.shape}."
             )
         # A copy, because the caller may change the map later.
-        object.__setattr__(self, "selection", table.reshape(-1, 2).astype(np.int64, order="F"))
-        self._check(np.arange(len(self.selection)), *self.selection.T, self._lengths)
+        pairs = table.reshape(-1, 2).astype(np.int64, order="F")
+        object.__setattr__(self, "selection", pairs)
+        self._check(np.arange(len(pairs)), pairs[:, 0], pairs[:, 1], self._lengths)
 
     @functools.cached_property
     def length(self) -> int:

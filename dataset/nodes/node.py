@@ -9,8 +9,8 @@ import abc
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from millstream.loader.checkpoints.description import Description, identity_of
 
 Positions: TypeAlias = NDArray[np.int64]
 """Positions of one dataset, continued across epochs, shape (n,)."""
+
+Folded = TypeVar("Folded")
 
 ENDLESS = sys.maxsize
 """The length of an endless dataset, and the upper bound of all positions."""
@@ -188,6 +190,18 @@ class Node(abc.ABC):
             if not _holds_nodes(value):
                 found.add(f".{field.name}", value)
         return found
+
+
+def folded(end: Any, combine: Callable[[Any, list[Folded]], Folded]) -> Folded:
+    """Returns `combine(one, results of its parents)` for a node or dataset, once for one that is used several times."""
+    known: dict[int, Folded] = {}
+
+    def result_of(one: Any) -> Folded:
+        if id(one) not in known:
+            known[id(one)] = combine(one, [result_of(parent) for parent in one.parents])
+        return known[id(one)]
+
+    return result_of(end)
 
 
 def _holds_nodes(value: Any) -> bool:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream import IterDataset, MapDataset, ReadOptions
-from millstream.dataset import InterleaveIterDataset
+from millstream import FilterTransform, IterDataset, MapDataset, MapTransform, ReadOptions, load
+from millstream.dataset import InterleaveIterDataset, ZipMapDataset
+from millstream.dataset.chain_rendering import sketch_of, text_of
 from millstream.dataset.map_dataset import dataset_of, node_of
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.index_nodes import Shuffle
 from millstream.dataset.nodes.node import Positions
+from millstream.experimental import get_element_spec
 
 NUM_STREAMS = 64
 
@@ -218,3 +220,87 @@ def test_a_position_in_one_of_many_datasets_costs_as_in_one_of_few() -> None:
         return calls_of(lambda: node.locate(positions))
 
     assert calls(2_000) < calls(4) + 10
+
+
+class Absolute(MapTransform):
+    """A map that says what its results are like."""
+
+    def map(self, element: Any) -> Any:
+        return abs(element)
+
+    def output_spec(self, input_spec: Any) -> Any:
+        return input_spec
+
+
+class First(Absolute):
+    """The first of each."""
+
+    def map(self, element: Any) -> Any:
+        return element[0]
+
+    def output_spec(self, input_spec: Any) -> Any:
+        return input_spec[0]
+
+
+class Alternating(MapDataset[Any]):
+    """A dataset of a user's own class over several others."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parents))
+
+    def __getitem__(self, position: Any) -> Any:
+        return self._parents[position % 2][position // 2]
+
+
+JOINS: dict[str, Callable[[MapDataset[Any], MapDataset[Any]], MapDataset[Any]]] = {
+    "concatenate": lambda one, two: MapDataset.concatenate([one, two]),
+    "mix": lambda one, two: MapDataset.mix({"one": one, "two": two}, {"one": 2, "two": 1}),
+    "select": lambda one, two: MapDataset.select_from_datasets([one, two], [(0, 0), (1, 1), (0, 1), (1, 0)]),
+    "own": lambda one, two: Alternating([one, two]),
+    "zip": lambda one, two: ZipMapDataset([one, two]).map(First()),
+}
+
+
+def doubled(join: str, levels: int) -> MapDataset[Any]:
+    """Returns a dataset with 2**levels paths from its end to its source."""
+    dataset = MapDataset.range(4).seed(0).shuffle()
+    for _ in range(levels):
+        dataset = JOINS[join](dataset, dataset.map(Absolute()))
+    return dataset
+
+
+EXAMINED: dict[str, Callable[[MapDataset[Any]], object]] = {
+    "fingerprint": lambda dataset: (dataset.fingerprint(), dataset.content_marks()),
+    "text": repr,
+    "page": lambda dataset: dataset._repr_html_(),
+    "text of a stream": lambda dataset: repr(dataset.to_iter_dataset().batch(2)),
+    "elements": lambda dataset: text_of("", sketch_of(node_of(dataset), with_elements=True)),
+    "seeds": lambda dataset: dataset.random_map(lambda element, _: element).shuffle().batch(2),
+    "spec": lambda dataset: get_element_spec(dataset.apply(FilterTransform(bool))),
+    "loader": lambda dataset: load(dataset, batch_size=2),
+    "iterator": lambda dataset: iter(dataset.to_iter_dataset(ReadOptions(0)).batch(2)).close(),
+    "states": lambda dataset: next(batches := iter(dataset.to_iter_dataset(ReadOptions(0)))) and batches.get_state(),
+}
+
+
+@pytest.mark.parametrize("join", JOINS)
+@pytest.mark.parametrize("what", EXAMINED)
+def test_a_dataset_that_is_used_twice_is_examined_once(join: str, what: str) -> None:
+    """Twice the levels of datasets that are each used twice cost a few times as much, and not a thousand times."""
+    if join == "zip" and what in {"elements", "states"}:
+        pytest.skip("an element of a zip is itself made of each use")
+    if join == "own" and what == "spec":
+        pytest.skip("the elements of a user's own class are not known")
+    few, many = (calls_of(lambda: EXAMINED[what](doubled(join, levels))) for levels in (10, 20))  # noqa: B023
+    assert many < 8 * few
+
+
+@pytest.mark.parametrize("join", JOINS)
+def test_using_one_dataset_twice_is_using_two_equal_ones(join: str) -> None:
+    """A state is accepted whichever way a program has built the same chain, small or large."""
+    for levels in (1, 5, 20):
+        one, two = doubled(join, levels), doubled(join, levels)
+        used_twice, separate = JOINS[join](one, one.map(str)), JOINS[join](one, two.map(str))
+        assert used_twice.fingerprint() == separate.fingerprint() != JOINS[join](one.map(str), one).fingerprint()
+        other = JOINS[join](one, doubled(join, levels - 1).map(str).map(repr))
+        assert other.fingerprint() != used_twice.fingerprint()
