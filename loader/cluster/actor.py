@@ -10,6 +10,7 @@ Guarantees:
 
 import dataclasses
 import faulthandler
+import logging
 import os
 import pickle
 import sys
@@ -75,6 +76,8 @@ class PipelineActor:
             # The trainer's process may be that of another machine.
             with trainer.served(f"millstream-a{index}", lambda: None):
                 (whole,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
+            # Ray prints what an actor prints. Without a handler, that would be warnings only.
+            logging.basicConfig()
             if whole.worker_init_fn is not None:
                 whole.worker_init_fn(index, num_workers)
             readers, allocate = ReaderThreads(affordable_threads(num_threads)), self._memory.allocate

@@ -65,6 +65,11 @@ class WorkerLog(logging.Handler):
         # Those of a thread that did not wait for this.
         self._send_records()
 
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Sends a record, without the lock of handlers: a thread that sends must not keep others from logging."""
+        self.emit(record)
+        return True
+
     def emit(self, record: logging.LogRecord) -> None:
         if os.getpid() != self._owner or not self._channel.is_open:
             if logging.lastResort is not None and record.levelno >= logging.lastResort.level:
@@ -78,10 +83,6 @@ class WorkerLog(logging.Handler):
             self._send_records()
         except Exception:  # noqa: BLE001  (as in every handler)
             self.handleError(record)
-
-    def createLock(self) -> None:  # noqa: N802  (the name in `logging`)
-        """Creates no lock: a thread that sends must not keep others from logging."""
-        self.lock = None
 
     def _send_records(self) -> None:
         # Whoever holds the lock looks again after its release. A record logged while this thread sends does not wait.

@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import importlib
 import itertools
+import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -116,6 +119,37 @@ def test_actors_equal_the_oracle(pipeline: Pipeline, buffer_size: int, threads: 
     """Any pipeline, any options: the same elements, then the same type of error; states go both ways."""
     reading = millstream.ReadOptions(threads)
     assert_is_the_oracle_and_resumes(pipeline, data, **on_ray(), worker_buffer_size=buffer_size, read_options=reading)
+
+
+def test_actors_have_the_settings_and_the_code_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings reach actors, worker_init_fn runs in each, and a module that was edited is an error that names it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "of_the_trainer.py").write_text("SIZE = 1\ndef told(x): return x * SIZE\n")
+    module = importlib.import_module("of_the_trainer")
+
+    def seen(_: int) -> tuple[Any, ...]:
+        main = multiprocessing.current_process().name, multiprocessing.parent_process() is None
+        return sys.getrecursionlimit(), logging.getLogger("of.actors").level, main, vars(sys).get("index_of_actor")
+
+    def init(index: int, count: int) -> None:
+        vars(sys)["index_of_actor"] = index, count
+
+    logger, limit = logging.getLogger("of.actors"), sys.getrecursionlimit()
+    logger.setLevel(logging.DEBUG)
+    sys.setrecursionlimit(4321)
+    try:
+        loader = millstream.load(
+            range(4), transformations=[module.told, seen], num_epochs=1, worker_init_fn=init, **on_ray(1)
+        )
+        assert set(loader) == {(4321, logging.DEBUG, ("millstream-a0", False), (0, 1))}
+        loader.close()
+    finally:
+        logger.setLevel(logging.NOTSET)
+        sys.setrecursionlimit(limit)
+    (tmp_path / "of_the_trainer.py").write_text("SIZE = 2\ndef told(x): return x * SIZE\n")
+    with pytest.raises(RuntimeError, match="Cannot import of_the_trainer in a worker"):
+        next(iter(millstream.load(range(4), transformations=[module.told], **on_ray(1))))
+    del sys.modules["of_the_trainer"]
 
 
 @given(records=st.lists(elements, min_size=30, max_size=30))

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,6 +23,7 @@ from PIL import Image, ImageFile
 
 import millstream
 from millstream.loader.workers.process_settings import ProcessSettings
+from support.documents.document_tables import RowTests, rows
 from support.processes import settings_flags, settings_seen
 from support.processes.worker_pools import python
 
@@ -196,3 +198,55 @@ def test_a_worker_knows_that_it_is_one(tmp_path: Any) -> None:
     (tmp_path / "script.py").write_text(IDENTITY)
     done = python(tmp_path / "script.py", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("guarded: once\n", "")
+
+
+PAGE = Path(__file__).parents[3] / "docs/guarantees.md"
+SECTION = "What operations see of your process"
+ALL = "operations_see_the_settings_of_the_program"
+LAWS = {
+    "options of `jax.config`, set for all threads": ALL,
+    "`jax.process_index()`, `jax.process_count()`": "operations_know_the_process_of_the_run",
+    "absl flags, of the script and of modules": ALL,
+    "levels of loggers": "the_trainer_handles_all_records",
+    "filters of warnings, `logging.captureWarnings`": ALL,
+    "Pillow's `MAX_IMAGE_PIXELS` and `LOAD_TRUNCATED_IMAGES`": ALL,
+    "environment": ALL,
+    "`sys.argv`, `sys.path`, working folder": "a_trainer_that_changes_its_folder",
+    "code of your modules": "a_replaced_or_later_worker_refuses_another_code",
+    "`multiprocessing.current_process()`": "a_worker_knows_that_it_is_one",
+    "settings of other libraries: pandas, PyTorch's threads": "workers_import_what_programs_set_at_run_time",
+    "variables of modules set at run time: configurations, registries, plugins": (
+        "workers_import_what_programs_set_at_run_time"
+    ),
+    "your own `threading.local`": "workers_import_what_programs_set_at_run_time",
+    "`random`, `np.random`": "workers_import_what_programs_set_at_run_time",
+    "`warnings.catch_warnings()` around `next`": "workers_import_what_programs_set_at_run_time",
+}
+ROWS = RowTests(PAGE, LAWS, [SECTION])
+for cells in rows(PAGE, [SECTION]):
+    if cells[0].startswith("recursion limit"):
+        ROWS[cells[0]] = ROWS["environment"]
+    elif cells[0].startswith("settings of one thread"):
+        ROWS[cells[0]] = RowTests(PAGE, {"": "an_operation_sees_the_defaults"})[""]
+
+
+def test_each_row_of_the_table_has_a_test() -> None:
+    """The page has a row for each kind of state, and each row a law."""
+    ROWS.assert_complete()
+    for law in ROWS.values():
+        law()
+
+
+def test_workers_import_what_programs_set_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables of modules are yours in threads and as imported in workers, where worker_init_fn sets them."""
+
+    def seen(_: int) -> int:
+        return settings_flags.SET_AT_RUN_TIME
+
+    def init(_: int, __: int) -> None:
+        settings_flags.SET_AT_RUN_TIME = 3
+
+    monkeypatch.setattr(settings_flags, "SET_AT_RUN_TIME", 2)
+    found = [set(millstream.load(range(2), transformations=[seen], num_epochs=1, **place)) for place in PLACES]
+    loader = millstream.load(range(2), transformations=[seen], num_epochs=1, worker_count=1, worker_init_fn=init)
+    assert [*found, set(loader)] == [{2}, {2}, {1}, {3}]
