@@ -126,7 +126,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     ) -> "IterDataset[Out]":
         """Returns the elements of several datasets, in exact proportions.
 
-        Every prefix is less than one element away from the proportions. The mixture ends when a dataset that is due has
+        The proportions are those of a `MixtureSampler`: each prefix is less than one element away from them, or up to
+        1.7 elements if weights have many digits. The mixture ends when a dataset that is due has
         no more elements; repeat the datasets that should not end it.
 
         With a mapping, a state contains positions by name. If it is restored into another mixture, datasets with the
@@ -134,7 +135,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             datasets: a list, or a mapping from names; at least one.
-            weights: positive numbers, in a list or by name; None for equal weights. Decimals are used exactly as
+            weights: numbers from 0 on, in a list or by name; None for equal weights. Decimals are used exactly as
                 written.
 
         Raises:

@@ -101,6 +101,11 @@ class DatasetOptions:
         Tolerance.of(self.on_error, self.max_errors)
 
     @property
+    def given(self) -> list[str]:
+        """The names of the options that were given, in the order of the attributes."""
+        return [field.name for field in dataclasses.fields(self) if field.name in self._given]
+
+    @property
     def tolerance(self) -> Tolerance | None:
         """The maximum number of elements that may fail; None if the first error is raised."""
         return Tolerance.of(self.on_error, self.max_errors)

@@ -56,14 +56,15 @@ class Lineage:
 
         Raises:
             IndexError: there is no such batch.
-            TypeError: the pipeline is not 1:1: it has a Filter or FlatMap, or groups elements by their content.
+            TypeError: the pipeline is not 1:1: it has a Filter or FlatMap, or groups elements by their content; or the
+                source is a chain that is shuffled or mixed.
 
         Examples:
             >>> loader = millstream.load(["a", "b", "c", "d"], shuffle=True, seed=0, batch_size=2)
             >>> loader.record_keys(0), next(iter(loader))
             (array([3, 1]), array(['d', 'b'], dtype='<U1'))
         """
-        _check_one_to_one(self._plan, "record_keys(step)")
+        _check_keys(self._plan, "record_keys(step)")
         step, shard = as_integer(step, "step"), self._plan.shards[0]
         if not shard.block_limit:
             raise IndexError(f"step {step} does not exist: this DataLoader yields no batch.")
@@ -87,7 +88,8 @@ class Lineage:
             stop: the first step to exclude; None for the end of the order.
 
         Raises:
-            TypeError: the pipeline is not 1:1, or the sampler cannot be inverted.
+            TypeError: the pipeline is not 1:1, the sampler cannot be inverted, or the source is a chain that is
+                shuffled or mixed.
             ValueError: the order is endless, and stop is None.
 
         Examples:
@@ -97,7 +99,7 @@ class Lineage:
                    [1, 4]])
         """
         plan = self._plan
-        _check_one_to_one(plan, "steps_of(keys)")
+        _check_keys(plan, "steps_of(keys)")
         sampler, partition = plan.pipeline.order, plan.partition
         if not hasattr(sampler, "occurrences"):
             raise TypeError(
@@ -163,6 +165,16 @@ class Lineage:
 
         _check_one_to_one(self._plan, "composition(start, stop)")
         return _in_neutral_thread(functools.partial(composition_of, self._plan, start, stop, lengths))
+
+
+def _check_keys(plan: Plan, call: str) -> None:
+    _check_one_to_one(plan, call)
+    if reordering := plan.pipeline.view.reordering:
+        raise TypeError(
+            f"{call} needs a source in which a key is one record, and {reordering} in the chain brings another record "
+            "to a key in each epoch. Let the loader shuffle or mix: load(source, shuffle=True), load(sources, "
+            "weights=...)."
+        )
 
 
 def _check_one_to_one(plan: Plan, call: str) -> None:

@@ -1,5 +1,6 @@
 """A loader or a chain as training data of Keras: `model.fit(millstream.keras.Dataset(loader), epochs=3)`."""
 
+import contextlib
 import copy
 import itertools
 import sys
@@ -9,7 +10,8 @@ from typing import Any, final
 from millstream.core.checks import as_integer
 from millstream.dataset import IterDataset, MapDataset
 from millstream.loader import DataLoader
-from millstream.samplers.epochs import EpochSampler
+from millstream.samplers.balanced import BalancedSampler
+from millstream.samplers.protocols import is_mixed
 
 try:
     import keras
@@ -32,8 +34,8 @@ class Dataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
 
     Without `steps_per_epoch`, an epoch of Keras is one pass, and its length is known:
 
-    - of a `DataLoader` with `num_epochs=1`, an epoch of `loader.epochs`, with its own order and random draws. With
-      a sampler that has no epochs, each pass is the same.
+    - of a `DataLoader` with `num_epochs=1`, an epoch of `loader.epochs`, with its own order and random draws, also of
+      a mixture. With a sampler that has no epochs, each pass is the same.
     - of a batched `MapDataset`, an epoch of the dataset, with its own order and random draws.
     - of an `IterDataset` with a known length, the same pass again.
 
@@ -147,7 +149,7 @@ class Dataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
 
     def _each_pass(self, batches: Any) -> Any:
         epoch = self._first_epoch
-        if not self._is_one_stream and isinstance(batches, DataLoader) and isinstance(batches.sampler, EpochSampler):
+        if not self._is_one_stream and isinstance(batches, DataLoader) and _has_epochs(batches):
             yield from (iterator for _, iterator in batches.epochs(sys.maxsize, start=epoch))
         elif not self._is_one_stream and not isinstance(batches, MapDataset):
             while True:
@@ -159,6 +161,17 @@ class Dataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
             yield from itertools.repeat(iterator)
 
 
+def _parts(sampler: Any) -> list[Any]:
+    """Returns a sampler, or those of the components of a mixture."""
+    if isinstance(sampler, BalancedSampler):
+        return _parts(sampler.order)
+    return [one for part in sampler.parts.values() for one in _parts(part)] if is_mixed(sampler) else [sampler]
+
+
+def _has_epochs(loader: DataLoader) -> bool:
+    return all(callable(getattr(part, "of_epoch", None)) for part in _parts(loader.sampler))
+
+
 def _batches_per_pass(batches: Any) -> int:
     """Returns the number of batches of one pass.
 
@@ -166,19 +179,18 @@ def _batches_per_pass(batches: Any) -> int:
         ValueError: it is not known, or 0.
     """
     remedy = "Pass steps_per_epoch, the number of batches after which Keras ends an epoch"
-    if (
-        isinstance(batches, DataLoader)
-        and isinstance(batches.sampler, EpochSampler)
-        and batches.sampler.num_epochs != 1
-    ):
+    has_epochs = isinstance(batches, DataLoader) and _has_epochs(batches)
+    numbers = [getattr(part, "num_epochs", 1) for part in _parts(batches.sampler)] if has_epochs else []
+    several = [number for number in numbers if number != 1]
+    if several:
         raise ValueError(
-            f"Cannot take one pass over this DataLoader for an epoch of Keras: it has num_epochs="
-            f"{batches.sampler.num_epochs}. Build it with num_epochs=1 for an epoch with its own order each time. "
-            f"{remedy}, if the epochs are to be parts of one stream."
+            f"Cannot take one pass over this DataLoader for an epoch of Keras: it has num_epochs={several[0]}. Build "
+            f"it with num_epochs=1 for an epoch with its own order each time. {remedy}, if the epochs are to be parts "
+            "of one stream."
         )
     try:
-        with iter(batches) as iterator:
-            length = len(iterator)
+        with contextlib.closing(batches.epochs(1)) if has_epochs else iter(batches) as iterator:
+            length = len(next(iterator)[1] if has_epochs else iterator)
     except TypeError as error:
         raise ValueError(f"Cannot count the batches of an epoch: {error} {remedy}.") from error
     if not length:

@@ -59,6 +59,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (millstream.SequentialSampler, {"num_records": 1}),
     (millstream.ShardOptions, {"shard_index": 0, "shard_count": 1}),
     (Batch, {"batch_size": 1}),
+    (millstream.MapDataset.range(1).to_iter_dataset().batch, {"batch_size": 1}),
     (FlatMap, {"function": list, "max_fan_out": 1}),
 ]
 
@@ -70,7 +71,7 @@ def test_every_misspelt_argument_is_told_the_near_one(call: Callable[..., Any], 
     for name in inspect.signature(call).parameters:
         with pytest.raises(TypeError) as caught:
             call(**{**arguments, name[:-1]: 1})
-        words = f"{call.__name__} has no argument '{name[:-1]}': did you mean '{name}'? It takes "
+        words = f"{call.__qualname__} has no argument '{name[:-1]}': did you mean '{name}'? It takes "
         assert str(caught.value).startswith(words)
         assert "_Operation" not in str(caught.value)
 

@@ -35,6 +35,20 @@ def chain() -> millstream.MapDataset[Any]:
     return millstream.MapDataset.source(ROWS).seed(0).shuffle().random_map(Jitter()).batch(4)
 
 
+def mixture(*, num_epochs: int | None = 1, **options: Any) -> millstream.DataLoader:
+    """Returns a mixture of two halves of the records."""
+    halves = {"a": millstream.MapDataset.source(ROWS)[:5], "b": millstream.MapDataset.source(ROWS)[5:]}
+    options = {"weights": {"a": 1, "b": 1}, "batch_size": 4, "transformations": [Jitter()], "seed": 0, **options}
+    return millstream.load(halves, shuffle=True, num_epochs=num_epochs, **options)
+
+
+def balanced() -> millstream.DataLoader:
+    """Returns a loader whose batches are dealt to two parts of equal cost."""
+    order = millstream.IndexSampler(10, shuffle=True, seed=0, num_epochs=1)
+    sampler = millstream.BalancedSampler(order, costs=np.arange(1, 11), global_batch_size=4, parts=2)
+    return millstream.DataLoader(data_source=ROWS, sampler=sampler, operations=[Jitter(), millstream.Batch(4)])
+
+
 class Recorder:
     """A model whose loss records the targets of each step that it is trained or evaluated on."""
 
@@ -67,13 +81,19 @@ def epochs_of(data: Any, num_epochs: int, start: int = 0) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("is_built", [False, True])
-@pytest.mark.parametrize("make", [loader, lambda: loader(worker_count=1), chain], ids=["loader", "workers", "chain"])
+@pytest.mark.parametrize(
+    "make",
+    [loader, lambda: loader(worker_count=1), chain, mixture, balanced],
+    ids=["loader", "workers", "chain", "mixture", "balanced"],
+)
 def test_each_epoch_of_fit_is_the_next_epoch_of_the_data(make: Callable[[], Any], is_built: bool) -> None:
     """Keras' shuffle of batches, on by default, and the batch that it builds a model with change nothing."""
     dataset, recorder = Dataset(make()), Recorder(is_built=is_built)
 
     assert len(dataset) == 3
-    assert recorder.fit(dataset, epochs=2) == epochs_of(make(), 2)
+    first, second = epochs_of(make(), 1), epochs_of(make(), 2, start=1)
+    assert {target for batch in first for target in batch} != {target for batch in second for target in batch}
+    assert recorder.fit(dataset, epochs=2) == [*first, *second]
     assert recorder.fit(dataset, epochs=1) == epochs_of(make(), 3, start=2)
     dataset.close()
 
@@ -155,11 +175,12 @@ def test_batches_are_iterated_over_epoch_by_epoch() -> None:
     [
         (lambda: loader(num_epochs=None), "it has num_epochs=None. Build it with num_epochs=1 .* Pass steps_per_epoch"),
         (lambda: loader(num_epochs=3), "it has num_epochs=3"),
+        (lambda: mixture(num_epochs=3, stop="drop_exhausted"), "it has num_epochs=3"),
         (lambda: chain().repeat(), "Cannot count the batches of an epoch: .* Pass steps_per_epoch"),
         (lambda: chain().to_iter_dataset().filter(bool), "Cannot count the batches of .* Pass steps_per_epoch"),
         (lambda: chain()[:0], "batches must have at least one batch, got an empty MapDataset"),
     ],
-    ids=["endless", "three epochs", "endless chain", "filtered", "empty"],
+    ids=["endless", "three epochs", "three epochs of a mixture", "endless chain", "filtered", "empty"],
 )
 def test_data_without_a_known_epoch_is_refused(make: Callable[[], Any], message: str) -> None:
     """The error says that the length is not known, and to pass `steps_per_epoch`."""

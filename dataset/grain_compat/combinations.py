@@ -1,6 +1,10 @@
 """Streams of one other stream: limited, repeated, cached."""
 
+import copy
+from types import NoneType
 from typing import Any, SupportsIndex, final
+
+import numpy as np
 
 from millstream.core.checks import as_integer, as_integer_or_none
 from millstream.dataset.chain import as_stream, opened_below
@@ -11,7 +15,6 @@ from millstream.dataset.iterators.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import is_anything, is_flag, is_number, sealed, unsealed
-from millstream.sources.base import own
 
 
 @final
@@ -198,7 +201,7 @@ class CacheIterDataset(Combined):
 
 @final
 class _CacheIterator(RecoveringIterator[Any]):
-    """Keeps what it draws; a dict or list is given out as a copy, which its reader may change."""
+    """Keeps the elements that it draws, and yields copies of them, which operations may change in place."""
 
     def __init__(self, parent: DatasetIterator[Any]) -> None:
         super().__init__(parent)
@@ -210,7 +213,7 @@ class _CacheIterator(RecoveringIterator[Any]):
     def _draw(self, count: int) -> Drawn[Any]:
         missing = self._step + count - len(self._kept)
         error = self._keep_next(missing) if missing > 0 else None
-        return Drawn(list(map(own, self._kept[self._step : self._step + count])), error)
+        return Drawn(list(map(_copied, self._kept[self._step : self._step + count])), error)
 
     def _state(self) -> dict[str, Any]:
         return sealed("a cached dataset", {"position": self._step, "parent": self._beginning})
@@ -241,3 +244,23 @@ class _CacheIterator(RecoveringIterator[Any]):
                 f"The state is at element {self._step} of a cached dataset, which has {len(self._kept)}."
             )
         return error
+
+
+_UNCHANGEABLE = frozenset({int, float, complex, bool, str, bytes, NoneType})
+
+
+def _copied(value: Any) -> Any:
+    """Returns a copy of an element, with copies of all that can be changed in it."""
+    kind = type(value)
+    if kind in _UNCHANGEABLE:
+        return value
+    if kind is dict:
+        return {name: _copied(member) for name, member in value.items()}
+    if kind is list or kind is tuple:
+        return kind(map(_copied, value))
+    if kind is np.ndarray and not value.dtype.hasobject:
+        return value.copy(order="K") if value.flags.writeable else value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # noqa: BLE001  (an open file, for instance: there is one of it)
+        return value

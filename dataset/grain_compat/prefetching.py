@@ -39,6 +39,10 @@ class ThreadPrefetchIterDataset(Ahead):
         stream = as_stream(parent, "parent")
         reading = ReadOptions(1, size) if size and not _works_ahead(stream) else None
         super().__init__(stream, MultiprocessingOptions(), reading)
+        self._text = f"ThreadPrefetchIterDataset(prefetch_buffer_size={size})"
+
+    def _line(self) -> str:
+        return self._text
 
 
 class WithOptionsIterDataset(Ahead):
@@ -63,6 +67,10 @@ class WithOptionsIterDataset(Ahead):
         super().__init__(as_stream(parent, "parent"), MultiprocessingOptions(), None)
         self.options = options
 
+    def _line(self) -> str:
+        given = ", ".join(f"{name}={getattr(self.options, name)!r}" for name in self.options.given)
+        return f"WithOptionsIterDataset({given})"
+
 
 def multithread_prefetch(
     ds: Any, num_threads: SupportsIndex, buffer_size: SupportsIndex, sequential_slice: bool = False
@@ -86,8 +94,8 @@ def multithread_prefetch(
     del sequential_slice
     threads = as_integer(num_threads, "num_threads", minimum=0)
     size = as_integer(buffer_size, "buffer_size", minimum=1)
-    reading = ReadOptions(threads, threads * size) if threads else None
-    return Ahead(as_stream(ds, "ds"), MultiprocessingOptions(), reading)
+    stream = as_stream(ds, "ds")
+    return Ahead(stream, MultiprocessingOptions(), ReadOptions(threads, threads * size)) if threads else stream
 
 
 def _works_ahead(dataset: IterDataset[Any]) -> bool:

@@ -93,7 +93,7 @@ def named_arguments(
                 try:
                     signature.bind(*args, **kwargs)
                 except TypeError as error:
-                    called = type(args[0]).__name__ if "self" in signature.parameters else function.__name__
+                    called = type(args[0]).__name__ if function.__name__ == "__init__" else function.__qualname__
                     wrong = _wrong_call(
                         called, signature, kwargs, str(error), advice=advice or {}, positional=positional
                     )

@@ -5,7 +5,7 @@ from typing import Any
 import hypothesis
 from hypothesis import strategies
 
-from millstream import IterDataset, MapDataset
+from millstream import IterDataset, MapDataset, experimental
 from millstream.dataset.chain_rendering import SHOWN_PARENTS, Sketch, html_of, text_of
 from millstream.experimental import LimitIterDataset, ZipIterDataset
 from support.documents.html_pages import Page
@@ -103,3 +103,18 @@ def test_an_iterator_says_where_it_is() -> None:
     assert "in order, 20 positions" in str(batches.summary())
     assert batches.trace().leaves["read"] == ("element: int",)
     batches.close()
+
+
+def test_options_and_threads_are_shown_as_they_were_given() -> None:
+    """A step that only sets options or threads has a line of its own, and one without effect has none."""
+    stream = MapDataset.range(3).to_iter_dataset()
+    options = experimental.DatasetOptions(on_error="skip", max_errors=3)
+    steps = {
+        "WithOptionsIterDataset(on_error='skip', max_errors=3)": experimental.WithOptionsIterDataset(stream, options),
+        "ThreadPrefetchIterDataset(prefetch_buffer_size=8)": experimental.ThreadPrefetchIterDataset(
+            stream, prefetch_buffer_size=8
+        ),
+        ".to_iter_dataset()": experimental.multithread_prefetch(stream, 0, 4),
+    }
+    for line, dataset in steps.items():
+        assert repr(dataset).splitlines()[-1].strip() == line

@@ -235,3 +235,15 @@ def test_later_epochs_are_located_in_advance_too() -> None:
     chain = dataset_of(CountedShuffle(node_of(MapDataset.range(2000)), seed=0)).map(keep)
     assert len(list(millstream.load(chain, num_epochs=10, batch_size=8))) == 2500
     assert len(LOCATED) < 50
+
+
+@pytest.mark.parametrize("step", ["shuffle", "mix"])
+def test_lineage_over_reordered_chains_is_refused(step: str) -> None:
+    """A key of a shuffled or mixed chain is another record in each epoch: the error names the step, and the remedy."""
+    numbers = MapDataset.range(8)
+    chain = numbers.shuffle(seed=0).map(keep) if step == "shuffle" else MapDataset.mix([numbers, numbers])
+    for source in (chain, ConcatenatedDataSource({"a": chain, "b": [1]})):
+        loader = millstream.load(source, num_epochs=1, batch_size=2)
+        for call in (lambda loader=loader: loader.record_keys(0), lambda loader=loader: loader.steps_of([1])):
+            with pytest.raises(TypeError, match=rf"{step}\(.* in the chain .*load\(source, shuffle=True\)"):
+                call()

@@ -1,10 +1,12 @@
 """Streams of streams: their order, their ends, their states by name, and what they refuse."""
 
+import dataclasses
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from millstream import CheckpointError, IterDataset, MapDataset
@@ -178,3 +180,55 @@ def test_mistakes_are_errors_where_they_are_made(make: Any, error: type[Exceptio
     """Wrong arguments are refused when the chain is built."""
     with pytest.raises(error, match=words):
         make()
+
+
+@dataclasses.dataclass
+class Box:
+    """An element of a user's class."""
+
+    inside: Any
+
+
+def doubled(value: Any) -> Any:
+    """Doubles all arrays and numbers in an element, in place where that is possible."""
+    if isinstance(value, np.ndarray):
+        value *= 2
+    elif isinstance(value, dict):
+        value.update({name: doubled(member) for name, member in value.items()})
+    elif isinstance(value, list):
+        value[:] = map(doubled, value)
+    elif isinstance(value, tuple):
+        return tuple(map(doubled, value))
+    elif isinstance(value, Box):
+        value.inside = doubled(value.inside)
+    else:
+        return value * 2
+    return value
+
+
+NESTINGS: dict[str, Callable[[int], Any]] = {
+    "array": lambda number: np.full(3, number),
+    "array of objects": lambda number: np.array([[number], None], dtype=object)[:1],
+    "dict": lambda number: {"x": np.full((2, 2), number, order="F"), "y": number},
+    "nested": lambda number: {"x": [np.arange(number), {"y": (np.ones(2), "text")}]},
+    "object": lambda number: Box({"x": [np.full(2, number)]}),
+    "list": lambda number: [number, [number]],
+}
+
+
+@pytest.mark.parametrize("nesting", NESTINGS)
+def test_operations_never_change_what_is_cached(nesting: str) -> None:
+    """An operation that changes its element in place gets the same element in each pass, as without the cache."""
+    stream = MapDataset.range(5).map(NESTINGS[nesting]).to_iter_dataset()
+    expected = list(map(repr, RepeatIterDataset(stream, 3).map(doubled)))
+    cached = RepeatIterDataset(CacheIterDataset(stream), 3)
+    for dataset in (cached.map(doubled), RepeatIterDataset(CacheIterDataset(stream).map(doubled), 3)):
+        assert list(map(repr, dataset)) == expected
+
+
+def test_a_list_that_is_read_as_a_stream_is_not_changed() -> None:
+    """Each pass gets dicts and lists of its own, as from a list that is read at random."""
+    records = [{"x": number} for number in range(4)]
+    stream = RepeatIterDataset(IterDataset.source(records).map(doubled), 2)
+    assert [record["x"] for record in stream] == [0, 2, 4, 6] * 2
+    assert records == [{"x": number} for number in range(4)]
