@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.checks import as_integer
+from millstream.core.warn import log_warning
 from millstream.errors import DataSourceError
 from millstream.sources.arrays.megatron import index_path_of, read_header
 from millstream.sources.base import RecordKeys
@@ -40,6 +41,10 @@ _BEGINNING_BYTES = 4096
 """The number of bytes that are read of each file for its header. That of NumPy has some 128 bytes."""
 
 
+_MAX_DROPPED = 0.05
+"""The share of tokens that may be in no window without a warning."""
+
+
 class TokenLayout(NamedTuple):
     """The position of the tokens in a file: their little-endian dtype, and the offset of the first one in bytes."""
 
@@ -53,8 +58,9 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
     """Windows of the tokens in flat files, in any order. No index is needed, whatever the number of tokens.
 
     A record is `{"tokens": array of shape (window,)}` of the files' dtype. Windows begin every `stride` tokens and stay
-    within one file; the tokens of a file after its last complete window are dropped. Files may be those of nanoGPT,
-    llm.c, Megatron (the `.bin` file) and OLMo, or NumPy's `.npy` of one dimension.
+    within one file; the tokens of a file after its last complete window are dropped, which is a warning in the log if
+    they are more than 5 % of all. Files may be those of nanoGPT, llm.c, Megatron (the `.bin` file) and OLMo, or NumPy's
+    `.npy` of one dimension.
 
     Args:
         paths: one path or a sequence of paths, in the order of the records. A path may be a pattern, such as
@@ -65,6 +71,9 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
         dtype: the integer dtype of the tokens, such as `"uint16"`; None to read it from the files. Raw files, such as
             nanoGPT's, do not have it.
         cache: a `FileCache` for local copies of whole remote files; None to read only the windows.
+
+    Attributes:
+        dropped_tokens: the number of tokens of all files after their last complete windows.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found or read, or a pattern has no match.
@@ -105,6 +114,13 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
                     f"All files must have tokens of one dtype, got {self._layouts[first].dtype} in {first!r} and "
                     f"{self._layouts[path].dtype} in {path!r}: make a source of each, and concatenate or mix them."
                 )
+        total = sum(layout.num_tokens for layout in self._layouts.values())
+        self.dropped_tokens = sum(map(self._dropped_in, self._paths))
+        if self.dropped_tokens > _MAX_DROPPED * total:
+            log_warning(
+                f"{self.dropped_tokens:,} of {total:,} tokens are in no window of {self!r}, because windows stay "
+                "within one file. Concatenate short files, or choose a shorter window."
+            )
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -118,6 +134,13 @@ class TokenDataSource(FileRecords[NDArray[Any]]):
         found = super().__getitems__(record_keys)
         windows = np.concatenate(found) if isinstance(found, list) and found else np.asarray(found, self.dtype)
         return records_of_arrays({"tokens": windows.reshape(-1, self._window)}, len(found))
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, {self.dropped_tokens:,} tokens dropped)"
+
+    def _dropped_in(self, path: str) -> int:
+        windows = self._counts[path]
+        return self._layouts[path].num_tokens - ((windows - 1) * self._stride + self._window if windows else 0)
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, window, stride, dtype, and a digest of names, sizes and ranges."""

@@ -11,6 +11,7 @@ Guarantees, besides those of all sources of files:
     - If files are objects in stores, all records of a batch are requested before the first one is awaited.
 """
 
+import contextlib
 import time
 import weakref
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.span_files import Scan, SpanFile, SpanFormat
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import open_stored, state_of
+from millstream.sources.storage.compression import HEAD_BYTES
 from millstream.sources.storage.file_cache import FileCache
 from millstream.sources.storage.offset_index import IndexKey, find_offsets, placement, remove_offsets, store_offsets
 from millstream.sources.storage.offsets import DamagedIndexError, HeldIndices, HeldOffsets, Offsets
@@ -98,6 +100,14 @@ class SpanRecords(FileRecords[RecordT]):
 
     def _count(self, path: str) -> int:
         return self._offsets(path).num_records
+
+    def first_bytes(self, path: str, stop: int = HEAD_BYTES) -> bytes:
+        """Returns the bytes of a file before an offset."""
+        with (
+            self._location_of(path) as location,
+            contextlib.closing(open_stored(path, self._identities[path], location)) as file,
+        ):
+            return file.read(0, stop)
 
     def _open(self, path: str, location: str) -> "SpanFile[RecordT]":
         stored = open_stored(path, self._identities[path], location)

@@ -4,16 +4,21 @@ import contextlib
 import dataclasses
 import functools
 import json
+import re
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.errors import DataSourceError
 from millstream.sources.files.span_files import Scan, SpanFormat, SpanRequest, refuse_compressed
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.lines.text_lines import record_starts
 from millstream.sources.storage.file_cache import FileCache
+
+_ARRAY = re.compile(rb"(\xef\xbb\xbf)?\s*\[\s*\{")
 
 
 @final
@@ -36,7 +41,7 @@ class JsonLinesDataSource(SpanRecords[Any]):
 
     Raises:
         FileNotFoundError, IsADirectoryError, …: a file cannot be found or read, or a pattern has no match.
-        DataSourceError: a file is compressed.
+        DataSourceError: a file is compressed, or is one JSON array of objects.
         TypeError: paths that are not paths, or a set of paths, which has no order.
         ValueError: a range that ends before it starts.
 
@@ -53,6 +58,9 @@ class JsonLinesDataSource(SpanRecords[Any]):
 
     def __init__(self, paths: Any, *, cache: FileCache | None = None) -> None:
         super().__init__(paths, _JsonLinesFormat(), cache)
+
+    def _count(self, path: str) -> int:
+        return _checked_count(self, path, super()._count(path))
 
 
 @final
@@ -88,6 +96,20 @@ class JsonTexts(SpanRecords[bytes]):
 
     def __init__(self, paths: Any) -> None:
         super().__init__(paths, _JsonLinesFormat(is_text=True))
+
+    def _count(self, path: str) -> int:
+        return _checked_count(self, path, super()._count(path))
+
+
+def _checked_count(source: SpanRecords[Any], path: str, count: int) -> int:
+    """Returns the number of records of a file, unless its only line is an array of objects: a file of JSON."""
+    if count == 1 and _ARRAY.match(source.first_bytes(path)):
+        plain = f"{path.removesuffix('.json')}.jsonl"
+        raise DataSourceError(
+            f"{path!r} is one JSON array, not JSON Lines: it would be a single record. Write each value on a line of "
+            f"its own, as `jq -c '.[]' {shlex.quote(path)} > {shlex.quote(plain)}` does."
+        )
+    return count
 
 
 _LONG_DIGITS = 19

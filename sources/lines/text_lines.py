@@ -54,7 +54,7 @@ class TextLineDataSource(SpanRecords[str]):
     kind: ClassVar[str] = "text"
 
     def __init__(self, paths: Any, *, encoding: str = "utf-8", cache: FileCache | None = None) -> None:
-        self._encoding = _checked_encoding(encoding)
+        self._encoding = checked_encoding(encoding)
         super().__init__(paths, _TextLineFormat(self._encoding), cache)
 
     def fingerprint(self) -> str:
@@ -170,7 +170,7 @@ def _is_blank(scan: Scan, offset: int, blanks: bytes) -> bool:
     return True
 
 
-def _checked_encoding(encoding: Any) -> str:
+def checked_encoding(encoding: Any) -> str:
     """Returns the standard name of the encoding; refuses encodings whose lines cannot be found by their newlines."""
     if not isinstance(encoding, str):
         raise TypeError(f"encoding must be a str, such as 'utf-8', got {type(encoding).__name__}.")

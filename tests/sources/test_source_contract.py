@@ -254,6 +254,8 @@ def test_words_are_short(source: Any) -> None:
         (CsvDataSource, {"columns": ["a", "a"]}, ValueError, "different names"),
         (CsvDataSource, {"delimiter": ""}, ValueError, "must be one character"),
         (CsvDataSource, {"delimiter": '"'}, ValueError, "not a quote"),
+        (CsvDataSource, {"quotechar": "'"}, ValueError, "quotechar must be '\"', or None"),
+        (CsvDataSource, {"encoding": "utf-16"}, ValueError, "newline as the byte 10"),
         (ParquetDataSource, {"columns": "ab"}, TypeError, "must be a sequence of names"),
         (BagzDataSource, {"max_record_bytes": 0}, ValueError, "max_record_bytes must be at least 1, got 0"),
         (TFRecordDataSource, {"check_crc": "no"}, TypeError, "check_crc must be True or False, got 'no'"),
@@ -279,6 +281,8 @@ def test_wrong_options_are_errors(kind: Any, options: dict[str, Any], error: typ
         (TextLineDataSource, b"a\n", {"encoding": "UTF8"}, {"encoding": "latin-1"}),
         (CsvDataSource, b"a,b\n1,2\n", {"columns": ["a", "b"]}, {"columns": ["a"]}),
         (CsvDataSource, b"a\n1\n", {"delimiter": ","}, {"delimiter": ";"}),
+        (CsvDataSource, b"a\n1\n", {"quotechar": '"'}, {"quotechar": None}),
+        (CsvDataSource, b"a\n1\n", {"encoding": "UTF8"}, {"encoding": "latin-1"}),
     ],
 )
 def test_options_are_part_of_the_fingerprint(kind: Any, content: bytes, same: Any, other: Any, tmp_path: Path) -> None:

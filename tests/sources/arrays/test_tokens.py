@@ -50,6 +50,19 @@ def test_windows_are_slices_of_each_file(
         assert batch.tolist() == [expected[key] for key in keys]
         assert batch.dtype == records[0]["tokens"].dtype == source.dtype == dtype
         assert records[0]["tokens"].flags.writeable
+        ends = [max([i + window for i in range(0, len(t) - window + 1, stride)], default=0) for t in files]
+        assert source.dropped_tokens == sum(map(len, files)) - sum(ends)
+        assert f"{source.dropped_tokens} tokens dropped)" in repr(source)
+
+
+def test_tokens_in_no_window_are_a_warning_if_they_are_many(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files that are no multiples of the window lose their ends, which is said for more than 5 % of all tokens."""
+    for name, length in (("a", 190), ("b", 11)):
+        np.arange(length, dtype=np.uint8).tofile(tmp_path / name)
+    assert TokenDataSource([tmp_path / "a", tmp_path / "b"], 10, dtype="uint8").dropped_tokens == 1
+    assert not caplog.records
+    assert TokenDataSource([tmp_path / "a", tmp_path / "b"], 12, dtype="uint8").dropped_tokens == 10 + 11
+    assert "21 of 201 tokens are in no window of TokenDataSource(15 records in 2 files" in caplog.text
 
 
 def test_headers_are_skipped_and_give_the_dtype(tmp_path: Path) -> None:

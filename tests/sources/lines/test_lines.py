@@ -186,6 +186,53 @@ def test_columns_are_those_of_the_first_file_or_those_asked_for(
         assert repr(records_of(CsvDataSource(paths, columns=columns))) == repr(expected)
 
 
+@settings(max_examples=50)
+@given(
+    st.lists(st.lists(st.text("ab,\"' é", max_size=5), min_size=2, max_size=2), min_size=1, max_size=8),
+    st.sampled_from(["utf-8", "latin-1"]),
+    st.sampled_from(["\n", "\r\n"]),
+    st.integers(3, 40),
+)
+def test_quotes_may_be_characters_of_any_encoding(
+    folder: Path, table: list[list[str]], encoding: str, end: str, block_bytes: int
+) -> None:
+    """With quotechar=None, each line is a row, whatever quotes are in it; the fields are split at the delimiter."""
+    names = ['"x', "é"]
+    path = write_alone(folder, "".join("\t".join(row) + end for row in [names, *table]).encode(encoding))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(span_files, "BLOCK_BYTES", block_bytes)
+        with CsvDataSource(path, delimiter="\t", quotechar=None, encoding=encoding) as source:
+            assert_records(source, [dict(zip(names, row, strict=True)) for row in table])
+
+
+def test_quotes_that_are_characters_have_an_index_of_their_own(tmp_path: Path) -> None:
+    """A file is read in both ways; the error of a row says how, and so does that of another encoding."""
+    path = write_alone(tmp_path, b'a\tb\n1\t"2\n3\t4"\n\xe9\t5" pipe\r9"\n')
+    joined = {"a": "1", "b": "2\n3\t4"}
+    for quotechar, first in (('"', joined), (None, {"a": "1", "b": '"2'}), ('"', joined)):
+        with CsvDataSource(path, delimiter="\t", quotechar=quotechar, encoding="latin-1") as source:
+            assert source[0] == first
+            with pytest.raises(DataSourceError, match=r"a carriage return .* pass quotechar=None if quotes are char"):
+                source[len(source) - 1]
+    with (
+        CsvDataSource(path, delimiter="\t") as source,
+        pytest.raises(DataSourceError, match=r"it is not utf-8: .* Pass the encoding of the file"),
+    ):
+        source[1]
+
+
+@pytest.mark.parametrize("content", [b'[{"a": 1}, {"a": 2}]', b'\xef\xbb\xbf [ {"a": 1},{"a": 2}]\n'])
+def test_an_array_of_objects_on_one_line_is_not_json_lines(tmp_path: Path, content: bytes) -> None:
+    """It would be one record, the whole data set; an array of numbers, or of several, is a record."""
+    with pytest.raises(
+        DataSourceError, match=r"file' is one JSON array, not JSON Lines: .* `jq -c '\.\[\]' .*\.jsonl`"
+    ):
+        JsonLinesDataSource(write_alone(tmp_path, content))
+    for lines in (b"[1, 2]\n", b'[{"a": 1}]\n[{"a": 2}]\n'):
+        with JsonLinesDataSource(write_alone(tmp_path, lines)) as source:
+            assert every_record(source) == [*map(json.loads, lines.splitlines())]
+
+
 def test_fields_of_any_length_are_read(tmp_path: Path) -> None:
     """Fields of any length are read; the limit that Python's csv module has stays as it was."""
     limit = csv.field_size_limit()
