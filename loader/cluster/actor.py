@@ -74,7 +74,7 @@ class PipelineActor:
         try:
             pickled, buffers = pipeline
             # The trainer's process may be that of another machine.
-            with trainer.served(f"millstream-a{index}", lambda: None):
+            with trainer.served(f"millstream-a{index}", lambda: None, lambda *_: None):
                 (whole,), self._classes = unpickle_pipelines(pickled, _with_private_copies(buffers))
             # Ray prints what an actor prints. Without a handler, that would be warnings only.
             logging.basicConfig()

@@ -33,7 +33,7 @@ class WorkerLog(logging.Handler):
         self._channel = channel
         self._process_name = process_name
         self._owner = os.getpid()
-        self._records: deque[dict[str, Any]] = deque()
+        self._waiting: deque[Message] = deque()
         self._num_dropped = 0
         self._sending = threading.Lock()
         self._of_modules: list[logging.Handler] = []
@@ -63,7 +63,12 @@ class WorkerLog(logging.Handler):
         with self._sending:
             self._channel.send(message)
         # Those of a thread that did not wait for this.
-        self._send_records()
+        self._send_waiting()
+
+    def post(self, message: Message) -> None:
+        """Sends a message now, or when the thread that sends has done so, which may be this one."""
+        self._waiting.append(message)
+        self._send_waiting()
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Sends a record, without the lock of handlers: a thread that sends must not keep others from logging."""
@@ -76,21 +81,21 @@ class WorkerLog(logging.Handler):
                 logging.lastResort.handle(record)
             return
         try:
-            if len(self._records) < MAX_RECORDS:
-                self._records.append(self._fields(record))
+            if len(self._waiting) < MAX_RECORDS:
+                logged = Logged(self._fields(record), self._num_dropped)
+                self._num_dropped = 0
+                self.post(logged)
             else:
                 self._num_dropped += 1
-            self._send_records()
         except Exception:  # noqa: BLE001  (as in every handler)
             self.handleError(record)
 
-    def _send_records(self) -> None:
+    def _send_waiting(self) -> None:
         # Whoever holds the lock looks again after its release. A record logged while this thread sends does not wait.
-        while self._records and self._sending.acquire(blocking=False):
+        while self._waiting and self._sending.acquire(blocking=False):
             try:
-                while self._records:
-                    self._channel.send(Logged(self._records.popleft(), self._num_dropped))
-                    self._num_dropped = 0
+                while self._waiting:
+                    self._channel.send(self._waiting.popleft())
             finally:
                 self._sending.release()
 

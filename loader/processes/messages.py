@@ -1,7 +1,7 @@
 """The messages between the parent, the fork server and the workers.
 
     parent → fork server   Fork, Kill            fork server → parent   Forked, NotForked, Exited
-    parent → worker        Task, Load, Unload    worker → parent        Ready, PipelineFailed, Logged, Result
+    parent → worker        Task, Load, Unload    worker → parent        Ready, PipelineFailed, Imported, Logged, Result
 
 A connection ends with its socket. If the parent closes its end, the other side stops. If a worker's end closes first,
 the worker has died.
@@ -111,6 +111,13 @@ class PipelineFailed(NamedTuple):
     failure: Failure
 
 
+class Imported(NamedTuple):
+    """Reports that a worker imports a module of the user's that the trainer had not, with the digest of its file."""
+
+    name: str
+    digest: bytes
+
+
 class Logged(NamedTuple):
     """Passes on a log record: its attributes, plain values, and the number of records dropped before."""
 
@@ -126,7 +133,19 @@ class Result(NamedTuple):
 
 
 Message: TypeAlias = (
-    Fork | Kill | Forked | NotForked | Exited | Ready | PipelineFailed | Task | Load | Unload | Logged | Result
+    Fork
+    | Kill
+    | Forked
+    | NotForked
+    | Exited
+    | Ready
+    | PipelineFailed
+    | Task
+    | Load
+    | Unload
+    | Imported
+    | Logged
+    | Result
 )
 
 _KINDS: tuple[Any, ...] = get_args(Message)

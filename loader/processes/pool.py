@@ -33,6 +33,7 @@ from millstream.loader.processes.messages import (
     Exited,
     Fork,
     Forked,
+    Imported,
     Kill,
     Load,
     Logged,
@@ -51,7 +52,7 @@ from millstream.loader.transport.arena import ArenaView, create_arena_file
 from millstream.loader.transport.pipeline_file import pack_pipelines
 from millstream.loader.workers.any_worker import first_free
 from millstream.loader.workers.process_settings import ProcessSettings, Trainer
-from millstream.loader.workers.worker_imports import code_digests
+from millstream.loader.workers.worker_imports import changed, code_digests
 
 EXIT_SECONDS = 2.0
 """The time to wait for the fork server's report of a worker's exit status."""
@@ -301,6 +302,9 @@ class Pool:
                 waited = worker.waited
                 continue
             waited = 0.0
+            if isinstance(message, Imported):
+                self._compare_code(message)
+                continue
             if isinstance(message, Ready):
                 worker.is_ready = True
                 # The report of the fork server may arrive later.
@@ -311,6 +315,13 @@ class Pool:
                 yield worker, message
             else:
                 yield worker, message
+
+    def _compare_code(self, module: Imported) -> None:
+        """Raises a RuntimeError if a module of a worker has another content than in a worker before, or here since."""
+        known = self._trainer.code.get(module.name) or code_digests().get(module.name, module.digest)
+        self._trainer.code[module.name] = known
+        if known != module.digest:
+            raise changed(module.name, "its file")
 
     def _receive_from_fork_server(self) -> None:
         with self._state.lock, explained_limits(self._options.num_workers):

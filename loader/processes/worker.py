@@ -30,7 +30,7 @@ from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.log_records import WorkerLog
-from millstream.loader.processes.messages import Fork, Load, PipelineFailed, Ready, Result
+from millstream.loader.processes.messages import Fork, Imported, Load, PipelineFailed, Ready, Result
 from millstream.loader.processes.process_control import open_handle, worker_name
 from millstream.loader.processes.process_report import record_call
 from millstream.loader.processes.task_queue import TaskQueue
@@ -112,7 +112,7 @@ class WorkerPipelines:
 
     def __init__(self, descriptor: int, arena: int, fork: Fork, log: WorkerLog) -> None:
         open_parent = functools.partial(open_handle, fork.trainer.pid)
-        with fork.trainer.served(worker_name(fork.number), open_parent):
+        with fork.trainer.served(worker_name(fork.number), open_parent, lambda *module: log.post(Imported(*module))):
             pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
         log.install()
         for pipeline in pipelines:

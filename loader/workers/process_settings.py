@@ -163,12 +163,15 @@ class Trainer(NamedTuple):
     code: dict[str, bytes]
 
     @contextlib.contextmanager
-    def served(self, name: str, open_parent: Callable[[], int | None]) -> Iterator[None]:
+    def served(
+        self, name: str, open_parent: Callable[[], int | None], report: Callable[[str, bytes], object]
+    ) -> Iterator[None]:
         """Makes this process a worker of that name, with the trainer's settings. Pipelines are unpickled in the block.
 
-        `open_parent` returns a descriptor that becomes readable when the trainer ends, or None.
+        `open_parent` returns a descriptor that becomes readable when the trainer ends, or None. `report` is called with
+        the names and digests of modules that the trainer has not imported.
         """
-        imports = WorkerImports(self.code)
+        imports = WorkerImports(self.code, report)
         imports.install()
         imports.after("multiprocessing.process", functools.partial(_identify, name, self.pid, open_parent))
         with self.settings.applied(imports):

@@ -2,7 +2,8 @@
 
 Guarantees:
     * A module that the trainer has imported from a file of the user's is imported from the same content, or not at all.
-      Installed packages and the standard library are not compared.
+      One that only workers import has the same content in all of them. Installed packages and the standard library are
+      not compared.
     * The trainer reads each of these files once, when a loader with workers is built or starts them. A file that was
       edited before, but after the trainer had imported it, is recognised by the code of its functions.
 """
@@ -49,9 +50,7 @@ def code_digests() -> dict[str, bytes]:
 
 def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
     origin: Any = getattr(spec, "origin", None)
-    top = name.partition(".")[0]
-    is_installed = top in sys.stdlib_module_names or top == "millstream"
-    if is_installed or not _is_source(origin) or any(folder in origin for folder in _PACKAGE_FOLDERS):
+    if _is_library(name) or not _is_source_of_user(origin):
         return None
     try:
         with open(origin, "rb") as file:  # noqa: PTH123  (not pathlib, which is slow)
@@ -63,8 +62,17 @@ def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
     return CHANGED if may_differ and not _has_code_of(module, content, origin) else _digest(content)
 
 
+def _is_library(name: str) -> bool:
+    top = name.partition(".")[0]
+    return top in sys.stdlib_module_names or top == "millstream"
+
+
 def _is_source(origin: object) -> bool:
     return isinstance(origin, str) and origin.endswith(".py")
+
+
+def _is_source_of_user(origin: object) -> bool:
+    return _is_source(origin) and not any(folder in str(origin) for folder in _PACKAGE_FOLDERS)
 
 
 def _digest(content: bytes) -> bytes:
@@ -108,11 +116,13 @@ class WorkerImports(importlib.abc.MetaPathFinder):
     """The first finder of a worker: it compares code, and calls functions after the modules that they wait for.
 
     Args:
-        code: the trainer's `code_digests()`.
+        code: the digests of the trainer's modules.
+        report: called with the name and the digest of each other module of the user's.
     """
 
-    def __init__(self, code: Mapping[str, bytes]) -> None:
+    def __init__(self, code: Mapping[str, bytes], report: Callable[[str, bytes], object]) -> None:
         self._code = code
+        self._report = report
         self._actions: dict[str, list[Callable[[], object]]] = {}
 
     def install(self) -> None:
@@ -134,18 +144,28 @@ class WorkerImports(importlib.abc.MetaPathFinder):
         Raises:
             RuntimeError: the module's file is not what the trainer has imported.
         """
-        expected, actions = self._code.get(fullname), self._actions.get(fullname)
-        if expected is None and actions is None:
+        actions = self._actions.get(fullname)
+        if actions is None and _is_library(fullname):
             return None
         for finder in list(sys.meta_path):
-            found = None if finder is self else finder.find_spec(fullname, path, target)
+            find_spec = getattr(finder, "find_spec", None)
+            found = None if finder is self or find_spec is None else find_spec(fullname, path, target)
             if found is not None:
-                if expected is not None:
-                    _check(fullname, found, expected)
+                # On another machine, a module may be installed that is a file of the user's here.
+                if _is_source_of_user(found.origin) or (fullname in self._code and _is_source(found.origin)):
+                    self._compare(fullname, str(found.origin))
                 if actions is not None:
                     self._call_after(fullname, found)
                 return found
         return None
+
+    def _compare(self, name: str, origin: str) -> None:
+        with open(origin, "rb") as file:  # noqa: PTH123  (as above)
+            digest = _digest(file.read())
+        if name not in self._code:
+            self._report(name, digest)
+        elif self._code[name] != digest:
+            raise changed(name, origin)
 
     def _call_after(self, name: str, spec: importlib.machinery.ModuleSpec) -> None:
         loader: Any = spec.loader
@@ -160,13 +180,9 @@ class WorkerImports(importlib.abc.MetaPathFinder):
         loader.exec_module = execute_and_call
 
 
-def _check(name: str, spec: importlib.machinery.ModuleSpec, expected: bytes) -> None:
-    if not _is_source(spec.origin):
-        return
-    with open(str(spec.origin), "rb") as file:  # noqa: PTH123  (as above)
-        actual = _digest(file.read())
-    if actual != expected:
-        raise RuntimeError(
-            f"Cannot import {name} in a worker: {spec.origin} has changed since the trainer imported it, so that "
-            "batches would depend on where they are computed. Restart the program, or restore the file."
-        )
+def changed(name: str, origin: str) -> RuntimeError:
+    """Returns the error about a module whose file is not what was imported elsewhere."""
+    return RuntimeError(
+        f"Cannot import {name} in a worker: {origin} has changed since the trainer imported it, or another worker, so "
+        "that batches would depend on where they are computed. Restart the program, or restore the file."
+    )

@@ -95,3 +95,16 @@ def test_other_files_may_change(modules: Modules) -> None:
     with pytest.raises(RuntimeError, match="Cannot import my_helper") as caught:
         next(iter(loader_of("my_late", "late")))
     assert "record key 0" in str(caught.value.__notes__)
+
+
+def test_a_module_that_only_workers_import_is_the_same_in_all(modules: Modules) -> None:
+    """A later worker that imports another content than the first did raises an error that names the module."""
+    loader = loader_of("my_late", "late")
+    with iter(loader) as iterator:
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+        modules.write(my_helper=EDITS["my_helper"])
+        for pid in pids_of(iterator):
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="Cannot import my_helper in a worker"):
+            list(iterator)
+    assert "my_helper" not in sys.modules
