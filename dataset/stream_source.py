@@ -64,6 +64,8 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         # True if `_stateful` is a copy that nothing was drawn from.
         self._is_fresh = False
         self._stateful: Any = None
+        # Copies for `_begin`, made in advance.
+        self._spare: list[Any] = []
         self._iterable = iterable
         self.name = type(iterable).__name__
         self._begin()
@@ -73,9 +75,14 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
             self._stateful = self._iterator = iter(self._iterable)
         elif not self._is_fresh:
             # Not when the first element is drawn, which another thread may do: some can be copied in this one only.
-            self._stateful, self._iterator, self._is_fresh = _copy_of(self._iterable), None, True
+            copied = self._spare.pop() if self._spare else _copy_of(self._iterable)
+            self._stateful, self._iterator, self._is_fresh = copied, None, True
         if state is not None:
             self._stateful.load_state_dict(copy.deepcopy(state))
+
+    def prepare_to_move(self) -> None:
+        if not self._is_fresh and not self._spare and _has_states(self._iterable):
+            self._spare.append(_copy_of(self._iterable))
 
     def _draw(self, count: int) -> Drawn[Any]:
         drawn: Drawn[Any] = self._use(lambda: self._drawn(count))

@@ -321,6 +321,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
     def _go(self, move: Callable[[], None]) -> None:
         self._check_open()
+        if (prepare := getattr(self._iterator, "prepare_to_move", None)) is not None:
+            prepare()
         self._alone(functools.partial(self._move, move))
 
     def _move(self, move: Callable[[], None]) -> None:
@@ -359,7 +361,8 @@ class DeviceIterator(Inspectable, ResumableIterator):
 
 
 def _is_own(iterator: Any) -> bool:
-    return type(iterator).close.__module__.startswith("millstream.")
+    module: str = type(iterator).close.__module__
+    return module.startswith("millstream.")
 
 
 def _stop(readers: ReaderThreads, iterator: Any) -> None:

@@ -486,9 +486,10 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             if (outputs := executor.next_outputs()) is None:
                 self._finish()
                 return False
-            outputs.values = values = (
-                copies_of_held(self._plan.pipeline.source, outputs) if self._copies else list(outputs.values)
-            )
+            values = list(outputs.values)
+            if self._copies:
+                values = copies_of_held(self._plan.pipeline.source, values, outputs.origins)
+            outputs.values = values
             first, stop = outputs.first, len(values)
             self._start, self._outputs, self._values, self._row, self._stop = start, outputs, values, first, stop
             self._is_sound = True

@@ -130,6 +130,11 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
             "nothing. Add an operation at the end of the chain, for instance .batch(n): its iterator has them."
         )
 
+    def prepare_to_move(self) -> None:
+        """Copies objects that `set_state` needs and that another thread must not copy: some allow it in one only."""
+        for parent in self._parents:
+            call_if_possible(parent, "prepare_to_move")
+
     def start_prefetch(self) -> None:
         """Starts prefetching in the background, if anything below can, and returns immediately."""
         for parent in self._parents:

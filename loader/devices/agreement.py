@@ -168,10 +168,10 @@ def _difference(hosts: Mapping[int, Texts], tier: str) -> str:
     if len(groups) == 1:
         return ""
     most, odd, *_ = sorted(groups.values(), key=lambda group: (-len(group), group))
-    texts, others = hosts[most[0]][tier], hosts[odd[0]][tier]
-    paths = [path for path in {**texts, **others} if texts.get(path) != others.get(path)]
+    usual, other = hosts[most[0]][tier], hosts[odd[0]][tier]
+    paths = [path for path in {**usual, **other} if usual.get(path) != other.get(path)]
     here, there = _hosts(most), _hosts(odd)
-    listed = [f"{path} is {_short(others, path)} on {there}, {_short(texts, path)} on {here}" for path in paths]
+    listed = [f"{path} is {_short(other, path)} on {there}, {_short(usual, path)} on {here}" for path in paths]
     more = [f"and {len(paths) - MAX_DIFFERENCES} more"] if len(paths) > MAX_DIFFERENCES else []
     return f"{there} and {here} differ: {'; '.join([*listed[:MAX_DIFFERENCES], *more])}"
 

@@ -156,13 +156,13 @@ class _WrongCountError(ValueError):
     """A batched read returned the wrong number of records."""
 
 
-def copies_of_held(source: Any, run: Elements) -> list[Any]:
-    """Returns the elements of a run, with copies of those arrays that may be memory of a source that holds its records.
+def copies_of_held(source: Any, elements: Sequence[Any], origins: Origins) -> list[Any]:
+    """Returns the elements, with copies of those arrays that may be memory of a source that holds its records.
 
     The trainer may change what it gets, as it may with elements that come from worker processes.
     """
-    values = list(run.values)
-    for row, key in enumerate(run.origins.record_key.tolist()):
+    values = list(elements)
+    for row, key in enumerate(origins.record_key.tolist()):
         value = values[row]
         kind = type(value)
         if kind is np.ndarray:

@@ -408,6 +408,52 @@ def test_a_users_stream_is_never_closed_while_it_is_read(kind: str, chain: str, 
     assert (lines.was_used_twice, lines.num_closed > 0) == (False, True)
 
 
+class OnlyHere:
+    """A stream with states, as those of Hugging Face, that can only be copied in the thread that made it."""
+
+    def __init__(self) -> None:
+        self.count, self.thread = 0, threading.get_ident()
+
+    def __deepcopy__(self, memo: Any) -> "OnlyHere":
+        assert threading.get_ident() == self.thread
+        return OnlyHere()
+
+    def __iter__(self) -> Iterator[int]:
+        while self.count < 50:
+            self.count += 1
+            yield self.count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def hugging_face_stream() -> Any:
+    import datasets
+
+    return datasets.Dataset.from_dict({"x": list(range(1, 51))}).to_iterable_dataset(num_shards=5)
+
+
+@pytest.mark.parametrize("make", [OnlyHere, hugging_face_stream])
+@pytest.mark.parametrize("chain", CHAINS)
+def test_streams_with_states_resume_on_the_device(make: Callable[[], Any], chain: str) -> None:
+    """A new iterator and a used one go on where the state was taken, and objects are copied in the trainer's thread."""
+
+    def begin() -> millstream.DeviceIterator:
+        return millstream.device_put(iter(CHAINS[chain](millstream.IterDataset.source(make()))))
+
+    with begin() as used, begin() as new:
+        for _ in range(3):
+            next(used)
+        state = used.get_state()
+        following = [on_host(next(used)) for _ in range(3)]
+        for iterator in (used, used, new):
+            iterator.set_state(state)
+            assert equal_streams(following, [on_host(next(iterator)) for _ in range(3)])
+
+
 def at_closing(iterator: millstream.DeviceIterator, event: threading.Event) -> None:
     """Sets an event once the iterator is being closed."""
     deadline = time.monotonic() + WAIT_SECONDS
