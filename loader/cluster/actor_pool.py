@@ -26,7 +26,7 @@ from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Eve
 from millstream.loader.cluster.options import RayWorkers, connect, is_our_connection
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.resources import buffer_budget
+from millstream.loader.threads.resources import buffer_budget, flight_budget
 from millstream.loader.transport.pipeline_file import pickle_pipelines
 from millstream.loader.workers.any_worker import first_free
 from millstream.loader.workers.process_settings import ProcessSettings, Trainer
@@ -88,6 +88,7 @@ class ActorPool:
         self.max_reads = 1
         self.max_bytes = buffer_budget(reading.max_buffer_bytes)
         self.settings = settings
+        self.flight_bytes = min(self.max_bytes, flight_budget(reading.max_buffer_bytes))
         self._import_path = tuple(import_path)
         self._options: dict[str, Any] = {
             "num_threads": reading.num_threads,

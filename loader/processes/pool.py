@@ -46,7 +46,7 @@ from millstream.loader.processes.pool_processes import PoolProcesses, Worker
 from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.process_report import create_crash_log
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.resources import affordable_threads, buffer_budget, memory_budget
+from millstream.loader.threads.resources import affordable_threads, buffer_budget, flight_budget, memory_budget
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
 from millstream.loader.transport.pipeline_file import pack_pipelines
@@ -82,6 +82,7 @@ class Pool:
     ) -> None:
         self._options = workers
         self.max_bytes = buffer_budget(reading.max_buffer_bytes)
+        self.flight_bytes = min(self.max_bytes, flight_budget(reading.max_buffer_bytes))
         self.max_reads = max(1, affordable_threads(reading.num_threads))
         self._num_threads = reading.num_threads
         self._numbers = itertools.count()

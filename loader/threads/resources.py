@@ -20,6 +20,9 @@ MEMORY_SHARE = 0.5
 BUFFER_SHARE = 0.25
 """The share of the available memory for elements read in advance."""
 
+FLIGHT_BYTES = 256 << 20
+"""The total size of batches that workers have in flight beyond their buffers, unless `max_buffer_bytes` is given."""
+
 THREAD_BYTES = 160 << 20
 """Upper bound on the address space of a thread: its stack, and an arena of the C library with room to align it."""
 
@@ -35,6 +38,11 @@ def memory_budget() -> int:
 def buffer_budget(max_bytes: int | None) -> int:
     """Returns the budget for elements read in advance, in bytes. With None, it is a share of the available memory."""
     return int(BUFFER_SHARE * memory_available()) if max_bytes is None else max_bytes
+
+
+def flight_budget(max_bytes: int | None) -> int:
+    """Returns the size in bytes up to which workers have more calls in flight than their buffers hold."""
+    return FLIGHT_BYTES if max_bytes is None else max_bytes
 
 
 def memory_available() -> int:

@@ -88,11 +88,13 @@ class Substreams:
     Args:
         own: the substream that the consumer waits for. Its number is 0.
         max_bytes: the maximum total size of elements in work or finished, over all substreams.
+        flight_bytes: the size of these up to which more calls may begin than workers have room for in their buffers.
     """
 
-    def __init__(self, own: Substream, max_bytes: int = sys.maxsize) -> None:
+    def __init__(self, own: Substream, max_bytes: int = sys.maxsize, flight_bytes: int = sys.maxsize) -> None:
         self._own = own
         self._max_bytes = max_bytes
+        self._flight_bytes = flight_bytes
         self._others: list[Substream] = []
         # The other substreams that may have to begin calls, because something has changed since the last attempt.
         self._awake: dict[Substream, None] = {}
@@ -129,15 +131,21 @@ class Substreams:
         finally:
             self._waited_for.pop()
 
-    def may_begin(self, substream: Substream, max_calls: int) -> bool:
+    def may_begin(self, substream: Substream, max_calls: int, buffered_calls: int) -> bool:
         """Returns True if a call of stage 0 may begin now: it is not too far ahead, and its inputs are there.
 
-        The first substream has up to `max_calls` calls. The others together stay as far ahead of it.
+        The first substream has up to `max_calls` calls; up to `buffered_calls` if more would take too many bytes. The
+        others together stay as far ahead of it.
         """
         backlog = substream.schedule.backlog
+        if not self._may_begin(substream, backlog, max_calls):
+            return False
         # The bytes are added up last, because that takes longest.
-        return self._may_begin(substream, backlog, max_calls) and (
-            backlog == 0 or sum(other.bytes_ahead for other in self._substreams.values()) <= self._max_bytes
+        if backlog == 0:
+            return True
+        held = sum(other.bytes_ahead for other in self._substreams.values())
+        return held <= self._flight_bytes or (
+            held <= self._max_bytes and self._may_begin(substream, backlog, buffered_calls)
         )
 
     def _may_begin(self, substream: Substream, backlog: int, max_calls: int) -> bool:

@@ -33,6 +33,7 @@ class Pool(Protocol[WorkerT]):
         call_numbers: yields new call numbers.
         classes: the classes that crossed by value with the pipelines.
         max_bytes: the maximum total size of elements made in advance.
+        flight_bytes: the size of these up to which workers get more calls than their buffers hold, if reads wait.
         max_reads: the maximum number of reads in flight per worker.
     """
 
@@ -40,6 +41,7 @@ class Pool(Protocol[WorkerT]):
     call_numbers: Iterator[int]
     classes: ClassTable
     max_bytes: int
+    flight_bytes: int
     max_reads: int
 
     @property

@@ -4,8 +4,8 @@ Guarantees:
     * Calls belong to one pipeline, or to several of which one is fed by the others (see `shared_workers`).
     * User code runs in workers only, except for local operations (see `Pipeline.num_local`). The consumer's thread also
       copies elements into regrouped batches, if a stage does no more than that.
-    * Each worker has as many calls as its buffer allows: the calls being read (see `ReadsInFlight`), and finished
-      ones.
+    * Each worker has as many calls as its buffer allows: one in work, and finished ones. If reads wait, it has further
+      ones in work (see `ReadsInFlight`), as long as all of them together take few bytes.
     * The calls of a worker that dies are dispatched again. A call that kills its worker twice becomes an error that
       names its records (see `assignments`). So does a call for which the consumer has waited for the stall timeout.
     * Workers that repeatedly die while they start are an error, because all would.
@@ -88,7 +88,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
         max_bytes = min(self._pool.max_bytes, self._local.max_bytes)
         self._own = Substream(plan, self._schedule, profiler, is_fed=feed is not None, max_bytes=max_bytes)
         self._take_local = functools.partial(self._own.take, None)
-        self.substreams = Substreams(self._own, self._pool.max_bytes)
+        self.substreams = Substreams(self._own, self._pool.max_bytes, self._pool.flight_bytes)
         self._assignments = Assignments(self.substreams, self._pool.call_numbers)
         self._reads = ReadsInFlight(self._pool.max_reads)
         self._deaths_at_start = DeathsAtStart(options.num_workers)
@@ -223,7 +223,7 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
             worker = self._free_worker()
             if worker is None:
                 return False
-            if stage == 0 and not self.substreams.may_begin(substream, self._max_calls * len(self._pool.workers)):
+            if stage == 0 and not self._may_begin(substream):
                 return True
             call = substream.take(stage)
             if call is None:
@@ -236,6 +236,11 @@ class WorkersExecutor(Executor, Generic[WorkerT]):
                 return False
             self._submit(worker, self._assignments.assign(call), call)
         return True
+
+    def _may_begin(self, substream: Substream) -> bool:
+        buffered = 1 + self._options.per_worker_buffer_size
+        count = len(self._pool.workers)
+        return self.substreams.may_begin(substream, self._max_calls * count, buffered * count)
 
     def _dispatch_lost(self) -> bool:
         """Returns False if new calls have to wait."""

@@ -1,5 +1,6 @@
 """Elements read in advance are bounded in bytes, for any pipeline and any executor."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ import numpy as np
 import pytest
 
 import millstream
+from millstream.loader.threads import resources
 from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, FlatMap, Map, Transformation
+from support.processes.worker_pools import made_all
 
 RECORD_BYTES = 100_000
 MAX_BYTES = 2_000_000
@@ -62,6 +65,46 @@ def test_what_is_read_ahead_takes_no_more_bytes_than_allowed(shape: str, worker_
             executor = iterator._running_executor()
             if isinstance(executor, ThreadExecutor):
                 executor._calls_ahead = 10_000  # As once the consumer has often waited.
+
+
+class Waiting(Recorded):
+    """Records of a storage that answers after some milliseconds, so that workers have several reads in flight."""
+
+    def __init__(self, file: Path, size: int) -> None:
+        super().__init__(file)
+        self._size = size
+
+    def __getitem__(self, key: int) -> np.ndarray[Any, Any]:
+        assert not threading.Event().wait(0.006)
+        return super().__getitem__(key)[: self._size].copy()
+
+
+@pytest.mark.parametrize("limit", [None, 1_000_000])
+def test_batches_in_flight_take_few_bytes_however_reads_wait(
+    limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers hold worker_count * (1 + worker_buffer_size) batches, or more of them if these take few bytes.
+
+    An explicit `max_buffer_bytes` bounds both.
+    """
+    monkeypatch.setattr(resources, "FLIGHT_BYTES", 3_000_000)
+    counts = {}
+    for size in (RECORD_BYTES, 1000):
+        file = tmp_path / str(size)
+        reading = millstream.ReadOptions(8, max_buffer_bytes=limit)
+        options: dict[str, Any] = {"batch_size": 4, "worker_count": 2, "read_options": reading}
+        with iter(millstream.load(Waiting(file, size), **options)) as iterator:
+            most = 0
+            for step in range(1, 31):
+                next(iterator)
+                made_all(iterator)
+                if step > 10:  # From then on, their size is known.
+                    most = max(most, file.stat().st_size // 4 - step)
+        counts[size] = most
+    bound = 3_000_000 if limit is None else limit
+    assert counts[RECORD_BYTES] * 4 * RECORD_BYTES <= bound
+    assert counts[RECORD_BYTES] < 2 * (1 + 1) + 4
+    assert counts[1000] >= 2 * (1 + 4)
 
 
 def test_a_budget_below_one_block_is_slow_and_not_stuck(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

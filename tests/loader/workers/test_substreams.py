@@ -114,13 +114,13 @@ def test_nobody_works_too_far_ahead() -> None:
     taken = {}
     for substream in (often, seldom):
         count = 0
-        while substreams.may_begin(substream, MAX_CALLS):
+        while substreams.may_begin(substream, MAX_CALLS, MAX_CALLS):
             assert substream.take(0) is not None
             count += 1
         taken[substream.number] = count
     # 299 of 300 of four calls of ten records; and one.
     assert taken == {often.number: 40, seldom.number: 1}
     # Nothing of theirs is made: what is fed with it would wait, unless it has nothing else to do.
-    assert substreams.may_begin(own, MAX_CALLS)
+    assert substreams.may_begin(own, MAX_CALLS, MAX_CALLS)
     own.take(0)
-    assert not substreams.may_begin(own, MAX_CALLS)
+    assert not substreams.may_begin(own, MAX_CALLS, MAX_CALLS)
