@@ -255,8 +255,10 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         # Without the names of any module, which may be gone at the end of the interpreter.
         if hasattr(self, "_counted_step"):
             self.count_delivered()
-            try:  # noqa: SIM105  (as above)
+            try:
                 self._profiler.last_position = self.delivered_position()
+                if self._executor is not None and self._executor.failures is not None:
+                    self._executor.failures.deliver(self.position_in_plan())
             except Exception:  # noqa: BLE001, S110  (the epoch needs such names)
                 pass
 

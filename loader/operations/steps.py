@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from millstream.core import tree
 from millstream.core.columnar import Allocate
 from millstream.core.descriptions import described
 from millstream.core.signals import cannot_wait
@@ -292,6 +293,29 @@ def annotated(error: BaseException, where: str, *, may_end: bool = False) -> Bas
         error = RuntimeError("StopIteration was raised where a result was expected.")
     add_note(error, f"millstream: in {where}.")
     return error
+
+
+def within_depth(make: Callable[..., Elements], where: str) -> Callable[..., Elements]:
+    """Returns a function that makes the same elements, up to the first that is nested too deeply, which is an error.
+
+    Everything after it, here and in other processes, may then recurse into elements.
+    """
+
+    def made_within(*arguments: Any) -> Elements:
+        run = make(*arguments)
+        values = run.values
+        if type(values) is not list or tree.FLAT.issuperset(map(type, values)):
+            return run
+        row = next((row for row, value in enumerate(values) if tree.num_levels_exceed(value)), None)
+        if row is None:
+            return run
+        error = ValueError(
+            f"An element must have at most {tree.MAX_DEPTH} nested levels, got a {type(values[row]).__name__} with "
+            "more, or one that contains itself. Return a flat dict of arrays, numbers and text."
+        )
+        return _cut(run, values[:row], annotated(error, f"{where}, at {describe_origin(run.origins, row)}"))
+
+    return made_within
 
 
 def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:

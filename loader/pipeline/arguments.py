@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from millstream.core import tree
 from millstream.core.checks import as_options, has_fields
 from millstream.core.descriptions import described
 from millstream.core.warn import log_warning, warn
@@ -17,6 +18,12 @@ from millstream.sources import DataSource
 from millstream.sources.base import LoaderView
 from millstream.transforms import Batch, OnlyFor, Transformation
 from millstream.transforms.given import as_transformation
+
+MAX_GROUPINGS = 64
+"""The maximum number of operations that group elements: NumPy's arrays have at most 64 dimensions."""
+
+MAX_LOGICAL_SHARDS = 4096
+"""The maximum number of logical shards that one shard runs. Each has a position and elements of its own."""
 
 Operations = Sequence[Transformation | Callable[[Any], Any]]
 
@@ -53,6 +60,26 @@ def check_operations(operations: Operations) -> list[Transformation]:
             error.add_note(f"millstream: operations[{number}].")
             raise
     return checked
+
+
+def check_depth(source: DataSource[Any]) -> None:
+    """Refuses records in memory that are nested too deeply, as far as a sample of them shows that."""
+    if type(source) in (list, tuple):
+        for key in range(0, len(source), max(1, len(source) // tree.SAMPLE)):
+            if tree.num_levels_exceed(source[key]):
+                raise ValueError(
+                    f"A record must have at most {tree.MAX_DEPTH} nested levels, got data_source[{key}] with more, or "
+                    "one that contains itself. Use flat dicts of arrays, numbers and text."
+                )
+
+
+def check_groupings(operations: Sequence[Transformation]) -> None:
+    groupings = [number for number, operation in enumerate(operations) if operation.gathers or operation.regroups]
+    if len(groupings) > MAX_GROUPINGS:
+        raise ValueError(
+            f"A pipeline must have at most {MAX_GROUPINGS} operations that group elements, such as Batch, because each "
+            f"adds a dimension, got {len(groupings)}. Build batches of the final size in one Batch."
+        )
 
 
 def check_list(value: object, name: str) -> None:
@@ -254,6 +281,11 @@ def check_logical_shards(operations: Sequence[Transformation], shard: ShardOptio
     first, share = first_dynamic(operations), (shard.logical_shards or shard.shard_count) // shard.shard_count
     if first is None or share == 1:
         return
+    if share > MAX_LOGICAL_SHARDS:
+        raise ValueError(
+            f"A shard must run at most {MAX_LOGICAL_SHARDS:,} logical shards, got {share:,}: logical_shards="
+            f"{shard.logical_shards} with shard_count={shard.shard_count}. Use a smaller logical_shards."
+        )
     finding = (
         f"logical_shards={shard.logical_shards} with shard_count={shard.shard_count} means that each shard runs {share}"
     )

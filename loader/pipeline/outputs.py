@@ -12,41 +12,59 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core import tree
-from millstream.core.signals import is_from_signal_handler
 from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.logical_shard import LogicalShard
 from millstream.loader.pipeline.stages import Stage
 from millstream.transforms.packing.rows import Rows
 
-_SAMPLE = 8
-"""The number of evenly spread elements that are measured."""
-
 
 def num_bytes(values: Sequence[Any]) -> int:
-    """Returns the estimated number of bytes of elements, or of the items of a list."""
-    count = len(values)
-    if count <= _SAMPLE:
-        return sum(map(_bytes_of, values))
-    # Evenly spread and including the last, because a long document may be anywhere.
-    rows = [number * (count - 1) // (_SAMPLE - 1) for number in range(_SAMPLE)]
-    return sum([_bytes_of(values[row]) for row in rows]) * count // _SAMPLE
+    """Returns the estimated number of bytes of elements, or of the items of a list. Its time is bounded."""
+    sample = tree.sampled(values)
+    return sum(map(_bytes_of, sample)) * len(values) // max(1, len(sample))
 
 
 def _bytes_of(value: Any) -> int:
-    if isinstance(value, np.ndarray):
-        # An array of objects counts the objects, such as the texts of a batch.
-        return int(value.nbytes) if not value.dtype.hasobject else num_bytes(value.reshape(-1).tolist())
-    if type(value) is dict:
-        return sum(map(_bytes_of, value.values()))
-    try:
-        children = tree.children(value)
-    except Exception as error:
-        if is_from_signal_handler(error):
-            raise
-        # A class of the user may fail to list its fields.
-        children = None
-    if children is not None:
-        return num_bytes(children)
+    if _is_flat(value):
+        return _own_bytes(value)
+    if type(value) is dict and all(map(_is_flat, value.values())):
+        return sum(map(_own_bytes, value.values()))
+    return _bytes_of_levels(value)
+
+
+def _is_flat(value: Any) -> bool:
+    return not value.dtype.hasobject if isinstance(value, np.ndarray) else type(value) in tree.FLAT
+
+
+def _bytes_of_levels(value: Any) -> int:
+    """Returns the size of a structure, level by level, each child counted once per level: it may contain itself.
+
+    An array of objects is a structure of them, such as the texts of a batch.
+    """
+    total = 0.0
+    level: dict[int, tuple[Any, float]] = {id(value): (value, 1.0)}
+    for _ in range(tree.MAX_DEPTH):
+        inner: dict[int, tuple[Any, float]] = {}
+        for node, weight in level.values():
+            items = node.reshape(-1) if isinstance(node, np.ndarray) else tree.children_if_any(node)
+            if len(items) == 0:
+                total += weight * _own_bytes(node)
+                continue
+            sample = tree.sampled(items)
+            share = weight * len(items) / len(sample)
+            for child in sample:
+                if _is_flat(child):
+                    total += share * _own_bytes(child)
+                else:
+                    _, known = inner.get(id(child), (None, 0.0))
+                    inner[id(child)] = child, max(share, known)
+        if not inner:
+            break
+        level = inner
+    return int(total)
+
+
+def _own_bytes(value: Any) -> int:
     size = getattr(value, "nbytes", None)
     return size if type(size) is int else sys.getsizeof(value, 0)
 

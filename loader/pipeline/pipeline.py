@@ -10,6 +10,7 @@ from millstream.core.descriptions import described
 from millstream.core.warn import warn
 from millstream.loader.pipeline.arguments import (
     Operations,
+    check_depth,
     check_epochs,
     check_logical_shards,
     check_operations,
@@ -119,6 +120,7 @@ class Pipeline:
         check_no_columns(source)
         if not len(source):
             warn(f"data_source has no record, got an empty {type(source).__name__}: the loader yields nothing.")
+        check_depth(source)
         order = check_sampler(sampler, source)
         check_epochs(order, loader_view(source), len(source))
         checked = tuple(check_operations(operations))

@@ -21,9 +21,9 @@ from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins, describe_records
 from millstream.loader.operations.random_streams import epochs_at, seed_of
 from millstream.loader.operations.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
-from millstream.loader.operations.steps import Step, annotated, isolated, run_steps
+from millstream.loader.operations.steps import Step, annotated, isolated, run_steps, within_depth
 from millstream.loader.operations.substitutes import KeyCycle, with_substitutes
-from millstream.loader.pipeline.arguments import check_balance, first_dynamic
+from millstream.loader.pipeline.arguments import check_balance, check_groupings, first_dynamic
 from millstream.loader.pipeline.calls import Blocks, Fed, Group, Request, Rest
 from millstream.loader.pipeline.failing_records import ErrorLog, without_failures
 from millstream.loader.pipeline.locator import Locator
@@ -74,6 +74,7 @@ class Plan:
     """
 
     def __init__(self, pipeline: Pipeline, instrument: Instrument = lambda _, function: function) -> None:
+        check_groupings(pipeline.operations)
         groups = split_stages(pipeline.operations)
         self.one_to_one = first_dynamic(pipeline.operations) is None
         self.pipeline = pipeline = _with_shuffled_batches(pipeline, groups)
@@ -91,7 +92,10 @@ class Plan:
         self._warned: set[str] = set()
         tolerance = pipeline.tolerance
         self.errors = None if tolerance is None else ErrorLog(tolerance, len(source))
-        self._read: Callable[[Origins], Elements] = instrument(READ, _reader(pipeline))
+        read = _reader(pipeline)
+        if not groups[0] or (tolerance is not None and groups[0][0].gathers):
+            read = within_depth(read, f"reading from {type(source).__name__}")
+        self._read: Callable[[Origins], Elements] = instrument(READ, read)
         self.stages = compile_stages(pipeline, groups, is_template=self.partition.is_template, instrument=instrument)
         local = [stage.has_local_steps for stage in self.stages]
         self.num_remote_stages = local.index(True) if any(local) else len(local)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 from millstream.core.randomness import OF_GROUPS, derive_seed
 from millstream.loader.operations.grouping import group_step, prepare_step
 from millstream.loader.operations.random_streams import seed_of, streams_of
-from millstream.loader.operations.steps import Step, compile_step
+from millstream.loader.operations.steps import Step, compile_step, within_depth
 from millstream.loader.pipeline.packing import pack_step
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.samplers.base import AdaptedSampler, VectorisedSampler
@@ -73,6 +73,7 @@ def compile_stages(
 ) -> tuple[Stage, ...]:
     """Returns the compiled stages. `is_template` is true of a block whose record is read as a template only."""
     stages: list[Stage] = []
+    before = _Before.each(pipeline)
     start = 0
     for stage, group in enumerate(groups):
         stop = start + len(group)
@@ -83,10 +84,13 @@ def compile_stages(
         unit = None if grouping is None else grouping.output_size
         divides_units = unit is not None and _changes_count(group[1:], next_one)
         labels, filters, own_filters = pipeline.labels[start:stop], list[str](), list[str]()
-        steps = [
-            instrument(label, _step_of(pipeline, number, is_template, numbers_units=divides_units))
-            for number, label in enumerate(labels, start)
-        ]
+        checked = _checked_for_depth(group, skips=pipeline.tolerance is not None and not stages)
+        steps = []
+        for number, label in enumerate(labels, start):
+            step = _step_of(pipeline, number, before[number], is_template, numbers_units=divides_units)
+            if number - start in checked:
+                step = within_depth(step, pipeline.error_labels[number])
+            steps.append(instrument(label, step))
         for operation, label in zip(group, labels, strict=True):
             if not operation.keeps_count and not operation.regroups:
                 (filters if operation.is_between else own_filters).append(label)
@@ -114,24 +118,55 @@ def compile_stages(
     return tuple(stages)
 
 
-def _step_of(pipeline: Pipeline, number: int, is_template: Callable[[int], bool], *, numbers_units: bool) -> Step:
+class _Before(NamedTuple):
+    """The operations before one of a pipeline: their numbers of draws, of shuffles, and the last that makes elements.
+
+    Computed for all operations in one pass, because looking back from each takes quadratic time.
+    """
+
+    num_random: int
+    num_shuffles: int
+    producer: str | None
+
+    @classmethod
+    def each(cls, pipeline: Pipeline) -> "list[_Before]":
+        before = [cls(0, 0, None)]
+        for operation, label in zip(pipeline.operations, pipeline.labels, strict=False):
+            num_random, num_shuffles, producer = before[-1]
+            shuffles = isinstance(operation, GroupingOperation) and operation.seed is None
+            producer = producer if isinstance(operation, Filter) else label
+            before.append(cls(num_random + operation.num_random, num_shuffles + shuffles, producer))
+        return before
+
+
+def _step_of(
+    pipeline: Pipeline, number: int, before: _Before, is_template: Callable[[int], bool], *, numbers_units: bool
+) -> Step:
     """Returns the step of an operation, given its number in the pipeline."""
-    operation, before, where = pipeline.operations[number], pipeline.operations[:number], pipeline.error_labels[number]
+    operation, where = pipeline.operations[number], pipeline.error_labels[number]
     if isinstance(operation, Pack):
         return pack_step(operation, pipeline.order, where)
     if isinstance(operation, GroupingOperation):
-        shuffle_number = sum(isinstance(one, GroupingOperation) and one.seed is None for one in before)
-        return group_step(_seeded(operation, pipeline.order, shuffle_number), where, numbers_units=numbers_units)
-    producers = [label for one, label in zip(before, pipeline.labels, strict=False) if not isinstance(one, Filter)]
+        return group_step(_seeded(operation, pipeline.order, before.num_shuffles), where, numbers_units=numbers_units)
     return compile_step(
         operation,
         where,
-        producer=producers[-1] if producers else None,
+        producer=before.producer,
         streams=functools.partial(streams_of, pipeline.order),
-        random_number=sum(one.num_random for one in before),
+        random_number=before.num_random,
         is_template=is_template,
         components=pipeline.components,
     )
+
+
+def _checked_for_depth(group: Sequence[Transformation], *, skips: bool) -> set[int]:
+    """Returns the numbers of the operations whose results must not be nested too deeply.
+
+    That is the last one, unless it stacks; and if failing records are skipped, the last one before those that gather.
+    """
+    last = [len(group) - 1] if group and not (isinstance(group[-1], Batch) and group[-1].batch_fn is None) else []
+    first_gathering = next((row for row, operation in enumerate(group) if operation.gathers), 0)
+    return {*last, *([first_gathering - 1] if skips else [])}
 
 
 def _changes_count(operations: Sequence[Transformation], next_one: Transformation | None) -> bool:

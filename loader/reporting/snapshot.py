@@ -2,6 +2,7 @@
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -192,7 +193,7 @@ class LoaderSnapshot:
         """The stages without the hand-over if there are no workers to hand over from."""
         return self.stages if self.num_workers else tuple(one for one in self.stages if one.kind is not Kind.HAND_OVER)
 
-    @property
+    @functools.cached_property
     def pipeline_seconds(self) -> float:
         return sum(stage.seconds for stage in self.stages)
 
@@ -221,7 +222,7 @@ class LoaderSnapshot:
         """Returns the share of the stages' seconds that one stage took, 0 … 1."""
         return stage.seconds / self.pipeline_seconds if self.pipeline_seconds else 0.0
 
-    @property
+    @functools.cached_property
     def slowest(self) -> StageSnapshot:
         return max(self.stages, key=lambda stage: stage.seconds)
 

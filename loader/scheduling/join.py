@@ -157,21 +157,25 @@ class Join:
     ) -> None:
         self._lanes = lanes
         self._check = check
+        # The first lane that may lack its share of the next group.
+        self._next = 0
         self.has_ended = False
 
     def take_groups(self) -> Sequence[FormedGroup]:
         groups: list[FormedGroup] = []
         while not self.has_ended:
-            shares: list[FormedGroup] = []
-            for lane in self._lanes:
-                if lane.groups:
-                    shares.append(lane.groups[0])
-                elif not lane.has_ended:
-                    return groups
-                elif lane.stops:
-                    self.has_ended = True
-                    return groups if lane.error is None else [*groups, FormedGroup.failed(lane.error)]
-            if shares:
+            # Each lane is looked at once per group: one that has its share keeps it.
+            while self._next < len(self._lanes):
+                lane = self._lanes[self._next]
+                if not lane.groups:
+                    if not lane.has_ended:
+                        return groups
+                    if lane.stops:
+                        self.has_ended = True
+                        return groups if lane.error is None else [*groups, FormedGroup.failed(lane.error)]
+                self._next += 1
+            self._next = 0
+            if shares := [lane.groups[0] for lane in self._lanes if lane.groups]:
                 elements = Elements.concatenate([share.elements for share in shares])
                 end, *others = [lane.take_share() for lane in self._lanes]
                 if self._check is not None and (error := self._check((end, *others))) is not None:

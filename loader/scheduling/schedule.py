@@ -7,8 +7,8 @@ order, regroups them for the next stage, and delivers the outputs in the order o
     branch 1   leaf -> stage 0 -> lane -> stage 1 -> lane ─┴─▶ join -> the last stage
 
 There is one branch per logical shard. Without others, the lane itself is the input of the last stage. Blocks are read
-for the branch with the fewest elements ready. Each is therefore at most one call ahead of the others, however different
-their numbers of elements are.
+in rounds, for the branches with the fewest elements ready. Each is therefore at most two calls ahead of the others,
+however different their numbers of elements are. No call takes time in proportion to the number of branches.
 """
 
 import math
@@ -51,13 +51,16 @@ class Schedule:
         self._last = first.queues[-1]
         if others:
             self._join()
-        self._queues = [*first.queues, *(queue for branch in others for queue in branch.queues[:-1])]
         # The calls of each stage that were not taken, of all branches.
         self._untaken: list[deque[Call]] = [deque() for _ in plan.stages]
         self._outputs: deque[Outputs] = deque()
-        # The choice of the branch to read for is cached, because it is needed several times before anything changes.
-        self._chosen: Branch | None = first
-        self._is_chosen = not others
+        # The queues with calls, and the elements in front of the join that are not in a group of it.
+        self._active: dict[CallQueue, None] = {}
+        self._num_ready = 0
+        # The branches to read for next. The round of a single branch has no end.
+        self._round: deque[Branch] = deque([first] if not others else ())
+        # True if no branch can be read for until a call is complete.
+        self._is_starved = False
         for branch in self._branches:
             self._settle(branch, 0)
 
@@ -77,24 +80,24 @@ class Schedule:
     @property
     def backlog(self) -> int:
         """The number of calls that have begun, can begin, or have outputs that were not delivered."""
-        return sum([len(queue.pending) for queue in self._queues]) + len(self._outputs)
+        return sum([len(queue.pending) for queue in self._active]) + len(self._outputs)
 
     @property
     def ready(self) -> int:
         """The number of these calls whose elements exist, before or after local operations. Thread-safe."""
-        finished = sum(call.num_bytes is not None for queue in self._queues for call in queue.pending.copy())
+        finished = sum(call.num_bytes is not None for queue in list(self._active) for call in queue.pending.copy())
         return finished + len(self._outputs)
 
     @property
     def records_ahead(self) -> int:
         """The number of records in the backlog: those that calls of stage 0 read, and elements in later stages."""
-        in_flight = sum(call.num_records for queue in self._queues for call in queue.pending)
+        in_flight = sum([call.num_records for queue in self._active for call in queue.pending])
         return in_flight + sum(outputs.num_records for outputs in self._outputs)
 
     def bytes_ahead(self, block_bytes: float) -> float:
         """Returns the estimated size of the backlog in bytes, given the expected size of a block."""
         held = float(sum(outputs.num_bytes for outputs in self._outputs))
-        for queue in self._queues:
+        for queue in self._active:
             for call in queue.pending:
                 if call.num_bytes is not None:
                     held += call.num_bytes
@@ -102,9 +105,7 @@ class Schedule:
                     held += block_bytes * call.num_blocks
                 else:
                     held += queue.element_bytes * call.num_records
-        if len(self._branches) > 1:
-            held += self._last.element_bytes * sum(branch.lanes[-1].ready for branch in self._branches)
-        return held
+        return held + self._last.element_bytes * self._num_ready
 
     def next_blocks(self, limit: int) -> int:
         branch = self._branch_to_read()
@@ -128,12 +129,14 @@ class Schedule:
         queue = branch.queues[0]
         call = branch.leaf.take(branch.shard, max_blocks, queue.skip)
         branch.may_read = branch.next_blocks(1) > 0
-        self._is_chosen = len(self._branches) == 1
+        if len(self._branches) > 1:
+            self._round.popleft()
         if call is None:
             self._settle(branch, 0)
             return None
         queue.skip = 0
         queue.pending.append(call)
+        self._active[queue] = None
         branch.begun += call.num_records
         return call
 
@@ -182,7 +185,7 @@ class Schedule:
         branch = self._branches[call.shard]
         if call.stage < self._last_stage:
             branch.read += call.num_records if call.stage == 0 else 0
-            self._is_chosen = len(self._branches) == 1
+            self._is_starved = False
         self._settle(branch, call.stage)
 
     def pop(self) -> Outputs | None:
@@ -200,6 +203,8 @@ class Schedule:
             queue = branch.queues[stage]
             while queue.pending and (outputs := queue.pending[0].outputs) is not None:
                 call = queue.pending.popleft()
+                if not queue.pending:
+                    del self._active[queue]
                 if queue.is_checked:
                     branch.check(call, outputs)
                 self._forward(branch, stage, outputs)
@@ -223,6 +228,8 @@ class Schedule:
             return
         branch.queues[stage + 1].element_bytes = outputs.num_bytes / max(1, len(outputs.values))
         branch.lanes[stage].add(outputs)
+        if stage == self._last_stage - 1 and len(self._branches) > 1:
+            self._num_ready += len(outputs.values) - outputs.first
         self._begin_groups(branch, stage)
 
     def _begin_groups(self, branch: Branch, stage: int) -> None:
@@ -232,6 +239,9 @@ class Schedule:
             call = GroupCall(queue.shard, stage + 1, group, self._plan.stages[stage + 1], queue.skip)
             queue.skip = 0
             queue.pending.append(call)
+            self._active[queue] = None
+            if groups is not branch.lanes[stage]:
+                self._num_ready -= len(group.elements.values)
             if group.elements.error is None:
                 self._untaken[stage + 1].append(call)
             else:
@@ -246,24 +256,33 @@ class Schedule:
             for closed in branch.queues[: last + 1]:
                 closed.pending.clear()
                 closed.has_ended = True
+                self._active.pop(closed, None)
         for stage in range(last + 1):
             self._untaken[stage] = deque(call for call in self._untaken[stage] if self.wants(call))
 
     def _branch_to_read(self) -> Branch | None:
-        """Returns the branch with the fewest elements that are ready or expected from blocks in work, or None."""
-        if not self._is_chosen:
-            self._chosen, self._is_chosen = self._choose_branch(), True
-        return self._chosen
+        """Returns a branch with the fewest elements that are ready or expected from blocks in work, or None."""
+        if len(self._branches) > 1:
+            while self._round and not self._round[0].may_read:
+                self._round.popleft()
+            if not self._round and not self._is_starved:
+                self._round = deque(self._next_round())
+                self._is_starved = not self._round
+        return self._round[0] if self._round else None
 
-    def _choose_branch(self) -> Branch | None:
+    def _next_round(self) -> list[Branch]:
+        """Returns the branches with the fewest elements: those within the elements of one block of the first."""
         lanes = [branch.lanes[-1] for branch in self._branches]
         # No batch is built after the one that lacks the share of a branch.
         limit = min([len(lane.groups) for lane in lanes if lane.stops], default=math.inf)
         made, read = sum([lane.made for lane in lanes]), sum([branch.read for branch in self._branches])
         elements_per_record = (made + 1) / (read + 1)
-        supplies = [
+        supplies = sorted(
             (lane.ready + (branch.begun - branch.read) * elements_per_record, branch.begun, number)
             for number, (branch, lane) in enumerate(zip(self._branches, lanes, strict=True))
             if branch.may_read and len(lane.groups) <= limit
-        ]
-        return self._branches[min(supplies)[-1]] if supplies else None
+        )
+        if not supplies:
+            return []
+        most = supplies[0][0] + elements_per_record * self._plan.partition.block
+        return [self._branches[number] for supply, _, number in supplies if supply <= most]

@@ -54,8 +54,8 @@ class ReadOptions:
         max_buffer_bytes: the maximum total size of elements made in advance, in bytes, over all workers: batches, the
             children of a FlatMap, groups that are being collected, and shared memory. Default: a quarter of the memory
             that is available to this process, and 256 MB for batches that workers make beyond `worker_count * (1 +
-            worker_buffer_size)` because reads wait. Sizes are estimated from earlier elements. If it is below two blocks,
-            one block is computed at a time, which is slow. If it is below one block, a warning is logged.
+            worker_buffer_size)` because reads wait. Sizes are estimated from earlier elements. If it is below two
+            blocks, one block is computed at a time, which is slow. If it is below one block, a warning is logged.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range.

@@ -12,6 +12,7 @@ Guarantees:
 import _thread
 import contextlib
 import functools
+import math
 import os
 import queue
 import sys
@@ -122,18 +123,8 @@ class _Watcher:
             if now - begin > seconds + SLICE_SECONDS:
                 # The machine was suspended.
                 resumed = now
-            seconds = min([watch.limit for watch in watches.values()])
-            calls = list(_running_calls())
-            reported &= {call[:2] for call in calls}
-            for call in calls:
-                left = max(call.begun, resumed) + call.limit - now
-                if left > 0:
-                    seconds = min(seconds, left)
-                elif call[:2] not in reported:
-                    reported.add(call[:2])
-                    _report(call, now - call.begun)
-            # A frame would keep all that its variables refer to.
-            del calls[:]
+            limit = min([watch.limit for watch in watches.values()])
+            seconds = min(limit, _report_hung(reported, now, resumed))
 
 
 def _take(watches: dict[int, Watch], watch: Watch) -> None:
@@ -167,6 +158,24 @@ def _running_calls() -> Iterator[_Call]:
         if frame is not None and "begun" in (variables := frame.f_locals):
             limit = min(STALL_WARNING_SECONDS, variables["stall_timeout"])
             yield _Call(thread, variables["begun"], limit, frame)
+
+
+def _report_hung(reported: set[tuple[int, float]], now: float, resumed: float) -> float:
+    """Reports calls that have reached their limits, each once. Returns the seconds until the next one may do so.
+
+    A function of its own, because a frame keeps all that its variables refer to, such as open files.
+    """
+    calls = list(_running_calls())
+    reported &= {call[:2] for call in calls}
+    seconds = math.inf
+    for call in calls:
+        left = max(call.begun, resumed) + call.limit - now
+        if left > 0:
+            seconds = min(seconds, left)
+        elif call[:2] not in reported:
+            reported.add(call[:2])
+            _report(call, now - call.begun)
+    return seconds
 
 
 def _report(call: _Call, seconds: float) -> None:

@@ -20,9 +20,20 @@ from typing import Any
 
 import numpy as np
 
+from millstream.core.signals import is_from_signal_handler
+
 _SEQUENCES = (list, tuple)
 _LEAVES = (np.ndarray, np.generic, str, bytes, int, float, complex, NoneType)
 """Leaves, even if their class is also a structure."""
+
+FLAT = frozenset({*_LEAVES, bool, np.int64, np.int32, np.uint8, np.float32, np.float64, np.str_, np.bytes_, np.bool_})
+"""Classes whose instances are leaves, whatever they contain."""
+
+MAX_DEPTH = 100
+"""The maximum number of nested levels of an element, because each takes several frames of Python's stack."""
+
+SAMPLE = 8
+"""The number of items of a list that stand for all of them."""
 
 _MAPPINGS = (dict, Mapping)
 """A dict first, because a check against the abstract class takes ten times as long."""
@@ -44,6 +55,47 @@ def children(value: Any) -> Sequence[Any] | None:
         return list(value.values())
     names = _field_names(value)
     return None if names is None else [getattr(value, name) for name in names]
+
+
+def num_levels_exceed(value: Any) -> bool:
+    """Returns True if a value has more than MAX_DEPTH nested levels, or contains itself.
+
+    It looks at SAMPLE evenly spread items of each list, and at each structure once per level, however often it occurs.
+    """
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = list(inner_structures(level))
+        if not level:
+            return False
+    return True
+
+
+def inner_structures(level: Iterable[Any]) -> Iterable[Any]:
+    """Returns the structures among the children of values, each once: lists, dicts, dataclasses and their like."""
+    found: dict[int, Any] = {}
+    for value in level:
+        for child in sampled(children_if_any(value)):
+            if type(child) not in FLAT:
+                found[id(child)] = child
+    return found.values()
+
+
+def children_if_any(value: Any) -> Sequence[Any]:
+    """Returns the children of a structure; () for a leaf, and for an instance of a class that cannot list its own."""
+    try:
+        return children(value) or ()
+    except Exception as error:
+        if is_from_signal_handler(error):
+            raise
+        return ()
+
+
+def sampled(items: Sequence[Any]) -> Sequence[Any]:
+    """Returns up to SAMPLE evenly spread items. The last is one of them, because a long document may be anywhere."""
+    count = len(items)
+    if count <= SAMPLE:
+        return items
+    return [items[number * (count - 1) // (SAMPLE - 1)] for number in range(SAMPLE)]
 
 
 def paths(structure: Any) -> Iterator[str]:
