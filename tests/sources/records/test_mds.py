@@ -56,9 +56,7 @@ ENCODED: list[tuple[str, bytes, Any]] = [
 
 
 @pytest.mark.parametrize(("encoding", "content", "expected"), ENCODED, ids=[encoding for encoding, _, _ in ENCODED])
-def test_every_encoding_has_the_value_of_mosaicmls_reader(
-    tmp_path: Path, encoding: str, content: bytes, expected: Any
-) -> None:
+def test_every_encoding_has_its_value(tmp_path: Path, encoding: str, content: bytes, expected: Any) -> None:
     """Types and dtypes too; a batch of several records is the records one by one, and arrays may be written to."""
     write_mds(tmp_path, {"x": encoding, "after": "int"}, [{"x": content, "after": struct.pack("<q", 7)}] * 3, 2)
     source = MdsDataSource(tmp_path)
