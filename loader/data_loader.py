@@ -72,7 +72,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         worker_init_fn: called once in each worker process or actor, replacements of dead ones included, before it
             computes anything: `worker_init_fn(index, count)` with the worker's index, 0 … count - 1. It must be
             picklable, and no element may depend on the index. It sets what your program has set in its own process and
-            workers lack, such as variables of modules. It is not called without workers. None for nothing.
+            workers lack, such as plugins of libraries. It is not called without workers. None for nothing.
 
     Raises:
         TypeError, ValueError: an argument is of the wrong kind or out of range, or two contradict each other.

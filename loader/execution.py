@@ -146,6 +146,7 @@ class Execution:
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
         from millstream.loader.processes.interpreter import launch_context  # noqa: PLC0415  (lazy: slow to import)
+        from millstream.loader.workers.process_settings import ProcessSettings  # noqa: PLC0415
         from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
         if self._ray_workers is None:
@@ -159,7 +160,8 @@ class Execution:
 
             workers = self.workers
             return WarmPools(
-                lambda settings: Pool(pipelines, workers, reading, context, settings=settings), with_environment=True
+                lambda settings: Pool(pipelines, workers, reading, context, settings=settings),
+                lambda: ProcessSettings.taken(pipelines.values()),
             )
         from millstream.loader.cluster.actor_pool import ActorPool  # noqa: PLC0415
         from millstream.loader.cluster.options import check_installed  # noqa: PLC0415
@@ -169,7 +171,7 @@ class Execution:
         # Ray has given the actors an environment.
         return WarmPools(
             lambda settings: ActorPool(pipeline, ray_workers, workers, reading, path, settings=settings),
-            with_environment=False,
+            lambda: ProcessSettings.taken([pipeline], with_environment=False),
         )
 
     def make_executor(self, position: Position) -> Executor:

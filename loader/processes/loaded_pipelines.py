@@ -9,6 +9,7 @@ from millstream.loader.processes.messages import Load, Unload
 from millstream.loader.processes.pool_processes import Worker
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.pipeline_file import pack_pipelines
+from millstream.loader.workers.process_settings import variables_of
 
 MAX_IDLE_PIPELINES = 64
 """The maximum number of pipelines without calls that workers keep, of those that they got while they ran."""
@@ -49,7 +50,7 @@ class LoadedPipelines:
         content, file, crossed = pack_pipelines([pipeline])
         number, num_known = self._next_number, len(classes)
         self._next_number += 1
-        message = Load(number, file, classes.number(list(crossed)))
+        message = Load(number, file, classes.number(list(crossed)), variables_of([pipeline]))
         return content, message, len(classes) > num_known
 
     def add(self, name: Hashable, message: Load, file: list[int], workers: Iterable[Worker], *, has_new: bool) -> None:

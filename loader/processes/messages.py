@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 
 from millstream.loader.transport.payload import Failure
 from millstream.loader.transport.pipeline_file import PipelineFile
-from millstream.loader.workers.process_settings import Trainer
+from millstream.loader.workers.process_settings import Trainer, Variables
 
 
 class Fork(NamedTuple):
@@ -85,12 +85,13 @@ class Task(NamedTuple):
 class Load(NamedTuple):
     """Gives a running worker another pipeline, with the numbers of the classes that crossed by value with it.
 
-    Its file is passed as a descriptor.
+    Its file is passed as a descriptor. `variables` are those of modules that its code reads.
     """
 
     number: int
     file: PipelineFile
     classes: tuple[int, ...]
+    variables: Variables
 
 
 class Unload(NamedTuple):

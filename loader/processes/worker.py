@@ -41,6 +41,7 @@ from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Payload, pack, pack_failure
 from millstream.loader.transport.pipeline_file import read_pipelines
 from millstream.loader.workers.call_runner import AdvanceRead, CallResult, CallRunner, leave_if_forked, runner_of_epochs
+from millstream.loader.workers.process_settings import apply_variables
 
 
 def work(channel_descriptor: int, arena: int, crash_log: int, pipeline: int, fork: Fork) -> None:
@@ -112,7 +113,8 @@ class WorkerPipelines:
 
     def __init__(self, descriptor: int, arena: int, fork: Fork, log: WorkerLog) -> None:
         open_parent = functools.partial(open_handle, fork.trainer.pid)
-        with fork.trainer.served(worker_name(fork.number), open_parent, lambda *module: log.post(Imported(*module))):
+        trainer, report = fork.trainer, lambda *module: log.post(Imported(*module))
+        with trainer.served(worker_name(fork.number), open_parent, report) as self._imports:
             pipelines, self._classes = read_pipelines(descriptor, fork.pipeline)
         log.install()
         for pipeline in pipelines:
@@ -132,6 +134,7 @@ class WorkerPipelines:
         try:
             with _reading(descriptor):
                 (pipeline,), classes = read_pipelines(descriptor, message.file)
+                apply_variables(message.variables, self._imports)
                 self._classes.define(dict(zip(message.classes, classes, strict=True)))
                 self._add(message.number, pipeline)
         except PipelineNotRead as failed:

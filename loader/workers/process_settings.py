@@ -17,12 +17,14 @@ import pickle
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Self, final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Self, TypeAlias, final
 
+from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.value_pickler import ValuePickler
-from millstream.loader.workers.worker_imports import WorkerImports
+from millstream.loader.workers.module_variables import variables_read
+from millstream.loader.workers.worker_imports import WorkerImports, is_of_user
 
 _FUNCTIONS = (
     ("sys", "getrecursionlimit", "setrecursionlimit"),
@@ -75,6 +77,7 @@ class ProcessSettings(NamedTuple):
         by_function: values by module and setter.
         variables: values by module and name.
         libraries: values by module, for the functions of `_LIBRARIES`.
+        of_pipelines: the variables of the user's modules that pipelines read, see `variables_of`.
     """
 
     environment: dict[str, str]
@@ -83,10 +86,11 @@ class ProcessSettings(NamedTuple):
     libraries: dict[str, Any]
     filters: tuple[Filter, ...]
     logging: LoggerSettings
+    of_pipelines: "Variables"
 
     @classmethod
-    def taken(cls, *, with_environment: bool = True) -> Self:
-        """Returns the settings of this process.
+    def taken(cls, pipelines: Iterable[Pipeline] = (), *, with_environment: bool = True) -> Self:
+        """Returns the settings of this process for the workers of pipelines.
 
         Raises:
             TypeError: an absl flag has a value that cannot be pickled.
@@ -107,6 +111,7 @@ class ProcessSettings(NamedTuple):
             {name: take(modules[name]) for name, (take, _) in _LIBRARIES.items() if _is_imported(name)},
             tuple(map(_taken_filter, warnings.filters)),
             _taken_logging(),
+            variables_of(pipelines),
         )
 
     @contextlib.contextmanager
@@ -124,6 +129,27 @@ class ProcessSettings(NamedTuple):
         yield
         _apply_logging(self.logging)
         _Filters(self.filters, imports).apply()
+        apply_variables(self.of_pipelines, imports)
+
+
+Variables: TypeAlias = dict[tuple[str, str], Pickled]
+"""Values by the name of the module and of the variable."""
+
+
+def variables_of(pipelines: Iterable[Pipeline]) -> Variables:
+    """Returns the plain variables of the user's modules that the code of pipelines reads, with their values now."""
+    objects = [one for pipeline in pipelines for one in (pipeline.source, pipeline.sampler, *pipeline.operations)]
+    return {key: Pickled(pickle.dumps(value)) for key, value in variables_read(objects, _is_library).items()}
+
+
+def apply_variables(variables: Variables, imports: WorkerImports) -> None:
+    """Sets variables in a worker, each when its module is imported. The modules of pipelines should be."""
+    for (name, variable), value in variables.items():
+        imports.after(name, functools.partial(_set, name, variable, value))
+
+
+def _is_library(name: str) -> bool:
+    return name != "__main__" and not is_of_user(name, getattr(sys.modules.get(name), "__spec__", None))
 
 
 def _is_imported(name: str) -> bool:
@@ -165,7 +191,7 @@ class Trainer(NamedTuple):
     @contextlib.contextmanager
     def served(
         self, name: str, open_parent: Callable[[], int | None], report: Callable[[str, bytes], object]
-    ) -> Iterator[None]:
+    ) -> Iterator[WorkerImports]:
         """Makes this process a worker of that name, with the trainer's settings. Pipelines are unpickled in the block.
 
         `open_parent` returns a descriptor that becomes readable when the trainer ends, or None. `report` is called with
@@ -175,7 +201,7 @@ class Trainer(NamedTuple):
         imports.install()
         imports.after("multiprocessing.process", functools.partial(_identify, name, self.pid, open_parent))
         with self.settings.applied(imports):
-            yield
+            yield imports
 
 
 def _identify(name: str, parent: int, open_parent: Callable[[], int | None]) -> None:

@@ -109,9 +109,9 @@ class _Idle(NamedTuple, Generic[PoolT]):
 class WarmPools(Generic[PoolT]):
     """Keeps an idle pool for the next iterator."""
 
-    def __init__(self, start: Callable[[ProcessSettings], PoolT], *, with_environment: bool) -> None:
+    def __init__(self, start: Callable[[ProcessSettings], PoolT], take_settings: Callable[[], ProcessSettings]) -> None:
         self._start = start
-        self._with_environment = with_environment
+        self._take_settings = take_settings
         # Now, because the files of modules may change before workers start.
         code_digests()
         self._idle: list[_Idle[PoolT]] = []
@@ -123,7 +123,7 @@ class WarmPools(Generic[PoolT]):
 
     def take(self) -> PoolT:
         """Returns a pool whose workers have the settings that this process has now. An idle one with others ends."""
-        settings = ProcessSettings.taken(with_environment=self._with_environment)
+        settings = self._take_settings()
         for idle in list(self._idle):
             if idle.pool.is_usable and _remove(self._idle, idle):
                 idle.retirement.cancel()

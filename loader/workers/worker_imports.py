@@ -48,10 +48,16 @@ def code_digests() -> dict[str, bytes]:
     return {name: seen.digest for name, seen in list(_seen.items()) if seen.digest is not None and name in sys.modules}
 
 
-def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
+def is_of_user(name: str, spec: Any) -> bool:
+    """Returns True for a module that was imported from a file of the user's, by its name and its spec."""
     origin: Any = getattr(spec, "origin", None)
-    if _is_library(name) or not _is_source_of_user(origin):
+    return not _is_library(name) and _is_source_of_user(origin)
+
+
+def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
+    if not is_of_user(name, spec):
         return None
+    origin = spec.origin
     try:
         with open(origin, "rb") as file:  # noqa: PTH123  (not pathlib, which is slow)
             changed, content = os.fstat(file.fileno()).st_mtime, file.read()

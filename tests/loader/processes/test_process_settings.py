@@ -3,11 +3,13 @@
 import contextlib
 import csv
 import decimal
+import importlib
 import locale
 import logging
 import os
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -22,6 +24,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 import millstream
+from millstream.loader.workers.module_variables import variables_read
 from millstream.loader.workers.process_settings import ProcessSettings
 from support.documents.document_tables import RowTests, rows
 from support.processes import settings_flags, settings_seen
@@ -101,6 +104,7 @@ SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], AbstractContextManager[Any] |
     "decimal": lambda patch: patch.setattr(decimal.DefaultContext, "prec", 5),
     "locale": lambda _: called(lambda name: locale.setlocale(locale.LC_TIME, name), "C.UTF-8", "C"),
     "environment": lambda patch: patch.setenv("OF_THE_TRAINER", "set"),
+    "variable": lambda patch: patch.setitem(settings_seen.VARIABLE, "set", "by the program"),
     "errors": lambda _: filters(("error", UserWarning), ("ignore", settings_seen.ModuleWarning)),
     "error of a module": lambda _: filters(("ignore", UserWarning), ("error", settings_seen.ModuleWarning)),
     "levels": lambda _: levels(root=logging.DEBUG, a=logging.ERROR, a_b=logging.INFO),
@@ -167,11 +171,123 @@ def test_workers_that_were_kept_have_the_settings_of_the_next_pass(monkeypatch: 
 
 def test_settings_are_a_value() -> None:
     """Taking them is repeatable, and each setting makes a difference."""
-    taken = ProcessSettings.taken()
-    assert ProcessSettings.taken() == taken
+    pipelines = [millstream.load(range(1), transformations=[settings_seen.Seen()])._pipeline]
+    taken = ProcessSettings.taken(pipelines)
+    assert ProcessSettings.taken(pipelines) == taken
     for name, setting in SETTINGS.items():
         with pytest.MonkeyPatch.context() as patch, setting(patch) or contextlib.nullcontext():
-            assert ProcessSettings.taken() != taken, name
+            assert ProcessSettings.taken(pipelines) != taken, name
+
+
+CONFIG = """
+size, nested, cache, calls = 128, {"a": 1}, None, 0
+derived = size * 2
+
+def configure(value):
+    global size
+    size = value
+"""
+OPERATIONS_OF_MODULE = """
+import functools
+import config
+from config import size
+
+loaded = None
+
+def once():
+    global loaded
+    loaded = loaded or 5
+    return loaded
+
+def read(value, scale=1):
+    return value + scale * config.size + size + config.derived + len(config.nested) + once()
+
+class Read:
+    factor = 2
+
+    def __init__(self):
+        self.parts = [functools.partial(read, scale=self.factor)]
+
+    def __call__(self, value):
+        return self.parts[0](value)
+"""
+PROGRAM = """
+import os, sys
+sys.path.insert(0, os.path.dirname(__file__))
+import config, of_module, millstream
+from millstream.experimental import InterleaveIterDataset
+
+def in_script(value):
+    return value + config.size
+
+operations = [of_module.Read(), in_script]
+places = [{}, {"read_options": millstream.ReadOptions(0)}, {"worker_count": 1}]
+loaders = [millstream.load(range(4), transformations=operations, num_epochs=1, **place) for place in places]
+
+def chain_of():
+    return millstream.MapDataset.range(4).map(of_module.read).to_iter_dataset()
+
+for size in (224, 7):
+    config.configure(size)
+    config.nested = dict.fromkeys(range(size))
+    here, *others = (list(map(int, loader)) for loader in loaders)
+    assert others == [here, here], (here, others)
+    joined = InterleaveIterDataset([chain_of(), chain_of()], cycle_length=1)
+    assert list(map(int, joined.mp_prefetch(1))) == list(map(int, joined))
+    print(here[0])
+"""
+
+
+def test_workers_have_the_variables_that_code_reads(tmp_path: Any) -> None:
+    """Variables of modules that a program has set are those of workers: none is that of the import, or of a cache."""
+    for name, text in (("config", CONFIG), ("of_module", OPERATIONS_OF_MODULE), ("script", PROGRAM)):
+        (tmp_path / f"{name}.py").write_text(text)
+    done = python(tmp_path / "script.py", cwd=tmp_path)
+    assert done.stderr == ""
+    assert done.stdout.split() == [str(2 * size + 128 + 256 + size + 5 + size) for size in (224, 7)]
+
+
+IDENTITIES = """
+import os, threading
+from multiprocessing import current_process as who
+import multiprocessing as mp
+plain = 1
+name = mp.current_process().name
+is_main = name == "MainProcess"
+if is_main:
+    role = "main"
+else:
+    role = "worker"
+pid: int = os.getpid()
+def read(_):
+    return plain, name, is_main, role, pid
+"""
+
+
+def test_the_identity_of_a_process_is_its_own(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables that a module has computed from its process, directly or not, are not those of another process."""
+    (tmp_path / "identities.py").write_text(IDENTITIES)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("identities")
+    assert variables_read([module.read], lambda name: name != "identities") == {("identities", "plain"): 1}
+
+
+def test_variables_that_functions_assign_are_their_own() -> None:
+    """A cache that code fills, and values that are no plain ones, are left to each process."""
+    found = variables_read([settings_seen.Seen(), fill], lambda name: not name.startswith(("support", __name__)))
+    assert found["support.processes.settings_seen", "VARIABLE"] == {"set": "by the module"}
+    assert not {name for _, name in found} & {"FILLED", "LOCK"}
+
+
+FILLED: Any = None
+LOCK = threading.Lock()
+
+
+def fill() -> Any:
+    global FILLED  # noqa: PLW0603  (as users do)
+    with LOCK:
+        FILLED = FILLED or 1
+    return FILLED
 
 
 IDENTITY = """

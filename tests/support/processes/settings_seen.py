@@ -12,6 +12,9 @@ from typing import Any
 
 import millstream
 
+VARIABLE = {"set": "by the module"}
+"""A variable that a program may set at run time."""
+
 
 class ModuleWarning(UserWarning):
     """A category that a worker learns of by importing its module."""
@@ -29,6 +32,7 @@ def seen(_: object) -> str:
         locale.localeconv()["decimal_point"],
         locale.setlocale(locale.LC_TIME),
         os.environ.get("OF_THE_TRAINER"),
+        VARIABLE["set"],
         [logging.getLogger(name).isEnabledFor(logging.INFO) for name in ("", "a", "a.b", "c")],
         [_outcome_of(category) for category in (UserWarning, DeprecationWarning, ModuleWarning)],
     ]

@@ -1,0 +1,190 @@
+"""Variables of modules that a pipeline's code reads, so that workers have the values that the program has set.
+
+A worker imports the modules of operations again, and would see the values of their import: `config.size = 224`, set by
+the program, would be 128 there. Only plain values are taken, and only those that code of the pipeline names. A variable
+in which a module has kept the identity of its process stays that of the process: a worker is not the main one.
+
+Guarantees:
+    * Finding variables runs no code of the user: it reads code objects, dictionaries of modules and of instances.
+    * Its cost is bounded by `MAX_OBJECTS`, whatever the pipeline holds.
+"""
+
+import ast
+import contextlib
+import dis
+import functools
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias, final
+
+MAX_OBJECTS = 10_000
+"""The number of functions, classes and instances that are looked into."""
+
+MAX_HELD = 100
+"""The number of items of a container, and of attributes of an instance, that are looked into. More are data."""
+
+MAX_ITEMS = 1_000
+"""The number of items of a container that may be sent."""
+
+Variables: TypeAlias = dict[tuple[str, str], Any]
+"""Values by the name of the module and of the variable."""
+
+IDENTITY = frozenset({"current_process", "parent_process", "getpid", "getppid", "get_ident", "get_native_id"})
+"""The names of functions that tell processes apart."""
+
+_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+
+
+def variables_read(objects: Iterable[object], is_library: Callable[[str], bool]) -> Variables:
+    """Returns the plain variables of modules that the code of objects, or code that it calls, reads and never sets.
+
+    Args:
+        objects: source, sampler and operations of a pipeline.
+        is_library: returns True for the name of a module whose code and variables are not looked into.
+    """
+    search = _Search(is_library)
+    for one in objects:
+        search.add(one)
+    search.run()
+    return {key: value for key, value in search.found.items() if key not in search.assigned}
+
+
+@final
+class _Search:
+    """The functions, classes and instances that can be reached from the objects of a pipeline.
+
+    Attributes:
+        found: the plain variables that functions name.
+        assigned: the variables that functions assign, such as caches that are filled at the first call.
+    """
+
+    def __init__(self, is_library: Callable[[str], bool]) -> None:
+        self.found: Variables = {}
+        self.assigned: set[tuple[str, str]] = set()
+        self._is_library = functools.lru_cache(maxsize=None)(is_library)
+        self._seen: set[int] = set()
+        self._waiting: list[Any] = []
+
+    def add(self, value: Any) -> None:
+        if not isinstance(value, _SCALARS) and id(value) not in self._seen and len(self._seen) < MAX_OBJECTS:
+            self._seen.add(id(value))
+            self._waiting.append(value)
+
+    def run(self) -> None:
+        while self._waiting:
+            self._look_into(self._waiting.pop())
+
+    def _look_into(self, value: Any) -> None:
+        if isinstance(value, FunctionType):
+            self._look_into_function(value)
+        elif isinstance(value, type):
+            if not self._is_library(value.__module__):
+                for one in (*value.__mro__[1:], *list(vars(value).values())):
+                    self.add(one)
+        elif not isinstance(value, ModuleType):
+            held_by = next((held_by for kinds, held_by in _HELD if isinstance(value, kinds)), _held_by_instance)
+            # As a list, because other threads may change what is looked into.
+            for one in list(itertools.islice(held_by(value), MAX_HELD)):
+                self.add(one)
+
+    def _look_into_function(self, function: FunctionType) -> None:
+        home = function.__globals__.get("__name__", "")
+        if self._is_library(home):
+            return
+        for cell in function.__closure__ or ():
+            # An empty cell has no contents.
+            self.add(getattr(cell, "cell_contents", None))
+        names, assigned = _names_in(function.__code__)
+        self.assigned.update((home, name) for name in assigned)
+        for name in names & function.__globals__.keys():
+            value = function.__globals__[name]
+            self._look_at_variable(home, name, value)
+            if isinstance(value, ModuleType) and not self._is_library(value.__name__):
+                self._look_into_module(value, names)
+
+    def _look_into_module(self, module: ModuleType, names: AbstractSet[str]) -> None:
+        for name in names & vars(module).keys():
+            value = vars(module)[name]
+            self._look_at_variable(module.__name__, name, value)
+            if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
+                self._look_into_module(value, names - {name})
+
+    def _look_at_variable(self, home: str, name: str, value: Any) -> None:
+        if is_plain(value):
+            # Functions of the script are sent with the variables that they read.
+            module = sys.modules.get(home)
+            is_of_module = home != "__main__" and module is not None and not name.startswith("__")
+            if is_of_module and name not in _variables_of_identity(getattr(module, "__file__", None)):
+                self.found[home, name] = value
+        else:
+            self.add(value)
+
+
+def _held_by_instance(value: Any) -> Iterator[Any]:
+    yield type(value)
+    yield getattr(value, "__wrapped__", None)
+    yield from list(getattr(value, "__dict__", {}).values())
+
+
+_HELD: tuple[tuple[Any, Callable[[Any], Iterator[Any]]], ...] = (
+    (MethodType, lambda method: iter((method.__func__, method.__self__))),
+    (functools.partial, lambda partial: iter((partial.func, *partial.args, *partial.keywords.values()))),
+    ((classmethod, staticmethod), lambda method: iter((method.__func__,))),
+    (property, lambda made: iter((made.fget,))),
+    (dict, lambda items: iter(items.values())),
+    (_CONTAINERS, iter),
+)
+"""For kinds of values, a function that returns the values that they hold."""
+
+
+def is_plain(value: Any, depth: int = 4) -> bool:
+    """Returns True for numbers, text, None, and small containers of them: values that mean the same in any process."""
+    if type(value) in _SCALARS:
+        return True
+    if type(value) not in _CONTAINERS or depth == 0 or len(value) > MAX_ITEMS:
+        return False
+    items: Sequence[Any] = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
+    return all(is_plain(item, depth - 1) for item in items)
+
+
+@functools.lru_cache(maxsize=1_000)
+def _variables_of_identity(path: str | None) -> frozenset[str]:
+    """Returns the variables that a module computes from the identity of its process when it is imported."""
+    found = set(IDENTITY)
+    with contextlib.suppress(OSError, SyntaxError, ValueError, TypeError):
+        for statement in ast.parse(Path(str(path)).read_bytes()).body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            names = {
+                node.id if isinstance(node, ast.Name) else node.attr
+                for node in ast.walk(statement)
+                if isinstance(node, ast.Name | ast.Attribute)
+            }
+            if names & found:
+                found |= {
+                    node.id
+                    for node in ast.walk(statement)
+                    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+                }
+    return frozenset(found - IDENTITY)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Returns all names that code and the functions in it use, and those of global variables that it assigns."""
+    names, assigned = set(code.co_names), set(_assigned_in(code))
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            inner, inner_assigned = _names_in(constant)
+            names |= inner
+            assigned |= inner_assigned
+    return frozenset(names), frozenset(assigned)
+
+
+def _assigned_in(code: CodeType) -> Iterator[str]:
+    return (step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"))
