@@ -14,7 +14,8 @@ from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.running import ALONE, Running, Shared, WarmWorkers
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.nodes.lowering import InOrder
-from millstream.dataset.options import DatasetOptions, in_force
+from millstream.dataset.nodes.source_node import HANDED
+from millstream.dataset.options import DatasetOptions, options_of
 from millstream.dataset.stream_nodes import Ahead, Combined, Compiled, Operated, ReadIterDataset, Seeded
 from millstream.loader.measuring.front import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -69,11 +70,11 @@ class Chain:
 
 def iterator_of(dataset: IterDataset[Any], shared: Shared = ALONE) -> DatasetIterator[Any]:
     """Returns a new iterator of a chain that ends with a dataset, below the combination of datasets of `shared`."""
-    with in_force(dataset) as options:
-        return _opened(dataset, options, shared)
+    return _opened(dataset, dataclasses.replace(shared, options=options_of(dataset, shared.options)))
 
 
-def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared) -> DatasetIterator[Any]:
+def _opened(dataset: IterDataset[Any], shared: Shared) -> DatasetIterator[Any]:
+    options = shared.options
     chain = Chain.of(dataset)
     leaf, operations, reading = chain.leaf, chain.operations, chain.reading
     running = Running(
@@ -82,7 +83,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared) 
         warm_workers_of(dataset),
         options.filter_limits,
         shared,
-        None if shared is ALONE else dataset,
+        None if shared.is_alone else dataset,
         tolerance=options.tolerance,
         num_local=chain.num_local,
         local_reading=chain.local_reading,
@@ -93,7 +94,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared) 
             own = shared.reading
         return ReadIterator(leaf, operations, dataclasses.replace(running, reading=own))
     if not isinstance(leaf, Combined) or iterates_itself(leaf):
-        stream = with_states(leaf)
+        stream = with_states(handed_down(leaf, options))
     else:
         following = leaf.followed_by(operations, running, reading)
         if following is not None:
@@ -102,7 +103,7 @@ def _opened(dataset: IterDataset[Any], options: DatasetOptions, shared: Shared) 
             running = dataclasses.replace(running, reading=joint_reading(leaf.parents, reading))
             stream, running = _drawn_by_workers(leaf, chain, running)
         else:
-            shared = Shared() if shared is ALONE else shared
+            shared = shared.combined()
             if not operations and reading is not None:
                 shared = dataclasses.replace(shared, reading=reading)
             stream = leaf.drawn(shared)
@@ -123,7 +124,7 @@ def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> tuple[D
     """
     from millstream.loader.workers.shared_workers import SharedWorkers  # noqa: PLC0415  (lazy: for workers)
 
-    shared = Shared(shared_workers=(shared_workers := SharedWorkers()))
+    shared = Shared(shared_workers=(shared_workers := SharedWorkers()), options=running.shared.options)
     sharing, stream = dataclasses.replace(running, shared=shared), leaf.drawn(shared)
     if len(chain.operations) > chain.num_local:
         return stream, sharing
@@ -183,7 +184,38 @@ def as_stream(dataset: Any, what: str) -> IterDataset[Any]:
 
 def opened_below(dataset: IterDataset[Any], shared: Shared = ALONE) -> DatasetIterator[Any]:
     """Returns a new iterator of a dataset, with the threads and workers of its combination."""
-    return with_states(dataset) if iterates_itself(dataset) else iterator_of(dataset, shared)
+    if iterates_itself(dataset):
+        return with_states(handed_down(dataset, shared.options))
+    return iterator_of(dataset, shared)
+
+
+def handed_down(dataset: Any, options: DatasetOptions) -> Any:
+    """Returns a dataset that opens those below it with options. A user's class may do so whenever it likes.
+
+    It is a copy that has copies of the datasets in its attributes; the dataset itself if no option was given.
+    """
+    if not options.given:
+        return dataset
+    copied = object.__new__(type(dataset))
+    attributes = dict(vars(dataset))
+    if isinstance(dataset, IterDataset) and iterates_itself(dataset):
+        attributes = {name: _handed_to(value, options) for name, value in attributes.items()}
+    else:
+        attributes[HANDED] = options_of(dataset, options)
+        if isinstance(dataset, IterDataset):
+            attributes[WARM] = warm_workers_of(dataset)
+    vars(copied).update(attributes)
+    return copied
+
+
+def _handed_to(value: Any, options: DatasetOptions) -> Any:
+    if isinstance(value, IterDataset | MapDataset):
+        return handed_down(value, options)
+    if type(value) in (list, tuple):
+        return type(value)(_handed_to(member, options) for member in value)
+    if type(value) is dict:
+        return {name: _handed_to(member, options) for name, member in value.items()}
+    return value
 
 
 def reads_in_threads(dataset: IterDataset[Any]) -> bool:

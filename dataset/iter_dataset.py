@@ -17,6 +17,7 @@ from millstream.dataset.arguments import as_flat_map, as_map, as_operation, dept
 from millstream.dataset.chain_rendering import Sketch, Sketches, check_no_stream, html_of, sketch_of, text_of
 from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.nodes.source_node import HANDED
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.visualization import element_text, visualized
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
@@ -378,7 +379,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes of an equal dataset, without worker processes."""
-        return {name: value for name, value in vars(self).items() if name != WARM}
+        return {name: value for name, value in vars(self).items() if name not in {WARM, HANDED}}
 
     def _begun_by(
         self, caller: FrameType, opened: Callable[[Any], DatasetIterator[Any]] = iter

@@ -1,15 +1,13 @@
-"""Options for an entire chain, and the options in force when a dataset is opened."""
+"""Options for an entire chain."""
 
-import contextlib
-import contextvars
 import dataclasses
 import enum
 import functools
 import numbers
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from millstream.core.checks import named_fields
+from millstream.dataset.nodes.source_node import HANDED
 from millstream.loader.pipeline.pipeline import MAX_ERRORS, FilterLimits, Tolerance
 
 Class = TypeVar("Class", bound=type)
@@ -127,28 +125,21 @@ class DatasetOptions:
         return DatasetOptions(**{**given, **{name: getattr(self, name) for name in self._given}})
 
 
-_DEFAULTS = DatasetOptions()
-
-_in_force: contextvars.ContextVar[DatasetOptions] = contextvars.ContextVar("millstream_options")
+DEFAULTS = DatasetOptions()
 
 
-@contextlib.contextmanager
-def in_force(dataset: Any) -> Iterator[DatasetOptions]:
-    """Yields the options of a dataset that is opened, and applies them to datasets opened inside the block.
+def options_of(dataset: Any, outer: DatasetOptions = DEFAULTS) -> DatasetOptions:
+    """Returns the options of a dataset below others that have the options `outer`.
 
     They combine its own options with those of its chain of single parents. The last dataset of the chain takes
     precedence.
     """
-    options = _in_force.get(_DEFAULTS)
+    options = outer
     while True:
-        if isinstance(own := getattr(dataset, "options", None), DatasetOptions):
-            options = options.merge(own)
+        for own in (getattr(dataset, HANDED, None), getattr(dataset, "options", None)):
+            if isinstance(own, DatasetOptions):
+                options = options.merge(own)
         parents: tuple[Any, ...] = getattr(dataset, "parents", ())
         if len(parents) != 1:
-            break
+            return options
         (dataset,) = parents
-    token = _in_force.set(options)
-    try:
-        yield options
-    finally:
-        _in_force.reset(token)

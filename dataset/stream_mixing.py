@@ -9,7 +9,7 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_iterator import MixedIterator
 from millstream.dataset.iterators.mixed_reading import MixtureIterator, straight_node
-from millstream.dataset.iterators.running import ALONE, Running, Shared
+from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.stream_nodes import Combined
 from millstream.loader.threads.options import ReadOptions
@@ -47,7 +47,7 @@ class MixedIterDataset(Combined):
         lowered = tuple(node for node in nodes if node is not None)
         if len(lowered) < len(nodes):
             return None
-        shared = Shared() if running.shared is ALONE else running.shared
+        shared = running.shared.combined()
         runs_here = not running.workers.num_workers and shared.shared_workers is None
         inputs_have_workers = runs_here and any(Chain.of(parent).workers.num_workers for parent in self.parents)
         stream = self._drawn(dataclasses.replace(shared, raises_absent=inputs_have_workers))

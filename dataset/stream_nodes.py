@@ -13,6 +13,7 @@ from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.element_nodes import Batched
+from millstream.dataset.options import options_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.transforms import OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.grouping import GroupingOperation
@@ -116,7 +117,7 @@ class Combined(IterDataset[Any]):
     """A dataset that draws from one or more other datasets, which share one set of threads or workers."""
 
     def __iter__(self) -> DatasetIterator[Any]:
-        return self.drawn(Shared())
+        return self.drawn(Shared(options=options_of(self)))
 
     def drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         """Returns an iterator that draws in the consumer's thread."""

@@ -7,6 +7,7 @@ iterators of a `DataLoader` do. They end with the dataset, when one of its itera
 import dataclasses
 from typing import TYPE_CHECKING, Any, Self, final
 
+from millstream.dataset.options import DEFAULTS, DatasetOptions
 from millstream.loader.execution import Execution
 from millstream.loader.measuring.front import Front
 from millstream.loader.pipeline.pipeline import UNLIMITED, FilterLimits, Pipeline, Tolerance
@@ -49,6 +50,7 @@ class Shared:
         reading: the threads for chains without threads of their own; None to start none.
         raises_absent: True to raise AbsentElement for a missing element of a chain, or for None between two of its
             operations; False to skip it.
+        options: the options of the datasets above, for those that are opened below, whenever that is.
         shared_workers: the worker processes of the iterator that draws from the combination. They also run the chains.
     """
 
@@ -56,6 +58,16 @@ class Shared:
     shared_workers: "SharedWorkers | None" = None
     reading: ReadOptions | None = None
     raises_absent: bool = False
+    options: DatasetOptions = DEFAULTS
+
+    @property
+    def is_alone(self) -> bool:
+        """True for a chain that is below no combination."""
+        return self.threads is None and self.shared_workers is None
+
+    def combined(self) -> "Shared":
+        """Returns the resources for the datasets below a combination that has these."""
+        return Shared(options=self.options) if self.is_alone else self
 
 
 ALONE = Shared(None)

@@ -166,5 +166,8 @@ class Own(Node):
         return types.SimpleNamespace(**own)
 
 
-_KEPT_BY_MAP_DATASET = {"_parents", "_depth", "_node", "_blocks"}
+HANDED = "_handed_options"
+"""The attribute of a copy of a dataset with the options of a user's dataset that draws from it."""
+
+_KEPT_BY_MAP_DATASET = {"_parents", "_depth", "_node", "_blocks", HANDED}
 """The attributes that every MapDataset has."""

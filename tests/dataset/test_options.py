@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import millstream as grain
+from millstream import experimental
 from millstream.experimental import DatasetOptions, WithOptionsIterDataset
 
 
@@ -114,3 +115,80 @@ def test_options_that_were_given_count() -> None:
     assert list(WithOptionsIterDataset(strict, DatasetOptions(filter_raise_threshold_ratio=None))) == KEPT
     with pytest.raises(ValueError, match="left 100"):
         list(WithOptionsIterDataset(strict, DatasetOptions(min_shm_size=3)))
+
+
+class Eager(grain.IterDataset[int]):
+    """A user's dataset that opens its parent as its iterator."""
+
+    def __iter__(self) -> Any:
+        return iter(self._parent)
+
+
+class Late(grain.IterDataset[int]):
+    """A user's dataset that opens one dataset after another, while it is read."""
+
+    def __init__(self, datasets: Any) -> None:
+        super().__init__()
+        self.datasets = {"all": list(datasets)}
+
+    def __iter__(self) -> Any:
+        for dataset in self.datasets["all"]:
+            yield from dataset
+
+
+INTERLEAVED = experimental.InterleaveIterDataset
+JOINS: dict[str, Callable[[list[Any]], Any]] = {
+    "one": lambda parts: parts[0],
+    "mix": lambda parts: grain.IterDataset.mix(parts, [1, 2, 1]),
+    "zip": experimental.ZipIterDataset,
+    "interleave": lambda parts: INTERLEAVED(parts, cycle_length=1),
+    "later datasets": lambda parts: INTERLEAVED(
+        grain.MapDataset.range(3).map(lambda number: parts[number]), cycle_length=2
+    ),
+    "limit": lambda parts: experimental.LimitIterDataset(parts[0], 7),
+    "repeat": lambda parts: experimental.RepeatIterDataset(INTERLEAVED(parts, cycle_length=2), 2),
+    "cache": lambda parts: experimental.RepeatIterDataset(experimental.CacheIterDataset(parts[1]), 2),
+    "eager": lambda parts: Eager(Eager(parts[0])),
+    "late": Late,
+    "eager over late": lambda parts: Eager(Late([INTERLEAVED(parts, cycle_length=1)])),
+    "interleave of own": lambda parts: INTERLEAVED([Late(parts), Eager(parts[2])], cycle_length=1),
+}
+
+
+def fails_at_three(number: int) -> int:
+    if number % 5 == 3:
+        raise ValueError(number)
+    return number
+
+
+def is_whole(number: int) -> bool:
+    return number % 5 != 3
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("join", JOINS)
+def test_options_reach_every_dataset_below_them(join: str, batched: bool) -> None:
+    """Whatever joins datasets, and whenever it opens them, elements that fail are skipped as if they were not there."""
+    ranges = [grain.MapDataset.range(100 * part, 100 * part + 12) for part in range(3)]
+    for convert in (lambda dataset: dataset, lambda dataset: dataset.to_iter_dataset()):
+        failing = JOINS[join]([convert(one.map(fails_at_three)) for one in ranges])
+        if not isinstance(failing, grain.IterDataset):
+            failing = failing.to_iter_dataset()
+        whole = list(JOINS[join]([convert(one.filter(is_whole)) for one in ranges]))
+        options = DatasetOptions(on_error="skip")
+        skipping = WithOptionsIterDataset(failing, options)
+        for _ in range(2):
+            found = list(skipping.batch(2, batch_fn=list)) if batched else list(skipping)
+            assert (list(itertools.chain.from_iterable(found)) if batched else found) == whole
+        with pytest.raises(ValueError, match="3"):
+            list(failing)
+
+
+@pytest.mark.parametrize("join", ["mix", "interleave", "late"])
+def test_limits_of_filters_reach_every_dataset(join: str) -> None:
+    """A filter that drops too much is an error in a dataset that opens late, too, here and in workers."""
+    parts = [NUMBERS.filter(thinned).to_iter_dataset()] * 3
+    dataset = WithOptionsIterDataset(JOINS[join](parts), DatasetOptions(filter_raise_threshold_ratio=0.9))
+    for stream in [dataset] if join == "late" else [dataset, dataset.batch(9).mp_prefetch(1)]:
+        with iter(stream) as iterator, pytest.raises(ValueError, match="left 100 of 1000 records"):
+            list(iterator)
