@@ -6,8 +6,8 @@ the path with the most of them. Operations in between that draw nothing therefor
 """
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 from millstream.core.descriptions import described
 from millstream.core.randomness import as_seed, derive_seed
@@ -33,6 +33,63 @@ def depth_above(parents: Iterable[Any]) -> int:
             "concatenate all datasets in one call, and join functions into one map."
         )
     return depth
+
+
+_BEFORE = "before .to_iter_dataset(), on the MapDataset"
+
+OF_STREAMS = {
+    "cache": "Write millstream.dataset.CacheIterDataset(stream).",
+    "concatenate": "Write millstream.dataset.InterleaveIterDataset([stream, another], cycle_length=1).",
+    "enumerate": "Write .map_with_index(lambda index, element: (index, element)).",
+    "interleave": "Write millstream.dataset.InterleaveIterDataset([stream, another], cycle_length=2).",
+    "options": "Write millstream.dataset.WithOptionsIterDataset(stream, DatasetOptions(...)).",
+    "padded_batch": "Write .apply(millstream.PaddedBatch(...)).",
+    "rebatch": "Write .apply(millstream.Rebatch(n)).",
+    "repeat": f"Write .repeat(n) {_BEFORE}, or millstream.dataset.RepeatIterDataset(stream, n).",
+    "select": f"Write .slice(positions) {_BEFORE}.",
+    "shard": f"Write [index::count] {_BEFORE}, or use millstream.load with shard_options.",
+    "shuffle": f"Write .shuffle(seed=0) {_BEFORE}, or .apply(millstream.WindowShuffle(n, seed=0)).",
+    "skip": f"Write [n:] {_BEFORE}, or skip the elements in the iterable of the stream.",
+    "slice": f"Write .slice(...) {_BEFORE}.",
+    "take": "Write millstream.dataset.LimitIterDataset(stream, n).",
+    "to_iter_dataset": "It is a stream already.",
+    "unbatch": "Write .flat_map(list, max_fan_out=n).",
+    "window_shuffle": "Write .apply(millstream.WindowShuffle(n, seed=0)).",
+    "with_options": "Write millstream.dataset.WithOptionsIterDataset(stream, DatasetOptions(...)).",
+    "zip": "Write millstream.dataset.ZipIterDataset([stream, another]).",
+}
+"""Methods of other libraries that streams do not have, with what to write instead."""
+
+OF_MAP_DATASETS = {
+    "cache": "Write MapDataset.source(list(dataset)), if its elements fit into memory.",
+    "concat": "Write MapDataset.concatenate([dataset, another]).",
+    "enumerate": "Write .map_with_index(lambda position, element: (position, element)).",
+    "interleave": "Write MapDataset.mix([dataset, another]).",
+    "mp_prefetch": "Write .to_iter_dataset().mp_prefetch(n).",
+    "options": "Write millstream.dataset.WithOptionsIterDataset(dataset.to_iter_dataset(), DatasetOptions(...)).",
+    "padded_batch": "Write .to_iter_dataset().apply(millstream.PaddedBatch(...)).",
+    "prefetch": "Write .to_iter_dataset(millstream.ReadOptions(num_threads=n)).",
+    "rebatch": "Write .to_iter_dataset().apply(millstream.Rebatch(n)).",
+    "select": "Write .slice(positions).",
+    "shard": "Write [index::count], or use millstream.load(dataset, shard_options=...).",
+    "skip": "Write [n:].",
+    "take": "Write [:n].",
+    "train_test_split": "Write .slice(positions) for each part.",
+    "unbatch": "Write .flat_map(list, max_fan_out=n).",
+    "window_shuffle": "Write millstream.dataset.WindowShuffleMapDataset(dataset, window_size=n, seed=0).",
+    "with_options": "Write millstream.dataset.WithOptionsIterDataset(dataset.to_iter_dataset(), DatasetOptions(...)).",
+    "zip": "Write millstream.dataset.ZipMapDataset([dataset, another]).",
+}
+"""Methods of other libraries that MapDatasets do not have, with what to write instead."""
+
+
+def raise_missing(dataset: Any, name: str, remedies: Mapping[str, str]) -> NoReturn:
+    """Raises the AttributeError for an attribute that a dataset does not have, with the remedy if there is one."""
+    if hasattr(type(dataset), name):
+        # A property has raised an AttributeError of its own.
+        object.__getattribute__(dataset, name)
+    remedy = f". {remedies[name]}" if name in remedies else ""
+    raise AttributeError(f"{type(dataset).__name__!r} object has no attribute {name!r}{remedy}", name=name, obj=dataset)
 
 
 def only_parent(node: Any) -> Any:

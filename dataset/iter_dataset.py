@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeVar, overload
 
@@ -13,7 +13,15 @@ from millstream import grain_kinds
 from millstream.core.checks import as_integer, as_options, has_fields, named_arguments
 from millstream.core.descriptions import described
 from millstream.core.randomness import as_seed
-from millstream.dataset.arguments import as_flat_map, as_map, as_operation, depth_above, only_parent
+from millstream.dataset.arguments import (
+    OF_STREAMS,
+    as_flat_map,
+    as_map,
+    as_operation,
+    depth_above,
+    only_parent,
+    raise_missing,
+)
 from millstream.dataset.chain_rendering import Sketch, Sketches, check_no_stream, html_of, sketch_of, text_of
 from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
@@ -75,6 +83,11 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         self._parents = tuple(parents) if isinstance(parents, Sequence) else (parents,)
         self._depth = depth_above(self._parents)
 
+    if not TYPE_CHECKING:
+        # Type checkers would take any attribute for an existing one.
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_missing(self, name, OF_STREAMS)
+
     @property
     def parents(self) -> tuple[Any, ...]:
         """The datasets that this one draws from."""
@@ -97,8 +110,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         )
 
     @staticmethod
-    def source(iterable: Iterable[Out]) -> "IterDataset[Out]":
-        """Returns the elements of any iterable, in its order: a Hugging Face stream, a torch `IterableDataset`, a list.
+    def source(iterable: Iterable[Out] | Callable[[], Iterator[Out]]) -> "IterDataset[Out]":
+        """Returns the elements of any iterable, in its order: a Hugging Face stream, a generator function, a list.
 
         The iterable runs in the consumer's thread, and the operations after it in threads and workers. If it, or its
         iterator, has `state_dict` and `load_state_dict`, these are saved and restored, as deep copies. Otherwise the
@@ -106,7 +119,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Args:
             iterable: the iterable. Each `iter(iterable)` must begin again with the same elements. One that has states
-                itself is copied (`copy.deepcopy`) for each iterator.
+                itself is copied (`copy.deepcopy`) for each iterator. Or a function without arguments that returns a new
+                iterator, such as a generator function, without parentheses.
 
         Raises:
             TypeError: it is not an iterable, or it is an iterator, which can be read only once.
@@ -115,6 +129,11 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             >>> dataset = millstream.IterDataset.source(["a", "b", "c"]).map(str.upper).batch(2)
             >>> list(dataset)
             [array(['A', 'B'], dtype='<U1'), array(['C'], dtype='<U1')]
+            >>> def squares():
+            ...     for number in range(4):
+            ...         yield number * number
+            >>> list(millstream.IterDataset.source(squares))
+            [0, 1, 4, 9]
         """
         from millstream.dataset.stream_source import SourceIterDataset  # noqa: PLC0415  (a subclass of this class)
 

@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer_or_none
 from millstream.core.randomness import as_seed, derive_seed
 from millstream.core.warn import log_warning
 from millstream.dataset.arguments import (
+    OF_MAP_DATASETS,
     as_flat_map,
     as_map,
     as_operation,
@@ -16,6 +17,7 @@ from millstream.dataset.arguments import (
     count_shuffles,
     depth_above,
     only_parent,
+    raise_missing,
     seed_for,
 )
 from millstream.dataset.chain_rendering import content_marks_of, extent_of, fingerprint_of, html_of, sketch_of, text_of
@@ -95,6 +97,11 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             _check_dataset(parent, "A parent")
         self._parents = tuple(parents)
         self._depth = depth_above(parents)
+
+    if not TYPE_CHECKING:
+        # Type checkers would take any attribute for an existing one.
+        def __getattr__(self, name: str) -> NoReturn:
+            raise_missing(self, name, OF_MAP_DATASETS)
 
     @property
     def parents(self) -> "tuple[MapDataset[Any], ...]":

@@ -2,9 +2,11 @@
 
 import contextlib
 import copy
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
+from millstream.core.descriptions import described, function_name
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, ForeignHolder, call_if_possible
 from millstream.dataset.iterators.drawing import drawn_from
@@ -23,17 +25,20 @@ class SourceIterDataset(IterDataset[Any]):
     """The elements of an iterable, in its order: what `IterDataset.source` returns.
 
     Args:
-        iterable: the iterable, whose `iter` begins again each time.
+        iterable: the iterable, whose `iter` begins again each time, or a function that returns a new iterator.
     """
 
-    def __init__(self, iterable: Iterable[Any]) -> None:
+    def __init__(self, iterable: Iterable[Any] | Callable[[], Iterator[Any]]) -> None:
         if hasattr(iterable, "__next__"):
             raise TypeError(
                 f"iterable must begin again with each iter(iterable), got {type(iterable).__name__}, an iterator that "
-                "is read once. Pass what it is made of: an object whose __iter__ returns a new iterator."
+                "is read once. Pass the function that returns it, such as the generator function without the "
+                "parentheses, or an object whose __iter__ returns a new iterator."
             )
+        if isinstance(iterable, type):
+            raise TypeError(f"iterable must be an iterable, got a class. Pass an instance: {iterable.__name__}(...).")
         if not hasattr(iterable, "__iter__"):
-            raise TypeError(f"iterable must be an iterable, got {iterable!r:.80} of type {type(iterable).__name__}.")
+            _check_function(iterable)
         super().__init__()
         self.iterable = iterable
 
@@ -41,12 +46,51 @@ class SourceIterDataset(IterDataset[Any]):
         if type(self.iterable) in (list, tuple) and HeldRecords(self.iterable).copies:
             # As for every source in memory: operations may change a dict or list that they get.
             return map(own, self.iterable)  # type: ignore[return-value]  # the base class counts its elements
-        if _has_states(self.iterable) or _has_states(iterator := iter(self.iterable)):
+        if _has_states(self.iterable) or _has_states(iterator := _begun(self.iterable)):
             return _StatefulIterator(self.iterable)
         return iterator  # type: ignore[return-value]  # the base class counts its elements
 
     def _line(self) -> str:
-        return f"stream({type(self.iterable).__name__})"
+        return f"stream({_name(self.iterable)})"
+
+
+def _check_function(function: Any) -> None:
+    """Raises TypeError for anything but a function that can be called without arguments."""
+    if not callable(function):
+        raise TypeError(f"iterable must be an iterable, got {function!r:.80} of type {type(function).__name__}.")
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        # A function of C without a signature.
+        return
+    required = [one.name for one in parameters if one.default is one.empty and one.kind not in _VARIABLE]
+    if required:
+        name = function_name(function)
+        raise TypeError(
+            f"A function whose iterators are a stream must need no arguments, but {name} needs {', '.join(required)}. "
+            f"Write functools.partial({name}, ...)."
+        )
+
+
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _begun(iterable: Any) -> Iterator[Any]:
+    """Returns a new iterator of an iterable, or of what a function returns."""
+    if hasattr(iterable, "__iter__"):
+        return iter(iterable)
+    result = iterable()
+    try:
+        return iter(result)
+    except TypeError:
+        raise TypeError(
+            f"{function_name(iterable)}() must return an iterator, got {described(result)}. Write yield in it, or "
+            "return iter(...)."
+        ) from None
+
+
+def _name(iterable: Any) -> str:
+    return type(iterable).__name__ if hasattr(iterable, "__iter__") else function_name(iterable)
 
 
 @final
@@ -67,12 +111,12 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         # Copies for `_begin`, made in advance.
         self._spare: list[Any] = []
         self._iterable = iterable
-        self.name = type(iterable).__name__
+        self.name = _name(iterable)
         self._begin()
 
     def _begin(self, state: Any = None) -> None:
         if not _has_states(self._iterable):
-            self._stateful = self._iterator = iter(self._iterable)
+            self._stateful = self._iterator = _begun(self._iterable)
         elif not self._is_fresh:
             # Not when the first element is drawn, which another thread may do: some can be copied in this one only.
             copied = self._spare.pop() if self._spare else _copy_of(self._iterable)
@@ -91,7 +135,7 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
 
     def _drawn(self, count: int) -> Drawn[Any]:
         if self._iterator is None:
-            self._iterator = iter(self._stateful)
+            self._iterator = _begun(self._stateful)
         self._is_fresh = False
         return drawn_from(self._iterator, count)
 

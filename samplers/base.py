@@ -105,6 +105,11 @@ class VectorisedSampler(Sampler, Protocol):
         ...
 
 
+_KEYS_REMEDY = (
+    "Write IndexSampler(len(source), shuffle=True, seed=0) for a shuffle, or IndexSampler(len(keys), keys=keys), with "
+    "{}, for keys in this order; they may repeat."
+)
+
 _VECTORISED_MEMBERS = ("seed", "num_records", "length", "record_keys", "record_keys_at")
 
 
@@ -149,15 +154,27 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
             )
         ready: Any = sampler
     elif not hasattr(sampler, "record_keys") and not hasattr(sampler, "__getitem__"):
+        keys = f" {_KEYS_REMEDY.format('keys = list(sampler)')}" if hasattr(sampler, "__iter__") else ""
         raise TypeError(
             f"A sampler must have __getitem__(position) -> RecordMetadata, or record_keys(start, stop); "
-            f"got {type(sampler).__name__}, which has neither."
+            f"got {type(sampler).__name__}, which has neither.{keys}"
+        )
+    elif isinstance(sampler, list | tuple | range | np.ndarray) and not hasattr(
+        next(iter(sampler), None), "record_key"
+    ):
+        raise TypeError(
+            f"A sampler must return RecordMetadata, got {type(sampler).__name__}. {_KEYS_REMEDY.format('the keys')}"
         )
     else:
         ready = AdaptedSampler(sampler)
     if ready.seed is not None:
         as_seed(ready.seed, f"The seed of {type(sampler).__name__}")
     return cast("VectorisedSampler | AdaptedSampler", ready)
+
+
+def _is_list_of_keys(sampler: object) -> bool:
+    is_list = isinstance(sampler, list | tuple | range | np.ndarray)
+    return is_list and not hasattr(next(iter(sampler), None), "record_key")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,7 +282,7 @@ def _checked_key(metadata: Any, position: int) -> int:
     except (AttributeError, TypeError):
         raise TypeError(
             f"A sampler must return RecordMetadata with an integer record_key; at position {position} it returned "
-            f"{metadata!r}."
+            f"{metadata!r}. {_KEYS_REMEDY.format('the keys')}"
         ) from None
     if not 0 <= key < POSITION_LIMIT:
         raise ValueError(f"A record_key must be between 0 and 2**63 - 1; at position {position} it is {key}.")

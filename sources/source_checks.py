@@ -105,7 +105,10 @@ def _advice_for_kind(value: object) -> str | None:
             "millstream.load(dict(sources), weights={...})."
         )
     if hasattr(value, "__next__"):
-        return "an iterator has no random access. Pass list(iterator), if its records fit into memory."
+        return (
+            "an iterator has no random access. Pass list(iterator), if its records fit into memory. Or iterate "
+            "over millstream.IterDataset.source(function).batch(n), with the function that returns it."
+        )
     if isinstance(value, grain_kinds.IterDataset):
         return "a stream has no random access. Add .batch(n) to it, and iterate over it."
     return _advice_for_table(value)
@@ -199,6 +202,13 @@ def check_readable(source: Any, name: str) -> None:
         raise TypeError(
             f"{name} must have len(source) and source[key], got {type(source).__name__}, which is read in order. Write "
             "millstream.IterDataset.source(stream).batch(n) to iterate over batches of it, or pass a list."
+        )
+    if not is_readable and callable(source):
+        called = getattr(source, "__name__", "function")
+        raise TypeError(
+            f"{name} must have len(source) and source[key], got the function {called}. If it returns an iterator, like "
+            f"a generator function, iterate over millstream.IterDataset.source({called}).batch(n). If it returns a "
+            f"source, pass {called}()."
         )
     if not is_readable:
         raise TypeError(

@@ -1,5 +1,9 @@
 """Promises of the methods of MapDataset beside elements: errors, seeds, columns, texts, classes of the user's."""
 
+import copy
+import operator
+import pickle
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, SupportsIndex
@@ -9,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import millstream
 from millstream import (
     Batch,
     ConcatenatedDataSource,
@@ -28,6 +33,7 @@ from millstream import (
 )
 from millstream.core.columnar import ColumnarRecords
 from millstream.dataset import IterDataset, MapDataset, WindowShuffleMapDataset, ZipMapDataset
+from millstream.dataset.arguments import OF_MAP_DATASETS, OF_STREAMS
 from millstream.transforms import Rebatch, WindowShuffle
 from support.draw.chains import CountedSource, Every
 
@@ -561,3 +567,40 @@ def test_positions_of_all_kinds_are_taken() -> None:
     assert TEN[index] == 3
     for positions in ([1, 2], (1, 2), range(1, 3), np.array([1, 2], np.uint8), np.array([1, 2])):
         assert list(TEN.__getitems__(positions)) == [1, 2]
+
+
+STREAM: Any = MapDataset.range(3).to_iter_dataset()
+REMEDIES = [(STREAM, *remedy) for remedy in OF_STREAMS.items()] + [
+    (UNTYPED_TEN, *remedy) for remedy in OF_MAP_DATASETS.items()
+]
+
+
+@pytest.mark.parametrize(("dataset", "name", "remedy"), REMEDIES)
+def test_methods_of_other_libraries_are_errors_with_the_remedy(dataset: Any, name: str, remedy: str) -> None:
+    """The remedy is in the error, and its names and methods exist; all else behaves as without the attribute."""
+    with pytest.raises(AttributeError, match=re.escape(remedy)) as raised:
+        getattr(dataset, name)
+    assert (raised.value.name, raised.value.obj) == (name, dataset)
+    assert not hasattr(dataset, name)
+    assert getattr(dataset, name, None) is None
+    for path in re.findall(r"millstream\.([A-Za-z_.]+)", remedy):
+        operator.attrgetter(path)(millstream)
+    known = set(dir(MapDataset)) | set(dir(IterDataset))
+    assert set(re.findall(r"(?<![\w])\.([a-z_]+)\(", remedy)) <= known
+
+
+@pytest.mark.parametrize("dataset", [TEN.map(str), STREAM, IterDataset.source([1, 2])])
+def test_datasets_are_copied_and_pickled_as_without_remedies(dataset: Any) -> None:
+    """An unknown name is Python's own error; a property that raises AttributeError keeps its message."""
+    for copied in (copy.copy(dataset), copy.deepcopy(dataset), pickle.loads(pickle.dumps(dataset))):
+        assert list(copied) == list(dataset)
+    with pytest.raises(AttributeError, match=f"^'{type(dataset).__name__}' object has no attribute 'shufle'$"):
+        dataset.shufle  # noqa: B018
+
+    class Own(type(dataset)):  # type: ignore[misc]
+        @property
+        def broken(self) -> Any:
+            return self.inner_name
+
+    with pytest.raises(AttributeError, match="inner_name"):
+        Own.__new__(Own).broken  # noqa: B018

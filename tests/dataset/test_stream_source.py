@@ -1,5 +1,6 @@
 """`IterDataset.source`: any iterable is a stream, and resumes by its own states if it has them."""
 
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -172,6 +173,86 @@ def test_what_cannot_begin_again_is_refused() -> None:
         IterDataset.source(number for number in range(3))
     with pytest.raises(TypeError, match="iterable must be an iterable, got 3 of type int"):
         IterDataset.source(3)  # type: ignore[arg-type]
+
+
+def numbers(stop: int = 100) -> Iterator[int]:
+    yield from range(stop)
+
+
+def needs_arguments(stop: int, *, step: int) -> Iterator[int]:
+    yield from range(0, stop, step)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        numbers,
+        lambda: iter(range(100)),
+        lambda: range(100),
+        functools.partial(needs_arguments, 100, step=1),
+        StatefulIterators(100).__iter__,
+        functools.partial(map, int, [*map(str, range(100))]),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_function_is_called_for_each_iterator(function: Any, num_workers: int) -> None:
+    """A function without arguments that returns iterators is a stream, which resumes, repeats, and goes to workers."""
+    dataset = IterDataset.source(function).map(float).batch(8).mp_prefetch(num_workers)
+    expected = [list(map(float, range(start, min(start + 8, 100)))) for start in range(0, 100, 8)]
+    for _ in range(2):
+        assert [batch.tolist() for batch in dataset] == expected
+    with iter(dataset) as iterator, iter(dataset) as resumed:
+        for _ in range(5):
+            next(iterator)
+        resumed.set_state(json.loads(json.dumps(iterator.get_state())))
+        assert [batch.tolist() for batch in resumed] == expected[5:]
+
+
+def test_another_function_is_another_stream(caplog: pytest.LogCaptureFixture) -> None:
+    """A state tells functions by their code and by what they hold; strict=True refuses."""
+
+    def stream(function: Any) -> Any:
+        return iter(IterDataset.source(function))
+
+    iterator = stream(numbers)
+    next(iterator)
+    stream(numbers).set_state(iterator.get_state())
+    assert not caplog.messages
+    stream(lambda: iter(range(7))).set_state(iterator.get_state())
+    assert "iterable" in caplog.text
+    assert repr(IterDataset.source(numbers)) == "IterDataset\n  stream(numbers)"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (needs_arguments, r"needs_arguments needs stop, step\. Write functools\.partial\(needs_arguments, \.\.\.\)"),
+        (numbers(), r"got generator, .* Pass the function that returns it, .* without the parentheses"),
+        (Counting, r"got a class\. Pass an instance: Counting\(\.\.\.\)"),
+    ],
+)
+def test_what_is_no_function_of_iterators_is_refused_at_construction(given: Any, message: str) -> None:
+    """The error says what to pass instead; a function that returns no iterator is named when it is called."""
+    with pytest.raises(TypeError, match=message):
+        IterDataset.source(given)
+    with pytest.raises(TypeError, match=r"<lambda>\(\) must return an iterator, got None\. Write yield"):
+        iter(IterDataset.source(lambda: None))  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize(
+    "construct",
+    [
+        millstream.load,
+        millstream.MapDataset.source,
+        lambda source: millstream.DataLoader(data_source=source, sampler=millstream.IndexSampler(3)),
+    ],
+)
+def test_a_generator_where_records_are_needed_is_sent_to_a_stream(construct: Any) -> None:
+    """`load(f)` and `load(f())` name `IterDataset.source(f)`, and `DataLoader` and `MapDataset.source` as well."""
+    with pytest.raises(TypeError, match=r"IterDataset\.source\(numbers\)"):
+        construct(numbers)
+    with pytest.raises(TypeError, match=r"IterDataset\.source\(function\)"):
+        construct(numbers())
 
 
 @pytest.mark.parametrize("kind", ["iterable", "hugging face", "loader"])

@@ -4,6 +4,7 @@ import dataclasses
 import pickle
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from millstream import DataLoader
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
 from millstream.samplers.base import AdaptedSampler, checked_keys_at, largest_key, vectorised
@@ -338,3 +340,22 @@ def test_objects_that_are_no_samplers_are_refused() -> None:
         vectorised(5)
     with pytest.raises(TypeError, match="Answering lacks record_keys"):
         vectorised(half)
+
+
+class OfTorch:
+    """A sampler of PyTorch's: an iterable of keys."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([3, 1, 2])
+
+    def __len__(self) -> int:
+        return 3
+
+
+@pytest.mark.parametrize("sampler", [[3, 1, 2], (3, 1), range(3), np.array([3, 1, 2]), [], OfTorch()])
+def test_keys_in_place_of_a_sampler_are_sent_to_an_index_sampler(sampler: Any) -> None:
+    """A list of keys, or PyTorch's iterable of them, is refused at construction; a list of metadata is a sampler."""
+    with pytest.raises(TypeError, match=r"IndexSampler\(len\(keys\), keys=keys\)"):
+        DataLoader(data_source=range(5), sampler=sampler)
+    metadata: Any = [RecordMetadata(0, 4, None), RecordMetadata(1, 2, None)]
+    assert list(DataLoader(data_source=range(5), sampler=metadata)) == [4, 2]
