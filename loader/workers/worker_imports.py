@@ -5,7 +5,8 @@ Guarantees:
       One that only workers import has the same content in all of them. Installed packages and the standard library are
       not compared.
     * The trainer reads each of these files once, when a loader with workers is built or starts them. A file that was
-      edited before, but after the trainer had imported it, is recognised by the code of its functions.
+      edited before, but after the trainer had imported it, is recognised by the code of its functions, and by the
+      compiled file that Python has written.
 """
 
 import functools
@@ -14,6 +15,7 @@ import importlib.abc
 import importlib.machinery
 import inspect
 import os
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,12 +62,14 @@ def _digest_of(name: str, module: Any, spec: Any) -> bytes | None:
     origin = spec.origin
     try:
         with open(origin, "rb") as file:  # noqa: PTH123  (not pathlib, which is slow)
-            changed, content = os.fstat(file.fileno()).st_mtime, file.read()
+            status, content = os.fstat(file.fileno()), file.read()
     except OSError:
         return CHANGED
     # Other loaders may compile something else than the file has.
-    may_differ = type(spec.loader) is importlib.machinery.SourceFileLoader and changed > _process_start()
-    return CHANGED if may_differ and not _has_code_of(module, content, origin) else _digest(content)
+    if type(spec.loader) is importlib.machinery.SourceFileLoader and status.st_mtime > _process_start():
+        is_edited = _is_newer(status, spec.cached) or not _has_code_of(module, content, origin)
+        return CHANGED if is_edited else _digest(content)
+    return _digest(content)
 
 
 def _is_library(name: str) -> bool:
@@ -95,6 +99,18 @@ def _process_start() -> float:
         return 0.0
 
 
+def _is_newer(status: os.stat_result, cached: str | None) -> bool:
+    """Returns True if a file is not the one of its compiled code, which its import has used or written."""
+    if cached is None or sys.dont_write_bytecode:
+        return False
+    try:
+        with open(cached, "rb") as file:  # noqa: PTH123  (as above)
+            _, flags, seconds, size = struct.unpack("<4sIII", file.read(16))
+    except (OSError, struct.error):
+        return False
+    return flags == 0 and (seconds, size) != (int(status.st_mtime) & 0xFFFFFFFF, status.st_size & 0xFFFFFFFF)
+
+
 def _has_code_of(module: ModuleType, content: bytes, origin: str) -> bool:
     """Returns True if the functions of a module, and the methods of its classes, are those of a source."""
     try:
@@ -105,6 +121,7 @@ def _has_code_of(module: ModuleType, content: bytes, origin: str) -> bool:
         value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__
     ]
     values = [value for owner in (module, *owners) for value in list(vars(owner).values())]
+    values += [value.fget for value in values if isinstance(value, property)]
     functions: list[Any] = [inspect.unwrap(value) for value in values if isinstance(value, _WRAPPERS)]  # type: ignore[arg-type]
     codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
     return all(code in known for code in codes if code.co_filename == origin)
@@ -154,8 +171,8 @@ class WorkerImports(importlib.abc.MetaPathFinder):
         if actions is None and _is_library(fullname):
             return None
         for finder in list(sys.meta_path):
-            find_spec = getattr(finder, "find_spec", None)
-            found = None if finder is self or find_spec is None else find_spec(fullname, path, target)
+            find_spec: Any = None if finder is self else getattr(finder, "find_spec", None)
+            found: importlib.machinery.ModuleSpec | None = find_spec and find_spec(fullname, path, target)
             if found is not None:
                 # On another machine, a module may be installed that is a file of the user's here.
                 if _is_source_of_user(found.origin) or (fullname in self._code and _is_source(found.origin)):

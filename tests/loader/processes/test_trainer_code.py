@@ -75,10 +75,15 @@ def test_a_replaced_or_later_worker_refuses_another_code(modules: Modules, edite
     assert next(iter(loader_of("my_operations"))).tolist() == [0, 1000, 2000, 3000]
 
 
-def test_an_edit_before_the_first_loader_is_noticed(modules: Modules) -> None:
-    """A function that was changed after the trainer had imported it is told from its file."""
+@pytest.mark.parametrize("writes_bytecode", [False, True])
+def test_an_edit_before_the_first_loader_is_noticed(
+    modules: Modules, writes_bytecode: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function that was changed after the trainer had imported it is told from its file; so is any other edit."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", not writes_bytecode)
     importlib.import_module("my_operations")
-    modules.write(my_helper=EDITS["my_helper"].replace("x * 1", "x * 7"))
+    edited = EDITS["my_helper"] if writes_bytecode else EDITS["my_helper"].replace("x * 1", "x * 7")
+    modules.write(my_helper=edited)
     with pytest.raises(RuntimeError, match="Cannot import my_helper"):
         next(iter(loader_of("my_operations")))
 
