@@ -217,7 +217,7 @@ def _identify(name: str, parent: int, open_parent: Callable[[], int | None]) -> 
 def _taken_jax(jax: Any) -> tuple[dict[str, Any], tuple[int, int] | None]:
     """Returns the options of JAX that are the same in all threads, and the index and number of the run's processes."""
     values = {}
-    for name, value in in_fresh_thread(lambda: jax.config.values).items():
+    for name, value in in_fresh_thread(lambda: getattr(jax.config, "values", {})).items():
         if not _NOT_OF_WORKERS.search(name):
             # A value that cannot be pickled is an object of this process, such as a device.
             with contextlib.suppress(Exception):

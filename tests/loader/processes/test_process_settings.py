@@ -1,5 +1,7 @@
 """Settings that a program makes in its process reach its operations wherever they run: the bytes are the same."""
 
+import asyncio
+import concurrent.futures
 import contextlib
 import csv
 import decimal
@@ -334,6 +336,7 @@ LAWS = {
     "variables of modules set at run time: configurations, registries, plugins": (
         "workers_import_what_programs_set_at_run_time"
     ),
+    "a running event loop, as in notebooks": "a_notebook_runs_no_loop_in_workers",
     "your own `threading.local`": "workers_import_what_programs_set_at_run_time",
     "`random`, `np.random`": "workers_import_what_programs_set_at_run_time",
     "`warnings.catch_warnings()` around `next`": "workers_import_what_programs_set_at_run_time",
@@ -366,3 +369,20 @@ def test_workers_import_what_programs_set_at_run_time(monkeypatch: pytest.Monkey
     found = [set(millstream.load(range(2), transformations=[seen], num_epochs=1, **place)) for place in PLACES]
     loader = millstream.load(range(2), transformations=[seen], num_epochs=1, worker_count=1, worker_init_fn=init)
     assert [*found, set(loader)] == [{2}, {2}, {1}, {3}]
+
+
+def test_a_notebook_runs_no_loop_in_workers() -> None:
+    """Operations may run coroutines in workers, and in a thread of their own everywhere."""
+
+    def run(number: int) -> int:
+        return asyncio.run(asyncio.sleep(0, number))
+
+    def run_in_thread(number: int) -> int:
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            return thread.submit(run, number).result()
+
+    async def notebook() -> list[list[int]]:
+        cases = [(run, PLACES[2]), *((run_in_thread, place) for place in PLACES)]
+        return [list(millstream.load(range(2), transformations=[f], num_epochs=1, **place)) for f, place in cases]
+
+    assert asyncio.run(notebook()) == [[0, 1]] * 4
