@@ -111,8 +111,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     ) -> None:
         tolerance = Tolerance.of(on_error, max_errors)
         self._origin = Origin(data_source, sampler, check_operations(operations))
-        own_sampler, *own_operations = snapshot_of([sampler, *self._origin.operations])
-        self._pipeline = Pipeline.of(data_source, own_sampler, own_operations, shard_options, tolerance)
+        own: Any = snapshot_of([sampler, *self._origin.operations])
+        self._pipeline = Pipeline.of(data_source, own[0], own[1:], shard_options, tolerance)
         if read_options is not None:
             read_options = as_options(read_options, "read_options", ReadOptions)
         self._is_debugging = as_flag(debug, "debug")

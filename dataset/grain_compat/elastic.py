@@ -1,6 +1,6 @@
 """An iterator whose position is shared by all shards, so that a state fits any number of shards."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, SupportsIndex, final
 
 from millstream.core.checks import as_options
@@ -107,8 +107,7 @@ class ElasticIterator(EngineIterator):
         self._check_open()
         checks = {"global_next_index": is_number, "dataset": is_anything, "content": is_dict}
         checked = unsealed(state, _KIND, checks)
-        saved, here = checked["content"], self._content
-        content = tuple({f"source.{name}": text for name, text in texts.items()} for texts in (saved, here))
+        content = _below_source(checked["content"]), _below_source(self._content)
         accept(({"source": checked["dataset"]}, {"source": self._identity}), content, allow, strict=strict)
         index = checked["global_next_index"]
         if index % self._global_batch:
@@ -139,3 +138,7 @@ class ElasticIterator(EngineIterator):
         """
         self._check_open()
         self._inner.seek(step)
+
+
+def _below_source(texts: Mapping[str, str]) -> dict[str, str]:
+    return {f"source.{name}": text for name, text in texts.items()}

@@ -26,6 +26,7 @@ from millstream.loader.checkpoints.code_digests import is_foreign
 from millstream.loader.checkpoints.description import ARRAY_LIMIT, VALUE_LIMIT, Description, declares_attributes
 from millstream.loader.checkpoints.fingerprint import add_operations, add_source
 from millstream.samplers import Sampler
+from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class Origin:
         Exception: an error of a `fingerprint()`.
     """
 
-    def __init__(self, source: Any, sampler: Sampler, operations: Sequence[Transformation]) -> None:
+    def __init__(self, source: DataSource[Any], sampler: Sampler, operations: Sequence[Transformation]) -> None:
         self.source, self.sampler, self.operations = source, sampler, tuple(operations)
         self._texts = self._described()
 
@@ -71,7 +72,6 @@ def snapshot_of(values: Sequence[T]) -> tuple[T, ...]:
     return tuple(map(copies.of, values))
 
 
-@functools.cache
 def is_of_user(kind: type) -> bool:
     """Returns True for a class of the user's own code, that of its bases included, and not of a library."""
     modules = [base.__module__ for base in kind.__mro__ if base is not object]
@@ -81,6 +81,7 @@ def is_of_user(kind: type) -> bool:
     )
 
 
+@functools.cache
 def _is_users(name: str) -> bool:
     file = getattr(sys.modules.get(name), "__file__", None)
     if file is None:
@@ -145,7 +146,8 @@ class _Copies:
         return made
 
     def _object(self, value: Any, kind: type) -> Any:
-        made = self._made[id(value)] = object.__new__(kind)
+        made: Any = object.__new__(kind)
+        self._made[id(value)] = made
         held = {name: getattr(value, name) for name in copyreg._slotnames(kind) if hasattr(value, name)}  # type: ignore[attr-defined]  # noqa: SLF001
         for name, item in held.items():
             object.__setattr__(made, name, self.of(item))

@@ -64,7 +64,7 @@ def test_any_number_of_shards_resumes(before: int, after: int, workers: int) -> 
 @pytest.mark.parametrize(
     ("other", "global_batch", "steps", "words"),
     [
-        (dataset(60), GLOBAL, 1, "belongs to another dataset"),
+        (dataset(60), GLOBAL, 1, "belongs to another stream"),
         (dataset(), 8, 1, "where no global batch of 12 begins"),
         (dataset(epochs=3), GLOBAL, 12, "lies beyond the end"),
     ],
