@@ -144,7 +144,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     @property
     def data_source(self) -> DataSource[Any]:
         """The source of the records, as passed."""
-        return self._origin.source
+        source: DataSource[Any] = self._origin.source
+        return source
 
     @property
     def sampler(self) -> Sampler:

@@ -26,7 +26,6 @@ from millstream.loader.checkpoints.code_digests import is_foreign
 from millstream.loader.checkpoints.description import ARRAY_LIMIT, VALUE_LIMIT, Description, declares_attributes
 from millstream.loader.checkpoints.fingerprint import add_operations, add_source
 from millstream.samplers import Sampler
-from millstream.sources import DataSource
 from millstream.transforms import Transformation
 
 T = TypeVar("T")
@@ -42,7 +41,7 @@ class Origin:
         Exception: an error of a `fingerprint()`.
     """
 
-    def __init__(self, source: DataSource[Any], sampler: Sampler, operations: Sequence[Transformation]) -> None:
+    def __init__(self, source: Any, sampler: Sampler, operations: Sequence[Transformation]) -> None:
         self.source, self.sampler, self.operations = source, sampler, tuple(operations)
         self._texts = self._described()
 
