@@ -32,7 +32,7 @@ from millstream.dataset.nodes.element_nodes import (
     Split,
 )
 from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice, Taken
-from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected
+from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected, warn_of_proportions
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
@@ -442,6 +442,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
                 f"a shard of a dataset is empty: its slice {rows.start}:{rows.stop}:{rows.step} selects none of "
                 f"{node.length:,} elements. Use fewer shards, or slice records instead of files."
             )
+        if node.is_mixed and abs(picked.step) > 1:
+            warn_of_proportions(node, picked)
         return self._with(Slice(node, picked))
 
     def repeat(self, num_epochs: SupportsIndex | None = None, *, reseed_each_epoch: bool = True) -> "MapDataset[T]":

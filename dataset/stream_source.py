@@ -13,7 +13,7 @@ from millstream.dataset.iterators.drawing import drawn_from
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_number, sealed, unsealed
-from millstream.sources.base import HeldRecords, own
+from millstream.sources.base import HeldRecords, is_held, own
 
 _COPY_ATTEMPTS = 3
 
@@ -43,7 +43,7 @@ class SourceIterDataset(IterDataset[Any]):
         self.iterable = iterable
 
     def __iter__(self) -> DatasetIterator[Any]:
-        if type(self.iterable) in (list, tuple) and HeldRecords(self.iterable).copies:
+        if isinstance(self.iterable, list | tuple) and is_held(self.iterable) and HeldRecords(self.iterable).copies:
             # As for every source in memory: operations may change a dict or list that they get.
             return map(own, self.iterable)  # type: ignore[return-value]  # the base class counts its elements
         if _has_states(self.iterable) or _has_states(iterator := _begun(self.iterable)):

@@ -1,13 +1,18 @@
 """An iterator whose position is shared by all shards, so that a state fits any number of shards."""
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn, SupportsIndex, final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millstream.core.checks import as_options
+from millstream.core.randomness import OF_BATCHES, derive_seed
 from millstream.dataset.iterators.chain_iterator import checked_maps
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.lowering import lower
+from millstream.dataset.nodes.lowering import InOrder, lower
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept
 from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
@@ -16,18 +21,36 @@ from millstream.loader.measuring.front import ELASTIC
 from millstream.loader.pipeline.arguments import check_kind
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.samplers.permutation import permute
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
 from millstream.transforms.of_chains import AbsentElement
 
 _KIND = "an ElasticIterator"
 
+_SEED = derive_seed(0, OF_BATCHES)
+"""Selects the permutations within global batches: any will do, and all shards need the same."""
+
+
+@final
+@dataclasses.dataclass(frozen=True)
+class _Permuted(InOrder):
+    """An order whose rows are permuted within each global batch, so that each shard has its share of each dataset."""
+
+    global_batch: int
+
+    def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        batches = positions // self.global_batch
+        starts = batches * self.global_batch
+        return starts + permute(positions - starts, self.global_batch, _SEED, batches.view(np.uint64))
+
 
 @final
 class ElasticIterator(EngineIterator):
     """Yields this shard's part of each global batch of a MapDataset. Its state fits any number of shards and workers.
 
-    The parts of all shards, concatenated, are the global batch, which is the same for any number of shards. The last
+    The parts of all shards, concatenated, are the global batch, which is the same for any number of shards. The rows of
+    a mixture (`MapDataset.mix`) are permuted within it, so that no shard reads some of its datasets only. The last
     elements are dropped if they do not fill a global batch. All shards have the same state after the same step.
 
     Args:
@@ -77,6 +100,8 @@ class ElasticIterator(EngineIterator):
         # Before any of the operations runs.
         self._identity, self._content = ds.fingerprint(), ds.content_marks()
         source, order, maps = lower(ds, node)
+        if node.is_mixed:
+            order = _Permuted(order.length, order.num_records, self._global_batch)
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
         pipeline = Pipeline(source, order, order, operations, shard)

@@ -11,13 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.nodes.index_nodes import selected_identity
+from millstream.core.warn import log_warning
+from millstream.dataset.nodes.element_nodes import ElementNode
+from millstream.dataset.nodes.index_nodes import IndexNode, selected_identity
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, Units, divided
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.checkpoints.description import Description
 from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
 from millstream.samplers.order import by_number
 from millstream.sources import ConcatenatedDataSource
+
+_SAMPLED_ROWS = 4096
+"""The number of elements of a slice in which the parents of a mixture are counted."""
+
+_PROPORTION_ERROR, _PROPORTION_SHARE = 2, 0.05
+"""The elements, and the share of all elements, by which the counts of a mixture's parents may differ from weights."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,7 +164,7 @@ class Mixed(JoiningNode):
     weights: tuple[int, ...]
     names: tuple[Any, ...]
     # Beyond the end, each parent continues where it was.
-    reorders = True
+    reorders = is_mixed = True
 
     @functools.cached_property
     def _schedule(self) -> MixingSchedule:
@@ -320,3 +328,39 @@ class Zipped(Node):
     @property
     def text(self) -> str:
         return "zip"
+
+
+def warn_of_proportions(node: Node, rows: range) -> None:
+    """Warns if every n-th element of a mixture, for instance a host's share, is of other proportions."""
+    found = _out_of_proportion(node, np.array(rows[:_SAMPLED_ROWS], np.int64))
+    if found is not None:
+        mixed, counts = found
+        log_warning(
+            f"a slice with the step {rows.step} of {mixed.text} is of other proportions: of its first {sum(counts)} "
+            f"elements, the datasets have {counts}. For a share per host, slice the datasets before they are mixed, "
+            "mix([a[host::hosts], b[host::hosts]]), or use millstream.load(sources, weights=...)."
+        )
+
+
+def _out_of_proportion(node: Node, positions: Positions) -> tuple[Mixed, list[int]] | None:
+    """Returns a mixture of which positions have other proportions than its weights, and the counts of its parents.
+
+    Nodes whose elements are made of several, as batches are, have all parents in each, and are not followed.
+    """
+    if isinstance(node, Mixed):
+        numbers, _ = node.parents_at(positions)
+        counts = np.bincount(numbers, minlength=len(node.above))
+        expected = len(positions) * np.array(node.weights) / sum(node.weights)
+        if (np.abs(counts - expected) > _PROPORTION_ERROR + _PROPORTION_SHARE * len(positions)).any():
+            return node, counts.tolist()
+    if not node.is_mixed:
+        return None
+    if isinstance(node, JoiningNode):
+        below = [(parent, own) for parent, _, own in node._split(positions)]  # noqa: SLF001  (of the class above)
+    elif isinstance(node, IndexNode):
+        below = [(node.parent, node.parent_positions(positions))]
+    elif isinstance(node, ElementNode | Zipped):
+        below = [(parent, positions) for parent in node.parents]
+    else:
+        below = []
+    return next((found for pair in below if (found := _out_of_proportion(*pair)) is not None), None)

@@ -81,6 +81,11 @@ class Node(abc.ABC):
         """True if a later epoch may have other elements, or the same ones in another order, than the first."""
         return self.reorders or any(parent.differs_by_epoch for parent in self.parents)
 
+    @functools.cached_property
+    def is_mixed(self) -> bool:
+        """True if a mixture is among the nodes up to the sources."""
+        return any(parent.is_mixed for parent in self.parents)
+
     reorders = False
     """True if it brings elements into an order that differs by epoch."""
 

@@ -170,7 +170,8 @@ def is_whole(number: int) -> bool:
 def test_options_reach_every_dataset_below_them(join: str, batched: bool) -> None:
     """Whatever joins datasets, and whenever it opens them, elements that fail are skipped as if they were not there."""
     ranges = [grain.MapDataset.range(100 * part, 100 * part + 12) for part in range(3)]
-    for convert in (lambda dataset: dataset, lambda dataset: dataset.to_iter_dataset()):
+    kinds: list[Callable[[Any], Any]] = [lambda dataset: dataset, lambda dataset: dataset.to_iter_dataset()]
+    for convert in kinds:
         failing = JOINS[join]([convert(one.map(fails_at_three)) for one in ranges])
         if not isinstance(failing, grain.IterDataset):
             failing = failing.to_iter_dataset()

@@ -1,5 +1,6 @@
 """An iterator for any number of shards: the same global batches, the same state on all, any resume."""
 
+import itertools
 import json
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from millstream import CheckpointError, MapDataset, MultiprocessingOptions, ShardOptions
-from millstream.experimental import ElasticIterator
+from millstream.experimental import ElasticIterator, ZipMapDataset
 
 GLOBAL = 12
 
@@ -92,3 +93,38 @@ def test_absent_elements_are_refused() -> None:
         assert next(iterator).tolist() == [0, 1, 2, 3, 4]
         with pytest.raises(ValueError, match="None"):
             next(iterator)
+
+
+MIXED = {name: MapDataset.source([name] * 120).shuffle(seed=0) for name in "abc"}
+HOST_MIXTURES: dict[str, Any] = {
+    "1:1": MapDataset.mix([MIXED["a"], MIXED["b"]]),
+    "3:1": MapDataset.mix([MIXED["a"], MIXED["b"]], [3, 1]),
+    "mapped and nested": MapDataset.mix([MapDataset.mix([MIXED["a"], MIXED["b"]]).map(str), MIXED["c"]], [2, 2]).map(
+        str
+    ),
+    "zipped": ZipMapDataset([MapDataset.mix([MIXED["a"], MIXED["b"]])]).map(lambda pair: pair[0]),
+}
+
+
+@pytest.mark.parametrize("mixture", HOST_MIXTURES)
+def test_shards_of_a_mixture_read_all_its_datasets(mixture: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Global batches are the same rows for any number of shards; no shard reads one dataset only, and a slice warns."""
+    dataset = HOST_MIXTURES[mixture]
+    whole = [sorted(dataset[k] for k in range(8 * step, 8 * step + 8)) for step in range(15)]
+    kinds = set(itertools.chain.from_iterable(whole))
+    first: Any = None
+    for count in (1, 2, 4, 8):
+        options = [ShardOptions(index, count) for index in range(count)]
+        rows = [[batch.tolist() for batch in ElasticIterator(dataset, 8, shard)] for shard in options]
+        joined = [list(itertools.chain.from_iterable(parts)) for parts in zip(*rows, strict=True)]
+        first = first or joined[:15]
+        assert joined[:15] == first
+        assert [sorted(batch) for batch in first] == whole
+        assert all(set(itertools.chain.from_iterable(shard)) == kinds for shard in rows)
+    with caplog.at_level("WARNING", "millstream"):
+        assert len(set(dataset[1::4])) < len(kinds)
+        assert [record.message.count("of other proportions") for record in caplog.records] == [1]
+        caplog.clear()
+        for proportional in (dataset[3:50], dataset.shuffle(seed=1)[::4], dataset.batch(2)[1::2], dataset[::3]):
+            assert len(proportional)
+        assert not caplog.records
