@@ -10,8 +10,7 @@ from typing import Any, final
 from millstream.core.checks import as_integer
 from millstream.dataset import IterDataset, MapDataset
 from millstream.loader import DataLoader
-from millstream.samplers.balanced import BalancedSampler
-from millstream.samplers.protocols import is_mixed
+from millstream.samplers import BalancedSampler, MixtureSampler
 
 try:
     import keras
@@ -165,7 +164,9 @@ def _parts(sampler: Any) -> list[Any]:
     """Returns a sampler, or those of the components of a mixture."""
     if isinstance(sampler, BalancedSampler):
         return _parts(sampler.order)
-    return [one for part in sampler.parts.values() for one in _parts(part)] if is_mixed(sampler) else [sampler]
+    if isinstance(sampler, MixtureSampler):
+        return [one for part in sampler.parts.values() for one in _parts(part)]
+    return [sampler]
 
 
 def _has_epochs(loader: DataLoader) -> bool:
