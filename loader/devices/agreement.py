@@ -145,7 +145,8 @@ def _allgather(sharding: "jax.sharding.Sharding", own: NDArray[Any]) -> dict[int
     from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: PLC0415  (as above)
 
     devices = collections.defaultdict(list)
-    for device in sorted(sharding.device_set, key=lambda device: (device.process_index, device.id)):
+    all_devices: set[Any] = sharding.device_set
+    for device in sorted(all_devices, key=lambda device: (device.process_index, device.id)):
         devices[device.process_index].append(device)
     width = min(map(len, devices.values()))
     mesh = Mesh(np.array([some[:width] for some in devices.values()]), ("hosts", "devices"))
