@@ -200,7 +200,16 @@ def own(record: Any) -> Any:
 
 def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:
     """Returns the key as an int; raises TypeError or IndexError otherwise. Keys do not count from the end."""
-    key = operator.index(record_key)
+    try:
+        key = operator.index(record_key)
+    except TypeError:
+        wrong: object = record_key
+        if isinstance(wrong, slice):
+            raise TypeError(
+                f"record_key must be an integer, got {wrong}. For a range of the records, write "
+                "millstream.MapDataset.source(source)[start:stop]."
+            ) from None
+        raise
     if not 0 <= key < num_records:
         raise IndexError(f"record_key must be between 0 and len(source) - 1 = {num_records - 1}, got {key}.")
     return key

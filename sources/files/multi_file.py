@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from millstream.core.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import RenderedSource, checked_record_key
-from millstream.sources.digests import digest
+from millstream.sources.digests import digest, digest_of
 from millstream.sources.remote.urls import is_url
-from millstream.sources.storage.byte_files import LocalFile, identify
+from millstream.sources.storage.byte_files import LocalFile, identify, state_of
 from millstream.sources.storage.compression import refuse_compressed_name
 from millstream.sources.storage.file_cache import FileCache, LocalCopy
 from millstream.sources.storage.open_files import OUT_OF_DESCRIPTORS, OpenFile, OpenFiles, in_threads
@@ -293,6 +293,20 @@ def reading_error(error: OSError, path: str, position: int, key: int) -> DataSou
 def sampled_rows(count: int) -> list[int]:
     """Returns the numbers of the files, of `count`, whose content is in a digest."""
     return np.unique(np.linspace(0, count - 1, _MARKED_FILES, dtype=np.int64)).tolist()
+
+
+def marks_of_paths(paths: Sequence[str]) -> dict[str, str]:
+    """Returns the marks of files and a digest of their sizes, without those that are missing or cannot be read."""
+    found = zip(paths, in_threads(_state_or_none, paths, INSPECTION_THREADS), strict=True)
+    files = {path: state for path, state in found if state is not None}
+    return marks_of_files(files.items()) | {"sizes": f"#{digest_of([state.size for state in files.values()], 4)}"}
+
+
+def _state_or_none(path: str) -> FileIdentity | None:
+    try:
+        return state_of(path)
+    except OSError:
+        return None
 
 
 def marks_of_files(files: Iterable[tuple[str, FileIdentity]]) -> dict[str, str]:

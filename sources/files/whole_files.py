@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
-from millstream.sources.digests import digest, digest_of
-from millstream.sources.files.multi_file import INSPECTION_THREADS, marks_of_files, reading_error, sampled_rows
+from millstream.sources.digests import digest
+from millstream.sources.files.multi_file import INSPECTION_THREADS, marks_of_paths, reading_error, sampled_rows
 from millstream.sources.remote.object_stores import WholeObjects
 from millstream.sources.remote.urls import canonical, is_url, without_query
-from millstream.sources.storage.byte_files import identify, refuse_placeholder, state_of
+from millstream.sources.storage.byte_files import identify, refuse_placeholder
 from millstream.sources.storage.open_files import in_threads
 from millstream.sources.storage.paths import FileIdentity, common_folder, resolve_paths
 
@@ -105,11 +105,7 @@ class FileDataSource(ReadsBatches):
         A checkpoint warns if they differ. Files that cannot be read are left out.
         """
         if self._marks is None:
-            paths = [self._path(row) for row in sampled_rows(len(self))]
-            found = zip(paths, in_threads(_state_or_none, paths, INSPECTION_THREADS), strict=True)
-            files = {path: state for path, state in found if state is not None}
-            sizes = digest_of([state.size for state in files.values()], 4)
-            self._marks = marks_of_files(files.items()) | {"sizes": f"#{sizes}"}
+            self._marks = marks_of_paths([self._path(row) for row in sampled_rows(len(self))])
         return self._marks
 
     def _digest_of_names(self, *others: bytes) -> str:
@@ -204,13 +200,6 @@ class FileDataSource(ReadsBatches):
         except DataSourceError as error:
             raise reading_error(error, path, 0, key) from None
         return content
-
-
-def _state_or_none(path: str) -> FileIdentity | None:
-    try:
-        return state_of(path)
-    except OSError:
-        return None
 
 
 def _check_regular(paths: Sequence[str]) -> None:

@@ -98,6 +98,8 @@ def test_keys_that_no_record_has_are_errors(source: Any) -> None:
             source[key]
         with pytest.raises(IndexError, match=message):
             source.__getitems__([0, key, 1])
+    with pytest.raises(TypeError, match=r"MapDataset\.source\(source\)\[start:stop\]"):
+        source[:10]
     for wrong in (1.0, "1", None):
         with pytest.raises(TypeError, match="integer"):
             source[wrong]

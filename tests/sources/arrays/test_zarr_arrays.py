@@ -17,7 +17,11 @@ import millstream
 from millstream.core.columnar import ColumnarRecords
 from millstream.errors import DataSourceError
 from millstream.sources import ZarrDataSource
+from millstream.sources.arrays import zarr_arrays
+from millstream.sources.remote.object_clients import ATTEMPTS
+from support.files.files_of_libraries import FOLDER
 from support.files.record_files import write_zarr
+from support.stores.object_server import ObjectServer
 
 pytestmark = pytest.mark.third_party
 
@@ -131,8 +135,11 @@ def test_what_cannot_be_read_is_an_error_at_construction(tmp_path: Path) -> None
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"data_type": "int7"}))
     wrong: list[tuple[Any, type[Exception], str]] = [
         ({"x": tmp_path / "none"}, FileNotFoundError, "No Zarr or N5 array.*none"),
-        ({"x": tmp_path}, FileNotFoundError, "No Zarr or N5 array"),
-        ({"x": tmp_path / "damaged"}, DataSourceError, "Cannot open the array .*damaged"),
+        ({"x": tmp_path / "x" / "c"}, FileNotFoundError, "No Zarr or N5 array"),
+        ({"x": tmp_path}, ValueError, "is a group. Write one of its arrays: '.*/damaged', '.*/x', '.*/y'"),
+        ({"x": FOLDER / "zarr2.zarr"}, ValueError, "is a group.*zarr2.zarr/deep/n', '.*/rows', '.*/score'"),
+        ({"x": FOLDER / "zarr3.zarr"}, ValueError, "is a group.*zarr3.zarr/deep/n', '.*/rows', '.*/score'"),
+        ({"x": tmp_path / "damaged"}, DataSourceError, "Cannot open the array .*damaged.*TensorStore lacks"),
         ({"x": tmp_path / "x", "y": tmp_path / "y"}, ValueError, "'x' has 20, 'y' has 10"),
         ({}, ValueError, "at least one column"),
         ([tmp_path / "x"], TypeError, "must be a mapping of columns"),
@@ -140,3 +147,41 @@ def test_what_cannot_be_read_is_an_error_at_construction(tmp_path: Path) -> None
     for arrays, error, message in wrong:
         with pytest.raises(error, match=message):
             ZarrDataSource(arrays)
+
+
+@pytest.mark.parametrize("driver", ["zarr", "zarr3", "n5", "shards"])
+def test_other_chunks_under_the_same_names_are_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, driver: str
+) -> None:
+    """At a resume, of local arrays; a copy elsewhere is the same data."""
+    rows = np.arange(60, dtype=np.int32).reshape(20, 3)
+    write: Any = write_sharded if driver == "shards" else lambda path, rows: write_zarr(path, rows, 4, driver)
+    write(tmp_path / "x", rows)
+    shutil.copytree(tmp_path / "x", tmp_path / "copy")
+    write(tmp_path / "other", rows + 1)
+
+    def loader(name: str) -> Any:
+        return millstream.load(ZarrDataSource({"x": tmp_path / name}), batch_size=4)
+
+    state = iter(loader("x")).get_state()
+    for name, is_warned in (("copy", False), ("other", True)):
+        caplog.clear()
+        iter(loader(name)).set_state(state)
+        assert ("first_and_last_bytes" in caplog.text) is is_warned, caplog.text
+
+
+def test_a_store_that_does_not_answer_is_an_error_soon(
+    store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the attempts of all other sources, with the array, the record and the chunk."""
+    monkeypatch.setattr(zarr_arrays, "LONGEST_DELAY_SECONDS", 0.1)
+    monkeypatch.setattr(zarr_arrays, "FIRST_DELAY_SECONDS", 0.1)
+    write_zarr(tmp_path / "x", np.arange(20), 4, "zarr")
+    for path in (tmp_path / "x").iterdir():
+        store.objects[f"bucket/x/{path.name}"] = path.read_bytes()
+    source = ZarrDataSource({"x": f"{store.url}/bucket/x"})
+    assert source[1]["x"] == 1
+    store.failure = lambda request: 503 if request.key == "bucket/x/2" else None
+    with pytest.raises(DataSourceError, match=r"Cannot read record 9 of '.*/bucket/x' \(record key 9\): .*x/2: All 7"):
+        source.__getitems__([1, 9])
+    assert sum(request.key == "bucket/x/2" for request in store.requests) == 2 * ATTEMPTS
