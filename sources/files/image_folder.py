@@ -93,9 +93,9 @@ class ImageFolderDataSource(FileDataSource):
                     f"Each class must have an image ({', '.join(IMAGE_EXTENSIONS)}), but there is none in",
                     folder + class_name,
                 )
-        images = [names.get(class_name, []) for class_name in self.classes]
-        self.labels = np.repeat(np.arange(len(images)), [*map(len, images)])
-        self._keep_names(folder, [folder + image for of_class in images for image in of_class])
+        found = [names.get(class_name, []) for class_name in self.classes]
+        self.labels = np.repeat(np.arange(len(found)), [*map(len, found)])
+        self._keep_names(folder, [folder + image for images in found for image in images])
 
     def __getitems__(self, record_keys: RecordKeys) -> list[dict[str, Any]]:
         """Returns the records of the keys, in their order; keys may repeat."""

@@ -292,7 +292,8 @@ def reading_error(error: OSError, path: str, position: int, key: int) -> DataSou
 
 def sampled_rows(count: int) -> list[int]:
     """Returns the numbers of the files, of `count`, whose content is in a digest."""
-    return np.unique(np.linspace(0, count - 1, _MARKED_FILES, dtype=np.int64)).tolist()
+    rows: list[int] = np.unique(np.linspace(0, count - 1, _MARKED_FILES, dtype=np.int64)).tolist()
+    return rows
 
 
 def marks_of_paths(paths: Sequence[str]) -> dict[str, str]:

@@ -186,8 +186,9 @@ class _CsvFormat(SpanFormat[dict[str, str]]):
 
     def rows(self, texts: list[str]) -> list[list[str]]:
         """Returns the rows of texts; a field may have any length."""
-        quoting = csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE
-        read = functools.partial(csv.reader, delimiter=self.delimiter, quoting=quoting, strict=True)
+        read = functools.partial(csv.reader, delimiter=self.delimiter, strict=True)
+        if not self.has_quotes:
+            read = functools.partial(read, quoting=csv.QUOTE_NONE)
         try:
             return list(read(texts))
         except csv.Error as error:

@@ -585,7 +585,12 @@ def test_a_batch_compares_each_file_once(form: Format, path: Path, monkeypatch: 
         source[0]
         calls: list[int] = []
         fstat = os.fstat
-        monkeypatch.setattr(os, "fstat", lambda descriptor: (calls.append(descriptor), fstat(descriptor))[1])
+
+        def noted(descriptor: int) -> os.stat_result:
+            calls.append(descriptor)
+            return fstat(descriptor)
+
+        monkeypatch.setattr(os, "fstat", noted)
         source.__getitems__(range(12))
     assert len(calls) == (form.source not in IN_MEMORY) or form.source is millstream.Hdf5DataSource
 

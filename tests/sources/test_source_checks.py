@@ -126,7 +126,7 @@ def test_a_folder_is_refused_with_the_source_of_what_it_contains(name: str, tmp_
         (tmp_path / name / file).touch()
     call = expected.format(glob.escape(str(tmp_path / name)))
     with pytest.raises(TypeError, match=re.escape(f"Write {call} to read its records.")):
-        millstream.load(tmp_path / name)
+        millstream.load(tmp_path / name)  # type: ignore[arg-type]  # refused
     if "*" not in call:
         assert f"write {call} to read it" in run_here("inspect", name, folder=tmp_path, status=1)[1]
 
@@ -135,7 +135,7 @@ def test_a_file_without_an_extension_is_refused_with_the_source_of_its_content(t
     """Its first bytes tell; a command names the class for a format that commands do not read."""
     (tmp_path / "lines").write_text('{"a": 1}\n')
     with pytest.raises(TypeError, match=r"JsonLinesDataSource\('.*/lines'\)"):
-        millstream.load(tmp_path / "lines")
+        millstream.load(tmp_path / "lines")  # type: ignore[arg-type]  # refused
     (tmp_path / "x.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
     assert "write millstream.Hdf5DataSource({'x': '" in run_here("inspect", "x.h5", folder=tmp_path, status=1)[1]
 

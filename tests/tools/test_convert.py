@@ -291,8 +291,8 @@ def test_vocabularies_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def convert(function: Any, **options: Any) -> list[Any]:
         chain = millstream.MapDataset.source(texts).map(function)
         paths = millstream.convert(chain, tmp_path / name, num_shards=2, worker_count=0, **options)
-        source = millstream.MegatronDataSource if name == "x.bin" else millstream.BagzDataSource
-        return [np.frombuffer(record, np.uint16).tolist() for record in source(paths)]
+        kind: Any = millstream.MegatronDataSource if name == "x.bin" else millstream.BagzDataSource
+        return [np.frombuffer(record, np.uint16).tolist() for record in kind(paths)]
 
     with pytest.raises(RuntimeError, match="No more"):
         convert(tokens_of)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from millstream.sources import FileDataSource, Hdf5DataSource, JsonLinesDataSource, MdsDataSource, TokenDataSource
-from support.files.record_files import write_mds
+from support.files.record_files import every_record, write_mds
 from support.processes.commands import run_here
 
 FOLDERS = ["exp[1]", "run [v2] *draft?", "**"]
@@ -33,15 +33,18 @@ def write_runs(folder: Path, name: str) -> Path:
 
 
 READS: dict[str, Callable[[str], Any]] = {
-    "lines": lambda start: [*JsonLinesDataSource(f"{start}*/[0-2].jsonl")],
-    "a range": lambda start: [*JsonLinesDataSource(f"{start}part/0.jsonl[0:1]")] * 3,
+    "lines": lambda start: every_record(JsonLinesDataSource(f"{start}*/[0-2].jsonl")),
+    "a range": lambda start: every_record(JsonLinesDataSource(f"{start}part/0.jsonl[0:1]")) * 3,
     "whole files": lambda start: [
         record["bytes"].decode() for record in map(FileDataSource(f"{start}**/*.bin").__getitem__, range(3))
     ],
     "tokens": lambda start: [
-        record["tokens"].tobytes().decode() for record in TokenDataSource(f"{start}part/*.bin", 4, dtype="uint8")
+        record["tokens"].tobytes().decode()
+        for record in every_record(TokenDataSource(f"{start}part/*.bin", 4, dtype="uint8"))
     ],
-    "HDF5": lambda start: ["mine" if record["x"] else "other" for record in Hdf5DataSource({"x": f"{start}*/?.h5/x"})],
+    "HDF5": lambda start: [
+        "mine" if record["x"] else "other" for record in every_record(Hdf5DataSource({"x": f"{start}*/?.h5/x"}))
+    ],
 }
 
 

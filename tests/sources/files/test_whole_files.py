@@ -284,7 +284,8 @@ def test_labels_are_those_of_the_given_classes(root: Path, tmp_path: Path) -> No
     write(validation, ["bee/1.jpg"])
     with pytest.raises(ValueError, match=r"the name of each folder in '.*validation', but 'bee' is not in it"):
         ImageFolderDataSource(validation, classes=train.classes)
-    for wrong, error in (("abc", TypeError), ([1], TypeError), (["dog", "dog"], ValueError)):
+    refused: list[tuple[Any, type[Exception]]] = [("abc", TypeError), ([1], TypeError), (["dog", "dog"], ValueError)]
+    for wrong, error in refused:
         with pytest.raises(error, match="classes must be"):
             ImageFolderDataSource(validation, classes=wrong)
 
