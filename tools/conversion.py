@@ -204,6 +204,8 @@ def _write_missing(conversion: Conversion, workers: int) -> None:
     if not todo:
         return
     progress = Progress(f"Writing {conversion.destination!r}", len(conversion.source), "records")
+    # Before the loader is built, because a loader refuses operations that changed since then.
+    progress.advance(len(conversion.source) - sum(len(conversion.range_of(shard)) for shard in todo))
     loader = DataLoader(
         data_source=todo,
         sampler=SequentialSampler(len(todo)),
@@ -214,7 +216,6 @@ def _write_missing(conversion: Conversion, workers: int) -> None:
         stall_timeout=float("inf"),
     )
     with contextlib.closing(progress), loader:
-        progress.advance(len(conversion.source) - sum(len(conversion.range_of(shard)) for shard in todo))
         for shard in loader:
             if workers > 1:
                 progress.advance(len(conversion.range_of(shard)))
