@@ -163,7 +163,7 @@ def _checked_maps(operations: Operations) -> list[Transformation]:
 def _are_valid(
     stored: NDArray[np.int64], source: DataSource[Any], operations: list[Transformation], options: ReadOptions | None
 ) -> bool:
-    """Returns True if some records, counted again, have their stored lengths."""
+    """Returns True if a sample of the records, counted again, has the stored lengths."""
     keys = np.unique(np.linspace(0, len(source) - 1, _COMPARED_RECORDS, dtype=np.int64))
     found = _count_tokens(source, operations, 0, options, keys)
     if differing := np.flatnonzero(found != stored[keys]).tolist():

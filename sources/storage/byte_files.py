@@ -112,7 +112,7 @@ def state_of(path: str) -> FileIdentity | None:
 
 
 def open_stored(path: str, identity: FileIdentity, location: str | None = None) -> "StoredFile":
-    """Opens a file or object with an identity, or a copy of it at another location, which nobody writes to."""
+    """Opens a file or object with an identity, or a copy of it at another location, which no process writes to."""
     if location is not None and location != path:
         return LocalFile(location)
     return RemoteFile(path, identity) if is_url(path) else LocalFile(path, identity)
