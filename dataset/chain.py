@@ -80,7 +80,8 @@ def _opened(dataset: IterDataset[Any], shared: Shared) -> DatasetIterator[Any]:
     running = Running(
         chain.workers if shared.shared_workers is None else NO_WORKERS,
         reading or NO_THREADS,
-        warm_workers_of(dataset),
+        # A dataset without workers keeps nothing of its iterators.
+        warm_workers_of(dataset) if chain.workers.num_workers else WarmWorkers(),
         options.filter_limits,
         shared,
         None if shared.is_alone else dataset,

@@ -144,7 +144,7 @@ class FailuresOfPass:
             if found.is_before(self._start[shard]):
                 continue
             self._num_in_a_row += not outputs.values
-            if self._is_one_too_many(failure, self._keys[shard]):
+            if self._exceeds_limit(failure, self._keys[shard]):
                 outputs.end_with(self._refuse(failure), int(np.count_nonzero(is_before)), failure.block)
                 return
             self._undelivered[shard].append(found)
@@ -159,7 +159,7 @@ class FailuresOfPass:
                 block, before, record = failures.popleft()
                 found.append((block, before, shard, record))
         for *_, record in sorted(found, key=lambda failure: failure[:3]):
-            if self._log.max_errors is not None and self._is_one_too_many(record, self._grouped_keys):
+            if self._log.max_errors is not None and self._exceeds_limit(record, self._grouped_keys):
                 return self._refuse(record)
         return None
 
@@ -180,7 +180,7 @@ class FailuresOfPass:
             if failure.is_before(cursor)
         ]
 
-    def _is_one_too_many(self, failure: FailedRecord, keys: set[int]) -> bool:
+    def _exceeds_limit(self, failure: FailedRecord, keys: set[int]) -> bool:
         limit = self._log.max_errors
         if limit is None:
             return self._num_in_a_row >= self._log.num_records

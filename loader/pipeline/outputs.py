@@ -46,7 +46,7 @@ def _bytes_of_levels(value: Any) -> int:
     for _ in range(tree.MAX_DEPTH):
         inner: dict[int, tuple[Any, float]] = {}
         for node, weight in level.values():
-            items = node.reshape(-1) if isinstance(node, np.ndarray) else tree.children_if_any(node)
+            items: Any = node.reshape(-1) if isinstance(node, np.ndarray) else tree.children_if_any(node)
             if len(items) == 0:
                 total += weight * _own_bytes(node)
                 continue

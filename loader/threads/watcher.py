@@ -3,26 +3,29 @@
 Guarantees:
     * A call that runs longer than STALL_WARNING_SECONDS, or its stall timeout if that is shorter, is logged once, with
       the record and operation if they are known, and with the stack of its thread.
-    * A call costs no more than the time at which it begins: the watcher finds it on the stacks of all threads.
+    * A call costs a time and an entry in a dict.
     * There is one thread per process, as long as an executor exists whose consumer may run user code. It ends with the
       last of them, without any Python code that a signal handler could interrupt.
+    * Frames of a thread that runs are never touched, because CPython may free them meanwhile.
     * Time in which the whole machine was suspended does not count.
 """
 
 import _thread
 import contextlib
+import faulthandler
 import functools
 import math
 import os
 import queue
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Any, Final, TypeVar, final
 
 from millstream.core.warn import log_warning
 from millstream.loader.operations.elements import Origins, describe_origin, describe_records
@@ -30,18 +33,30 @@ from millstream.loader.threads.waiting import SLICE_SECONDS, STALL_WARNING_SECON
 
 Result = TypeVar("Result")
 
+BLOCKED_SECONDS = 0.05
+"""A thread is blocked if it uses no processor time for this long."""
 
-def watched(
-    work: Callable[[], Result],
-    describe: Callable[[], str],  # noqa: ARG001
-    stall_timeout: float,  # noqa: ARG001
-) -> Result:
-    """Calls a function in the consumer's thread. The watcher reads the variables of this frame if it does not return.
+
+def watched(work: Callable[[], Result], describe: Callable[[], str], stall_timeout: float) -> Result:
+    """Calls a function in the consumer's thread. The watcher logs it if it does not return.
 
     `describe` returns a description of the work. The watcher's thread calls it.
     """
-    begun = time.perf_counter()  # noqa: F841
-    return work()
+    thread = threading.get_ident()
+    outer = _running.get(thread)
+    _running[thread] = time.perf_counter(), stall_timeout, describe
+    # Signal handlers run after calls, and there is none between the end of this one and the end of the entry.
+    try:
+        return work()
+    finally:
+        if outer is None:
+            del _running[thread]
+        else:
+            _running[thread] = outer
+
+
+_running: dict[int, tuple[float, float, Callable[[], str]]] = {}
+"""The innermost call of each thread that is inside of one: when it began, its stall timeout, and its description."""
 
 
 @final
@@ -63,18 +78,9 @@ class Watch(weakref.ref[Any]):
         _watcher.messages.put(self)
 
 
-class _Call(NamedTuple):
-    """A call of `watched` that a thread is in."""
-
-    thread: int
-    begun: float
-    limit: float
-    frame: FrameType
-
-
 @final
 class _Watcher:
-    """The thread that looks at the stacks of consumers.
+    """The thread that looks at the calls of consumers.
 
     It wakes up at least once per shortest limit. A call that began just after it looked is then younger than its limit,
     and the watcher looks again when the call reaches it.
@@ -148,58 +154,66 @@ def watch(executor: Any, stall_timeout: float) -> Watch:
     return _watcher.watch(executor, stall_timeout)
 
 
-def _running_calls() -> Iterator[_Call]:
-    """Yields the innermost call of each thread that is inside of one."""
-    for thread, top in sys._current_frames().items():  # noqa: SLF001  (the only access to other threads' stacks)
-        frame: FrameType | None = top
-        while frame is not None and frame.f_code is not watched.__code__:
-            frame = frame.f_back
-        # A call that has just begun has no such variable yet.
-        if frame is not None and "begun" in (variables := frame.f_locals):
-            limit = min(STALL_WARNING_SECONDS, variables["stall_timeout"])
-            yield _Call(thread, variables["begun"], limit, frame)
-
-
 def _report_hung(reported: set[tuple[int, float]], now: float, resumed: float) -> float:
-    """Reports calls that have reached their limits, each once. Returns the seconds until the next one may do so.
-
-    A function of its own, because a frame keeps all that its variables refer to, such as open files.
-    """
-    calls = list(_running_calls())
-    reported &= {call[:2] for call in calls}
+    """Reports calls that have reached their limits, each once. Returns the seconds until the next one may do so."""
+    calls = _running.copy()
+    reported &= {(thread, begun) for thread, (begun, *_) in calls.items()}
     seconds = math.inf
-    for call in calls:
-        left = max(call.begun, resumed) + call.limit - now
+    for thread, (begun, stall_timeout, describe) in calls.items():
+        left = max(begun, resumed) + min(STALL_WARNING_SECONDS, stall_timeout) - now
         if left > 0:
             seconds = min(seconds, left)
-        elif call[:2] not in reported:
-            reported.add(call[:2])
-            _report(call, now - call.begun)
+        elif (thread, begun) not in reported:
+            reported.add((thread, begun))
+            _report(thread, begun, describe)
     return seconds
 
 
-def _report(call: _Call, seconds: float) -> None:
-    top = sys._current_frames().get(call.thread)  # noqa: SLF001  (as above)
-    stack = list(_frames(top, call.frame))
-    if not stack:
+def _report(thread: int, begun: float, describe: Callable[[], str]) -> None:
+    text, stack = None, None
+    # A report without details is better than none.
+    with contextlib.suppress(Exception):
+        if _is_blocked(thread):
+            text, stack = _seen_in_frames(thread)
+    with contextlib.suppress(Exception):
+        stack = stack or _dumped_stack(thread)
+    entry = _running.get(thread)
+    if entry is None or entry[0] != begun:
+        # It has just returned.
         return
-    text = next(filter(None, map(_element_at, stack)), None)
     log_warning(
-        f"the consumer's thread has been busy for {seconds:.1f} s with {text or call.frame.f_locals['describe']()}. "
-        "No timeout ends a call in this thread. Stack:\n"
-        f"{''.join(traceback.format_stack(top))}"
+        f"the consumer's thread has been busy for {time.perf_counter() - begun:.1f} s with {text or describe()}. "
+        f"No timeout ends a call in this thread. Stack:\n{stack or '(unknown)'}"
     )
 
 
-def _frames(top: FrameType | None, last: FrameType) -> Iterator[FrameType]:
-    """Yields the frames from a thread's innermost one to `last`; none if the thread has left that."""
-    frames: list[FrameType] = []
-    while top is not None:
-        frames.append(top)
-        if top is last:
-            return iter(frames)
-        top = top.f_back
-    return iter(())
+def _is_blocked(thread: int) -> bool:
+    """Returns True if a thread uses no processor time. Its frames then stay."""
+    try:
+        clock = time.pthread_getcpuclockid(thread)
+        before = time.clock_gettime(clock)
+        time.sleep(BLOCKED_SECONDS)
+        return thread in _running and time.clock_gettime(clock) - before < BLOCKED_SECONDS / 100
+    except (AttributeError, OSError):
+        return False
+
+
+def _seen_in_frames(thread: int) -> tuple[str | None, str | None]:
+    """Returns operation and record that a blocked thread is busy with, if they are known, and its stack."""
+    top = sys._current_frames().get(thread)  # noqa: SLF001  (the only access to other threads' stacks)
+    frame, text = top, None
+    while frame is not None and frame.f_code is not watched.__code__ and text is None:
+        text, frame = _element_at(frame), frame.f_back
+    return text, None if top is None else "".join(traceback.format_stack(top))
+
+
+def _dumped_stack(thread: int) -> str:
+    """Returns the stack of a thread that runs, as the interpreter dumps it without touching frames."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        sections = file.read().decode(errors="replace").split("\n\n")
+    return next((section for section in sections if f"{thread:016x}" in section.partition("\n")[0]), "(unknown)")
 
 
 def _element_at(frame: FrameType) -> str | None:

@@ -1,4 +1,4 @@
-"""What may hang is logged or bounded, wherever it runs, and the end of one thing does not hang or spoil another."""
+"""Hangs are logged or bounded, wherever code runs, and the end of one thing does not hang or spoil another."""
 
 import logging
 import os
@@ -122,8 +122,8 @@ CONSUMERS: dict[str, tuple[Callable[[], Any], str]] = {
     "mixture": (
         lambda: millstream.IterDataset.mix(
             [
-                millstream.MapDataset.range(60).map(hang_once).to_iter_dataset().filter(bool),
-                millstream.MapDataset.range(60, 90).to_iter_dataset(),
+                millstream.MapDataset.range(60).map(hang_once).to_iter_dataset(NO_THREADS).filter(bool),
+                millstream.MapDataset.range(60, 90).to_iter_dataset(NO_THREADS),
             ]
         ).batch(4),
         "reading from MapDataset, with the records ",
