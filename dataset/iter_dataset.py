@@ -26,6 +26,7 @@ from millstream.dataset.chain_rendering import Sketch, Sketches, check_no_stream
 from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.source_node import HANDED
+from millstream.loader.checkpoints.description import Description
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.visualization import element_text, visualized
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
@@ -399,6 +400,17 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         """Returns the attributes of an equal dataset, without worker processes."""
         return {name: value for name, value in vars(self).items() if name not in {WARM, HANDED}}
+
+    def _stream_description(self) -> dict[str, dict[str, str]]:
+        """Returns what a state without a position of its own says of this dataset."""
+        found = Description()
+        found.identity["stream"] = type(self).__name__
+        found.add_code("stream", type(self))
+        # A subclass may have a __getstate__ of its own, which returns anything.
+        for name, value in IterDataset.__getstate__(self).items():
+            if name not in {"_parents", "_depth"}:
+                found.add(f"stream.{name}", value, is_content=True)
+        return {"words": found.identity, "content": found.content}
 
     def _begun_by(
         self, caller: FrameType, opened: Callable[[Any], DatasetIterator[Any]] = iter

@@ -12,7 +12,6 @@ from millstream.errors import CheckpointError
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.checkpoints.compatibility import accept
-from millstream.loader.checkpoints.description import Description
 from millstream.loader.checkpoints.envelope import is_dict, is_number, sealed, unsealed
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
@@ -220,13 +219,7 @@ class CountedIterator(ForeignHolder[Any]):
     def __init__(self, dataset: Any, begin: Callable[[], Iterator[Any]], first: Iterator[Any]) -> None:
         super().__init__()
         self.name = type(dataset).__name__
-        own = {name: value for name, value in dataset.__getstate__().items() if name not in {"_parents", "_depth"}}
-        found = Description()
-        found.identity["stream"] = self.name
-        found.add_code("stream", type(dataset))
-        for name, value in own.items():
-            found.add(f"stream.{name}", value, is_content=True)
-        self._described = {"words": found.identity, "content": found.content}
+        self._described = dataset._stream_description()  # noqa: SLF001  (of an IterDataset, which imports this module)
         self._begin = begin
         self._iterator = first
         self._count = 0

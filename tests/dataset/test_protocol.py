@@ -365,3 +365,43 @@ def encoded(state: Any) -> Iterator[Any]:
         yield json.dumps(state).encode()
     except TypeError:
         assert not isinstance(state, str)
+
+
+class Reduced(IterDataset[int]):
+    """Numbers whose pickles are a tuple."""
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self.start = start
+
+    def __getstate__(self) -> Any:
+        return (self.start,)
+
+    def __setstate__(self, state: tuple[int]) -> None:
+        Reduced.__init__(self, *state)
+
+    def __iter__(self) -> Any:
+        return iter(range(self.start, self.start + COUNT))
+
+
+class ReducedToNothing(Reduced):
+    """Numbers that refuse to be pickled."""
+
+    def __getstate__(self) -> Any:
+        raise TypeError("cannot be pickled")
+
+
+@pytest.mark.parametrize("kind", [Reduced, ReducedToNothing])
+@pytest.mark.parametrize("follow", [lambda dataset: dataset, lambda dataset: dataset.map(abs).filter(bool)])
+def test_the_pickled_form_of_a_dataset_is_no_matter_of_its_stream(
+    kind: type[Reduced], follow: Callable[[Any], IterDataset[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream resumes whatever its `__getstate__` returns, and a state names the attributes that differ."""
+    with iter(follow(kind(1))) as iterator, iter(follow(kind(1))) as resumed, iter(follow(kind(2))) as other:
+        assert list(itertools.islice(iterator, 5)) == [1, 2, 3, 4, 5]
+        state = json.loads(json.dumps(iterator.get_state()))
+        resumed.set_state(state)
+        assert next(resumed) == 6
+        assert not caplog.messages
+        other.set_state(state)
+        assert "stream.start" in caplog.text
