@@ -218,8 +218,8 @@ def _index_key(source: DataSource[Any], operations: list[Transformation], featur
     origins = [origin_of(below) for below in sources]
     text = json.dumps([len(source), dict(own.identity), dict(own.content), own.python, feature, origins])
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    first, *others = files.values() or [FileIdentity(0, 0, 0, 0)]
-    return IndexKey(next(iter(files), ""), f"lengths-{digest}", _VERSION, first, tuple(others))
+    (path, first), *others = files.items() or [("", FileIdentity(0, 0, 0, 0))]
+    return IndexKey(path, f"lengths-{digest}", _VERSION, first, tuple(others))
 
 
 def _find_lengths(key: IndexKey, count: int) -> NDArray[np.int64] | None:

@@ -154,7 +154,8 @@ class SpanRecords(FileRecords[RecordT]):
     def _index_key(self, path: str, identity: FileIdentity) -> IndexKey:
         if path not in self._companions:
             self._companions[path] = self._states_of_companions(path)
-        return IndexKey(path, self._format.index_kind, self._format.index_version, identity, self._companions[path])
+        companions = tuple(zip(self._format.companions(path), self._companions[path], strict=True))
+        return IndexKey(path, self._format.index_kind, self._format.index_version, identity, companions)
 
     def _format_of(self, path: str) -> SpanFormat[RecordT]:  # noqa: ARG002  (a format may depend on the file)
         return self._format

@@ -10,14 +10,19 @@ An index file is little-endian:
     byte    digest[16] of the format, its version, and the state of each file that the index depends on
     uint64  size of the data file, in bytes
     uint64  number of offsets, n: the number of records plus one
-    byte    zeros[20]
+    byte    digest[16] of the same with all times cut to seconds; beside the data only
+    byte    zeros[4]
     uint32  CRC-32 of these 60 bytes
     int64   offset of each record, and of the end of the last record [n]
     uint32  CRC-32 of each block of 4,096 offsets [ceil(n / 4096)]
 
-The state of a local file is its inode, size, and times of modification (mtime) and of change (ctime), in nanoseconds.
-A program that rewrites a file can reset mtime, but not ctime. The device number is not part of the state, because hosts
-that share a file system may number it differently.
+In the cache, the state of a local file is its inode, size, and times of modification (mtime) and of change (ctime), in
+nanoseconds. A program that rewrites a file can reset mtime, but not ctime. The device number is not part of the state,
+because hosts that share a file system may number it differently.
+
+Beside the data, it is the size, mtime, and a digest of the first, middle and last 4 KB. So an index is valid for a copy
+that keeps the time of the data (`cp -a`, `rsync -a`, `tar`, a layer of an image), under any name and with any
+permissions. Some of these copy whole seconds only, hence the second digest.
 
 Guarantees:
     - An index file is untrusted data. It is opened without following links or waiting for a pipe, is used only if it
@@ -46,6 +51,7 @@ from numpy.typing import NDArray
 from millstream.errors import DataSourceError
 from millstream.sources.digests import digest
 from millstream.sources.remote.urls import is_url
+from millstream.sources.storage.byte_files import LocalFile
 from millstream.sources.storage.cache_folder import cache_folder, cached_name, mark_used, prepare_cache_folder
 from millstream.sources.storage.new_files import new_file
 from millstream.sources.storage.offsets import BLOCK, DamagedIndexError, HeldOffsets, Offsets, StoredOffsets, num_blocks
@@ -53,11 +59,14 @@ from millstream.sources.storage.open_files import OUT_OF_DESCRIPTORS
 from millstream.sources.storage.paths import FileIdentity
 from millstream.sources.storage.private_folders import open_trusted
 
-_HEADER = struct.Struct("<8s16sQQ20xI")
+_HEADER = struct.Struct("<8s16sQQ16s4xI")
 _MAGIC = b"MSINDEX2"
 
 _FIRST_BYTES = 4096
 """Bytes of the first read of an index file, enough for the complete index of a small file."""
+
+_SAMPLE_BYTES = 4096
+_SECOND = 1_000_000_000
 
 
 class Placement(enum.Enum):
@@ -77,19 +86,29 @@ class IndexKey:
     """The data and the format of an index.
 
     The path is empty if the data is not in a file. The version is that of the scan for records. Companions are the
-    states of the other files that the index depends on; None for a missing file.
+    paths and states of the other files that the index depends on; None for a missing file.
     """
 
     path: str
     kind: str
     version: int
     identity: FileIdentity
-    companions: tuple[FileIdentity | None, ...] = ()
+    companions: tuple[tuple[str, FileIdentity | None], ...] = ()
 
-    @functools.cached_property
-    def digest(self) -> bytes:
-        """A digest of all fields except the path, 16 bytes."""
-        states = [state and state.content_state for state in (self.identity, *self.companions)]
+    def digests(self, path: str) -> tuple[bytes, bytes]:
+        """Returns digests of the format and of the state of all files, for an index at a path, 16 bytes each.
+
+        The second one is that of a copy of the files whose times are cut to seconds. It is zeros in the cache.
+        """
+        files = [(self.path, self.identity), *self.companions]
+        if path == self.cached:
+            return self._digest([state and state.content_state for _, state in files]), bytes(16)
+        samples = [state and (state.version or _sample(name, state.size)) for name, state in files]
+        times = [state.modified if state and not state.version else 0 for _, state in files]
+        seconds = [time - time % _SECOND for time in times]
+        return self._digest([samples, times]), self._digest([samples, seconds])
+
+    def _digest(self, states: list[Any]) -> bytes:
         return digest(16, repr((self.kind, self.version, states)).encode())
 
     @functools.cached_property
@@ -155,18 +174,13 @@ def remove_offsets(key: IndexKey) -> None:
 
 def _open(path: str, key: IndexKey) -> Offsets | None:
     """Returns the index at a path, or None if there is no file or another one."""
+    descriptor, stored = -1, None
     try:
         descriptor = open_trusted(path, key.identity.owner)
-    except OSError as error:
-        if error.errno in OUT_OF_DESCRIPTORS:
-            raise  # The caller closes another file. To scan the data again would take longer.
-        return None
-    stored = None
-    try:
         start = os.pread(descriptor, _FIRST_BYTES, 0)
-        size, count = _parse_header(start[: _HEADER.size], key)
+        count = _parse_header(start[: _HEADER.size], path, key)
         num_bytes = _HEADER.size + 8 * count + 4 * num_blocks(count)
-        if size != key.identity.size or os.fstat(descriptor).st_size != num_bytes:
+        if os.fstat(descriptor).st_size != num_bytes:
             return None
         mark_used(descriptor)
         if num_bytes <= _FIRST_BYTES:
@@ -174,22 +188,34 @@ def _open(path: str, key: IndexKey) -> Offsets | None:
             is_valid = zlib.crc32(content) == int.from_bytes(checksum, "little")
             return HeldOffsets(np.frombuffer(content, "<i8").astype(np.int64, copy=False)) if is_valid else None
         stored = StoredOffsets(descriptor, count)
-    except (OSError, DamagedIndexError):
+    except DamagedIndexError:
+        return None
+    except OSError as error:
+        if error.errno in OUT_OF_DESCRIPTORS:
+            raise  # The caller closes another file. To scan the data again would take longer.
         return None
     else:
         return stored
     finally:
-        if stored is None:
+        if stored is None and descriptor >= 0:
             os.close(descriptor)
 
 
-def _parse_header(header: bytes, key: IndexKey) -> tuple[int, int]:
-    """Returns the size of the data file and the number of offsets, or raises DamagedIndexError."""
+def _parse_header(header: bytes, path: str, key: IndexKey) -> int:
+    """Returns the number of offsets, or raises DamagedIndexError if the header is not that of the key."""
     if len(header) == _HEADER.size:
-        magic, digest, size, count, checksum = _HEADER.unpack(header)
-        if (magic, digest, checksum) == (_MAGIC, key.digest, zlib.crc32(header[:-4])) and count:
-            return size, count
+        magic, exact, size, count, seconds, checksum = _HEADER.unpack(header)
+        is_whole = (magic, size, checksum) == (_MAGIC, key.identity.size, zlib.crc32(header[:-4])) and count
+        if is_whole and key.digests(path)[0] in (exact, seconds):
+            return int(count)
     raise DamagedIndexError("it is not the index of this file")
+
+
+def _sample(path: str, size: int) -> bytes:
+    """Returns the size of a local file and a digest of its first, middle and last bytes."""
+    starts = (0, max(0, (size - _SAMPLE_BYTES) // 2), max(0, size - _SAMPLE_BYTES))
+    with contextlib.closing(LocalFile(path)) as file:
+        return digest(16, b"%d:" % size, *(file.read(start, _SAMPLE_BYTES) for start in starts))
 
 
 def _write(path: str, key: IndexKey, chunks: Iterable[Any]) -> None:
@@ -199,6 +225,8 @@ def _write(path: str, key: IndexKey, chunks: Iterable[Any]) -> None:
     else:
         # The index has the same readers as the data.
         mode = os.stat(key.path).st_mode & 0o644 | 0o600  # noqa: PTH116  (paths are strings throughout)
+    # Before the scan, which ends with a look at the state of the file.
+    exact, seconds = key.digests(path)
     # Not synced: the checksums detect the effects of a power failure.
     with new_file(path, mode=mode, is_synced=False) as file:
         file.write(bytes(_HEADER.size))
@@ -208,7 +236,7 @@ def _write(path: str, key: IndexKey, chunks: Iterable[Any]) -> None:
             count += len(block)
             checksums.append(zlib.crc32(block.data))
         file.write(np.array(checksums, "<u4").data)
-        header = _HEADER.pack(_MAGIC, key.digest, key.identity.size, count, 0)[:-4]
+        header = _HEADER.pack(_MAGIC, exact, key.identity.size, count, seconds, 0)[:-4]
         file.seek(0)
         file.write(header + zlib.crc32(header).to_bytes(4, "little"))
 

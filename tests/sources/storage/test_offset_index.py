@@ -9,9 +9,10 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -261,12 +262,158 @@ def test_a_file_rewritten_with_its_old_size_and_time_is_noticed(path: Path, is_o
         assert (every_record(source) if is_open else read_lines(path)) == ["a", "bbb", "bbbbcccc"]
 
 
+def write_long_lines(path: Path) -> list[str]:
+    """Writes a file of which no sample holds half, and returns its lines."""
+    lines = [f"{number} {'x' * (number % 97)}" for number in range(1000)]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return lines
+
+
+def count_scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Returns the list to which every later scan of a file adds its path."""
+    scans: list[str] = []
+    scanned = spans.SpanRecords._scanned
+
+    def noted(self: spans.SpanRecords[Any], scan: Any) -> Iterator[Any]:
+        scans.append(scan.path)
+        return scanned(self, scan)
+
+    monkeypatch.setattr(spans.SpanRecords, "_scanned", noted)
+    return scans
+
+
+def copied(folder: Path) -> Path:
+    subprocess.run(["cp", "-a", folder, folder.with_name("copy")], check=True)
+    return folder.with_name("copy")
+
+
+def packed(folder: Path) -> Path:
+    """Returns a copy through an archive that has no fractions of seconds."""
+    out = folder.with_name("unpacked")
+    out.mkdir()
+    pack = subprocess.run(["tar", "--format=gnu", "-c", "-C", folder, "."], check=True, capture_output=True)
+    subprocess.run(["tar", "-x", "-C", out], input=pack.stdout, check=True)
+    return out
+
+
+def moved(folder: Path) -> Path:
+    return folder.rename(folder.with_name("other"))
+
+
+def renamed(folder: Path) -> Path:
+    for file in list(folder.iterdir()):
+        file.rename(file.with_name(file.name.replace("c.", "d.", 1).replace("c_", "d_", 1)))
+    return folder
+
+
+def protected(folder: Path) -> Path:
+    for file in folder.glob("c*"):
+        file.chmod(0o444)
+    return folder
+
+
+def linked(folder: Path) -> Path:
+    for file in folder.glob("c*"):
+        file.with_name(f"link-{file.name}").hardlink_to(file)
+    return folder
+
+
+@pytest.mark.parametrize("change", [copied, packed, moved, renamed, protected, linked])
+@pytest.mark.parametrize("place", [Placement.BESIDE, Placement.CACHE])
+def test_an_index_beside_the_data_goes_where_the_data_goes(
+    path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], Path], place: Placement
+) -> None:
+    """An index beside the data is used for a copy of both, under other names, and for other permissions and links.
+
+    So it is if it depends on two files. One in the cache belongs to the path, inode and ctime.
+    """
+    write_long_lines(path.with_name("c.txt"))
+    write_megatron(path.with_name("c_tokens"), np.split(np.arange(12, dtype=np.uint16), [2, 6]))
+    path.unlink()
+
+    def read(folder: Path) -> list[list[object]]:
+        (text,), (tokens,) = folder.glob("[cd].txt"), folder.glob("[cd]_tokens.bin")
+        placement.set(place)
+        sources = TextLineDataSource(text), MegatronDataSource(tokens.with_suffix(""))
+        placement.set(Placement.CACHE)
+        return [list(map(str, records_of(source))) for source in sources]
+
+    expected = read(path.parent)
+    scans = count_scans(monkeypatch)
+    assert read(change(path.parent)) == expected
+    assert len(scans) == (0 if place is Placement.BESIDE else 2)
+
+
+@pytest.mark.parametrize("change", [protected, linked])
+def test_an_index_beside_the_data_stays_when_an_open_source_opens_its_file_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], Path]
+) -> None:
+    """A change of permissions or links of the data below a source is no reason for a scan."""
+    path = path.rename(path.with_name("c.txt"))
+    index_beside(path)
+    scans = count_scans(monkeypatch)
+    with TextLineDataSource(path) as source:
+        change(path.parent)
+        assert every_record(source) == LINES
+    assert scans == []
+
+
+def kept(time: int) -> int:
+    return time
+
+
+def cut(time: int) -> int:
+    return time - time % 10**9
+
+
+def later(time: int) -> int:
+    return time + 1
+
+
+@pytest.mark.parametrize("part", ["lines", "tokens"])
+@pytest.mark.parametrize(
+    ("at", "clock"), [*((at, clock) for at in (0, 500, 998) for clock in (kept, cut)), (250, later)]
+)
+def test_an_index_beside_the_data_is_not_that_of_other_content(
+    path: Path, at: int, clock: Callable[[int], int], part: str
+) -> None:
+    """Other content of the same size and time, at either end or in the middle, is scanned again.
+
+    So it is if only the second of two files differs, and for any content if its time differs by a nanosecond.
+    """
+    lines, prefix = write_long_lines(path), path.with_name("tokens")
+    cuts = np.arange(3, 3000, 3)
+    tokens = np.arange(3000, dtype=np.uint16)
+    write_megatron(prefix, np.split(tokens, cuts))
+    index_beside(path)
+    placement.set(Placement.BESIDE)
+    MegatronDataSource(prefix).close()
+    placement.set(Placement.CACHE)
+
+    def rewritten(file: Path, write: Callable[[], object]) -> None:
+        times = file.stat()
+        write()
+        os.utime(file, ns=(times.st_atime_ns, clock(times.st_mtime_ns)))
+
+    if part == "tokens":
+        cuts[at] += 1
+        rewritten(prefix.with_suffix(".idx"), lambda: write_megatron(prefix, np.split(tokens, cuts)))
+    else:
+        lines[at : at + 2] = lines[at : at + 2][::-1]
+        rewritten(path, lambda: path.write_text("".join(f"{line}\n" for line in lines)))
+    assert read_lines(path) == lines
+    with MegatronDataSource(prefix) as source:
+        assert source.sequence_lengths().tolist() == np.diff([0, *cuts, 3000]).tolist()
+
+
 def test_lines_that_are_not_where_the_index_says_are_errors(path: Path) -> None:
-    """An open file that is rewritten, with the same size: what is read of it is one whole line, or an error."""
+    """An open file that is rewritten, with its old size and time: a read is one whole line of it, or an error."""
     path.write_text("a\nbbbbbbbb\nccc\n")
+    before = path.stat()
     with TextLineDataSource(path) as source:
         assert source[0] == "a"
         path.write_text("a\nbbb\nbbbbcccc\n")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert source[0] == "a"
         with pytest.raises(DataSourceError, match=r"record 1 of .*a\.txt.* not point at one line"):
             source.__getitems__([0, 1])
