@@ -9,6 +9,7 @@ import importlib
 import locale
 import logging
 import os
+import random
 import socket
 import sys
 import threading
@@ -333,13 +334,16 @@ LAWS = {
     "code of your modules": "a_replaced_or_later_worker_refuses_another_code",
     "`multiprocessing.current_process()`": "a_worker_knows_that_it_is_one",
     "settings of other libraries: pandas, PyTorch's threads": "workers_import_what_programs_set_at_run_time",
-    "variables of modules set at run time: configurations, registries, plugins": (
+    "variables of your modules that operations name, if they are plain values: `config.size = 224`": (
+        "workers_have_the_variables_that_code_reads"
+    ),
+    "other variables set at run time: objects, registries, plugins; those that operations assign": (
         "workers_import_what_programs_set_at_run_time"
     ),
     "a running event loop, as in notebooks": "a_notebook_runs_no_loop_in_workers",
-    "your own `threading.local`": "workers_import_what_programs_set_at_run_time",
-    "`random`, `np.random`": "workers_import_what_programs_set_at_run_time",
-    "`warnings.catch_warnings()` around `next`": "workers_import_what_programs_set_at_run_time",
+    "your own `threading.local`": "threads_and_processes_have_their_own",
+    "`random`, `np.random`": "threads_and_processes_have_their_own",
+    "`warnings.catch_warnings()` around `next`": "threads_and_processes_have_their_own",
 }
 ROWS = RowTests(PAGE, LAWS, [SECTION])
 for cells in rows(PAGE, [SECTION]):
@@ -357,18 +361,42 @@ def test_each_row_of_the_table_has_a_test() -> None:
 
 
 def test_workers_import_what_programs_set_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Variables of modules are yours in threads and as imported in workers, where worker_init_fn sets them."""
+    """Objects in variables are yours in threads and as imported in workers, where worker_init_fn creates them."""
 
     def seen(_: int) -> int:
-        return settings_flags.SET_AT_RUN_TIME
+        return len(settings_flags.REGISTRY.names)
 
     def init(_: int, __: int) -> None:
-        settings_flags.SET_AT_RUN_TIME = 3
+        settings_flags.REGISTRY.names.extend("abc")
 
-    monkeypatch.setattr(settings_flags, "SET_AT_RUN_TIME", 2)
+    monkeypatch.setattr(settings_flags.REGISTRY, "names", ["a", "b"])
     found = [set(millstream.load(range(2), transformations=[seen], num_epochs=1, **place)) for place in PLACES]
     loader = millstream.load(range(2), transformations=[seen], num_epochs=1, worker_count=1, worker_init_fn=init)
-    assert [*found, set(loader)] == [{2}, {2}, {1}, {3}]
+    assert [*found, set(loader)] == [{2}, {2}, {0}, {3}]
+
+
+def test_threads_and_processes_have_their_own() -> None:
+    """Thread-local values stay in their thread, and generators and filters that change during a pass in the process."""
+    settings_flags.LOCAL.value = "of this thread"
+    before = random.getstate()
+
+    def seen(_: int) -> tuple[bool, bool, bool]:
+        here = threading.get_ident() == int(os.environ["THREAD_OF_TEST"])
+        is_ignored = any(
+            action == "ignore" and category is ResourceWarning for action, _, category, *_ in warnings.filters
+        )
+        return hasattr(settings_flags.LOCAL, "value") == here, random.getstate() == before, is_ignored
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("THREAD_OF_TEST", str(threading.get_ident()))
+        for place in PLACES:
+            loader = millstream.load(range(2), transformations=[seen], num_epochs=1, **place)
+            with iter(loader) as batches, warnings.catch_warnings():
+                next(batches)
+                warnings.simplefilter("ignore", ResourceWarning)
+                local, is_generator_shared, _ = next(batches)
+            assert local
+            assert is_generator_shared == ("worker_count" not in place)
 
 
 def test_a_notebook_runs_no_loop_in_workers() -> None:
