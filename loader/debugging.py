@@ -264,7 +264,7 @@ def _in_worker(pipeline: Pipeline) -> Mapping[str, Results]:
 
 
 def _results_difference(here: Results | None, there: Results | None) -> str | None:
-    """Returns what a worker's results of a stage are instead of those of this process; None if they are equal."""
+    """Returns the first difference of a worker's results of a stage; None if they are those of this process."""
     if here is None or there is None:
         return None
     # The process that is slower may have computed fewer elements beyond the first output.

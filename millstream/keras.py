@@ -160,17 +160,17 @@ class Dataset(keras.utils.PyDataset):  # type: ignore[misc]  # Keras has no type
             yield from itertools.repeat(iterator)
 
 
-def _parts(sampler: Any) -> list[Any]:
+def _single_samplers(sampler: Any) -> list[Any]:
     """Returns a sampler, or those of the components of a mixture."""
     if isinstance(sampler, BalancedSampler):
-        return _parts(sampler.order)
+        return _single_samplers(sampler.order)
     if isinstance(sampler, MixtureSampler):
-        return [one for part in sampler.parts.values() for one in _parts(part)]
+        return [one for component in sampler.parts.values() for one in _single_samplers(component)]
     return [sampler]
 
 
 def _has_epochs(loader: DataLoader) -> bool:
-    return all(callable(getattr(part, "of_epoch", None)) for part in _parts(loader.sampler))
+    return all(callable(getattr(sampler, "of_epoch", None)) for sampler in _single_samplers(loader.sampler))
 
 
 def _batches_per_pass(batches: Any) -> int:
@@ -181,7 +181,7 @@ def _batches_per_pass(batches: Any) -> int:
     """
     remedy = "Pass steps_per_epoch, the number of batches after which Keras ends an epoch"
     has_epochs = isinstance(batches, DataLoader) and _has_epochs(batches)
-    numbers = [getattr(part, "num_epochs", 1) for part in _parts(batches.sampler)] if has_epochs else []
+    numbers = [getattr(sampler, "num_epochs", 1) for sampler in _single_samplers(batches.sampler)] if has_epochs else []
     several = [number for number in numbers if number != 1]
     if several:
         raise ValueError(

@@ -173,8 +173,9 @@ def vectorised(sampler: object) -> "VectorisedSampler | AdaptedSampler":
 
 
 def _is_list_of_keys(sampler: object) -> bool:
-    is_list = isinstance(sampler, list | tuple | range | np.ndarray)
-    return is_list and not hasattr(next(iter(sampler), None), "record_key")
+    if not isinstance(sampler, list | tuple | range | np.ndarray):
+        return False
+    return not hasattr(next(iter(sampler), None), "record_key")
 
 
 @dataclasses.dataclass(frozen=True)

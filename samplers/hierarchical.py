@@ -139,7 +139,7 @@ class HierarchicalSampler(EpochSampler):
 def _grouped(
     sizes: NDArray[np.int64], keys: Any, unit_numbers: Any
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Returns the sizes of units without those of which no key takes part, and the keys, unit by unit; None for all."""
+    """Returns the sizes of the units that have keys, and the keys, unit by unit; None for all records."""
     ends = np.cumsum(sizes)
     numbers = np.arange(len(sizes)) if unit_numbers is None else integers(unit_numbers, "unit_numbers")
     if len(numbers) != len(sizes):

@@ -224,7 +224,6 @@ def stacks(column: NDArray[Any]) -> bool:
     return not column.dtype.hasobject and (column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS)
 
 
-@final
 def _is_mapped(array: Any) -> bool:
     """Returns True if the memory of an array is that of a file."""
     while isinstance(array, np.ndarray):

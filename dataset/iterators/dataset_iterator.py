@@ -47,7 +47,7 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
 
     states_are_bytes = False
     _owns_states = False
-    """True if nobody else has, or changes, the states that it returns and is given: iterators of the library."""
+    """True if no other code keeps or changes the states that it returns and is given: iterators of the library."""
     _parents: tuple[Any, ...] = ()
     _stats: ClassVar[Stats] = STATS
     _closed: bool = False
@@ -84,7 +84,7 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         """Returns the position as a small dict that can be written as JSON.
 
         All states of an iterator have the same keys, types and shapes. Your own method may return a dict that changes
-        later: what draws from the iterator copies it (`copy.deepcopy`).
+        later, because every reader of the iterator copies it (`copy.deepcopy`).
         """
         raise NotImplementedError(f"{type(self).__name__} must define get_state to be saved.")
 

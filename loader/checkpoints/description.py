@@ -59,7 +59,7 @@ ARRAY_LIMIT = 1 << 16
 SAMPLE_BYTES, SAMPLE_RUNS = 1 << 20, 64
 """The number of bytes of a large value that are read, and the number of contiguous runs they are in."""
 
-_DEPTH_LIMIT, _LONG_TEXT, _FEW_BYTES = 32, 4096, 512
+_DEPTH_LIMIT, _LONG_TEXT, _MIN_RUN_BYTES = 32, 4096, 512
 _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}")}
 _CONSTANTS = (numbers.Number, str, bytes, tuple, frozenset, list, dict, set, range, np.ndarray, np.generic, enum.Enum)
 _TEXTS = (str, bytes, bytearray)
@@ -268,33 +268,33 @@ class _Writer:
     def _series(self, value: Any) -> str:
         count, size = len(value), getattr(value, "itemsize", 1)
         is_text = isinstance(value, _TEXTS)
-        is_whole = (is_text and count <= _FEW_BYTES) or self._spend(count * size)
+        is_whole = (is_text and count <= _MIN_RUN_BYTES) or self._spend(count * size)
         self.is_plain &= is_text and is_whole
         if is_text and is_whole and count <= _LONG_TEXT:
             return ascii(value)
-        parts = [value] if is_whole else (value[start:stop] for start, stop in self._runs(count, size))
-        return f"{type(value).__name__} of {count} {crc_of(parts)}"
+        runs = [value] if is_whole else (value[start:stop] for start, stop in self._runs(count, size))
+        return f"{type(value).__name__} of {count} {crc_of(runs)}"
 
     def _array(self, value: Any) -> str:
         shape = tuple(value.shape)
         count, size = math.prod(shape), getattr(value.dtype, "itemsize", 8)
         self.is_plain &= self._is_complete or count * size <= ARRAY_LIMIT
         if self._spend(count * size):
-            parts = [np.asarray(value)]
+            runs = [np.asarray(value)]
         else:
             self.is_plain = False
             value = _as_stored(np.asarray(value)) if is_foreign(type(value).__module__) else value
-            parts = [np.asarray(value[_box(*run, value.shape)]) for run in self._runs(count, size)]
-        dtype = parts[0].dtype
+            runs = [np.asarray(value[_box(*run, value.shape)]) for run in self._runs(count, size)]
+        dtype = runs[0].dtype
         head = f"{dtype} array {shape}"
         if dtype.kind not in "biufcSUmM" or dtype.char in "gG":
             # The bytes are addresses, or have padding that is arbitrary.
-            shown = min(-(-_LONG_TEXT // len(parts)), 1 + SAMPLE_BYTES // size)
+            shown = min(-(-_LONG_TEXT // len(runs)), 1 + SAMPLE_BYTES // size)
             shown = count if self._is_complete else shown
-            return f"{head} {self.text([item for part in parts for item in part.flat[:shown].tolist()])}"
+            return f"{head} {self.text([item for run in runs for item in run.flat[:shown].tolist()])}"
         if 0 < count <= 8 and dtype.kind in "biufc":
-            return f"{dtype}{parts[0].tolist() if shape else f'({parts[0]})'}"
-        return f"{head} {crc_of(map(_bytes_of, parts))}"
+            return f"{dtype}{runs[0].tolist() if shape else f'({runs[0]})'}"
+        return f"{head} {crc_of(map(_bytes_of, runs))}"
 
     def _spend(self, num_bytes: int) -> bool:
         """Returns True if so many bytes may be read."""
@@ -303,8 +303,8 @@ class _Writer:
         return is_affordable
 
     def _runs(self, count: int, size: int) -> list[tuple[int, int]]:
-        """Returns the beginnings and ends of the runs to read of some values, spread over all."""
-        num_bytes = max(_FEW_BYTES, int(self._bytes_left) // 2)
+        """Returns the beginnings and ends of the runs to read of a value, spread over all of it."""
+        num_bytes = max(_MIN_RUN_BYTES, int(self._bytes_left) // 2)
         self._bytes_left -= num_bytes
         num_runs = min(SAMPLE_RUNS, max(4, num_bytes // 4096))
         length = min(count, max(1, num_bytes // num_runs // max(1, size)))
@@ -329,8 +329,8 @@ def _box(start: int, stop: int, shape: tuple[int, ...]) -> tuple[Any, ...]:
         axis -= 1
     rows = max(1, (stop - start) // below)
     *above, row = np.unravel_index(start // below, shape[: axis + 1])
-    row = max(0, min(int(row), shape[axis] - rows))
-    return (*map(int, above), slice(row, row + rows))
+    first = max(0, min(int(row), shape[axis] - rows))
+    return (*map(int, above), slice(first, first + rows))
 
 
 def _bytes_of(values: Any) -> Any:

@@ -106,7 +106,7 @@ class Agreement:
 
 
 def _gathered(sharding: "jax.sharding.Sharding", texts: Texts) -> dict[int, Texts] | None:
-    """Returns the texts of each process of a sharding, by its number; None if they are all the same.
+    """Returns the texts of each process of a sharding, by its number; None if they are equal.
 
     A new thread has no context of the trainer's, such as another mesh.
     """
@@ -149,7 +149,7 @@ def _allgather(sharding: "jax.sharding.Sharding", own: NDArray[Any]) -> dict[int
     for device in sorted(all_devices, key=lambda device: (device.process_index, device.id)):
         devices[device.process_index].append(device)
     width = min(map(len, devices.values()))
-    mesh = Mesh(np.array([some[:width] for some in devices.values()]), ("hosts", "devices"))
+    mesh = Mesh(np.array([of_process[:width] for of_process in devices.values()]), ("hosts", "devices"))
     rows = NamedSharding(mesh, PartitionSpec("hosts"))
     shape = (len(devices), *own.shape)
     array = jax.make_array_from_process_local_data(rows, own[np.newaxis], shape)

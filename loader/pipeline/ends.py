@@ -82,7 +82,7 @@ def _end(hosts: range, operations: Sequence[Transformation], count: int) -> End:
     rows: list[int] = []
     has_short = moves = False
     for operation in operations:
-        # The short batch is the last one, so it stays where it is if it is alone in its window.
+        # The short batch is the last one, so it keeps its place if it is alone in its window.
         moves |= has_short and operation.regroups and (count - 1) % getattr(operation, "window_size", count) > 0
         if isinstance(operation, Batch):
             whole, rest = divmod(count, operation.batch_size)

@@ -164,7 +164,7 @@ class Join:
     def take_groups(self) -> Sequence[FormedGroup]:
         groups: list[FormedGroup] = []
         while not self.has_ended:
-            # Each lane is looked at once per group: one that has its share keeps it.
+            # Each lane is visited once per group: one that has its share keeps it.
             while self._next < len(self._lanes):
                 lane = self._lanes[self._next]
                 if not lane.groups:

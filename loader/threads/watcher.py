@@ -65,8 +65,8 @@ class Watch(weakref.ref[Any]):
 
     __slots__ = ("is_over", "limit")
 
-    def __init__(self, executor: Any, _: Callable[[Any], object], stall_timeout: float) -> None:
-        super().__init__(executor)
+    def __init__(self, executor: Any, callback: Callable[[Any], object], stall_timeout: float) -> None:
+        super().__init__(executor, callback)  # type: ignore[call-arg]  # typeshed: `weakref.ref` has no __init__
         self.limit = min(STALL_WARNING_SECONDS, stall_timeout)
         self.is_over = False
 
@@ -145,7 +145,7 @@ _watcher: Final = _Watcher()
 @functools.cache
 def _forget_in_forked_processes() -> None:
     # The thread is not in the other process, and may have held the slot.
-    os.register_at_fork(after_in_child=_watcher.__init__)  # type: ignore[misc]
+    os.register_at_fork(after_in_child=_watcher.__init__)
 
 
 def watch(executor: Any, stall_timeout: float) -> Watch:

@@ -162,7 +162,7 @@ class WorkerImports(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the spec of a module that needs attention, otherwise None, so that other finders are asked.
+        """Returns the spec of a module that needs attention, otherwise None for the other finders.
 
         Raises:
             RuntimeError: the module's file is not what the trainer has imported.
@@ -207,5 +207,5 @@ def changed(name: str, origin: str) -> RuntimeError:
     """Returns the error about a module whose file is not what was imported elsewhere."""
     return RuntimeError(
         f"Cannot import {name} in a worker: {origin} has changed since the trainer imported it, or another worker, so "
-        "that batches would depend on where they are computed. Restart the program, or restore the file."
+        "that batches would depend on the process that computes them. Restart the program, or restore the file."
     )

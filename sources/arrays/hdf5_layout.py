@@ -25,7 +25,7 @@ _UNCHUNKED_BYTES = 1 << 20
 """The approximate size of the blocks in which a dataset without chunks is decoded, if `pread` cannot read it."""
 
 _COMPARED_BYTES = 1 << 20
-"""The maximum size of what is read of a dataset to compare it with h5py's reading."""
+"""The maximum size of the rows that are read twice to compare them with h5py's reading."""
 
 _GZIP, _SHUFFLE = 1, 2
 _BUILT_IN_FILTERS = frozenset({_GZIP, _SHUFFLE, 3, 4, 5, 6, 32000})
