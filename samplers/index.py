@@ -15,9 +15,12 @@ from millstream.core.randomness import generator
 from millstream.record import RecordMetadata
 from millstream.samplers.base import POSITION_LIMIT, check_range
 from millstream.samplers.epochs import EpochSampler, checked_seed, integers
-from millstream.samplers.order import equal_to
+from millstream.samplers.order import Occurrences, equal_to
 from millstream.samplers.permutation import permute, permute_one
 from millstream.sharding import NoSharding, ShardOptions
+
+_INVERTED_TOGETHER = 1 << 14
+"""The number of occurrences whose positions are computed together."""
 
 RecordKeys: TypeAlias = NDArray[np.integer[Any]] | Sequence[int]
 
@@ -132,7 +135,29 @@ class IndexSampler(EpochSampler):
             return equal_to(np.asarray(self.keys, np.int64), keys)
         return super()._elements_of(keys)
 
-    def _offsets_of(self, elements: NDArray[np.int64], epoch: int) -> tuple[slice, NDArray[np.int64]]:
+    def occurrences(self, keys: NDArray[np.int64], stop: int) -> Occurrences:
+        """Returns the occurrences of keys before a position: many epochs in one call, if there are few keys."""
+        if 4 * len(keys) > _INVERTED_TOGETHER:
+            return super().occurrences(keys, stop)
+        rows, elements = self._elements_of(keys)
+        num_epochs = -(-stop // self.num_records) if len(rows) else 0
+        together = max(1, _INVERTED_TOGETHER // max(1, len(rows)))
+        found = []
+        for first in range(0, num_epochs, together):
+            count = min(together, num_epochs - first)
+            epochs = np.repeat(np.arange(count) + first, len(rows))
+            owners, offsets = self._offsets_of(np.tile(elements, count), epochs.view(np.uint64))
+            # Without signs, because a single epoch may have 2**63 records.
+            begins = (epochs.view(np.uint64) * np.uint64(self.num_records)).view(np.int64)
+            # The last position is less than 2**63, the one after it may not be.
+            is_before = offsets <= stop - 1 - begins
+            positions = offsets[is_before] + begins[is_before]
+            found.append(Occurrences(np.tile(rows, count)[owners][is_before], positions))
+        return Occurrences.concatenate(found)
+
+    def _offsets_of(
+        self, elements: NDArray[np.int64], epoch: int | NDArray[np.uint64]
+    ) -> tuple[slice, NDArray[np.int64]]:
         if (seed := self._shuffle_seed) is not None:
             return slice(None), permute(elements, self.num_records, seed, epoch, inverse=True)
         return slice(None), elements

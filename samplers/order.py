@@ -23,7 +23,7 @@ class Occurrences(NamedTuple):
 
     def table(self, num_keys: int) -> Numbers:
         """Returns a row for each key, its positions ascending, padded with -1; each position once."""
-        if len(self.rows) == num_keys and (np.diff(self.rows) == 1).all():
+        if 0 < num_keys == len(self.rows) and (np.diff(self.rows) == 1).all():
             return self.positions[:, np.newaxis]
         order = np.lexsort((self.positions, self.rows))
         rows, positions = self.rows[order], self.positions[order]

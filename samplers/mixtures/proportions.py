@@ -27,6 +27,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.samplers.order import spread
+
+_PLACED_PER_SEARCH = 64
+"""The number of positions of a table that are built in the time in which one element is found without it."""
+
 TABLE_LIMIT = 1 << 16
 """Periods up to this have a table, which is made in some hundredths of a second."""
 
@@ -66,19 +71,75 @@ class Table:
         periods, rest = divmod(length, self._period)
         # A mixture that locates positions has the table: its states are counted often.
         rows = vars(self).get("_rows")
-        components = _fair_period(self._weights, rest) if rows is None else rows.components[:rest]
-        begun = np.bincount(components, minlength=len(self._weights)).tolist()
+        if rows is not None:
+            begun = np.bincount(rows.components[:rest], minlength=len(self._weights)).tolist()
+        else:
+            begun = self._counted(rest)
         return [periods * weight + more for weight, more in zip(self._weights, begun, strict=True)]
 
     def position_of(self, component: int, index: int) -> int:
         """Returns the position of element number `index` of a component: any integers, also beyond 64 bits."""
         periods, rank = divmod(index, self._weights[component])
-        return periods * self._period + int(self._rows.positions[self._rows.starts[component] + rank])
+        return periods * self._period + self._within_period(component, rank)
 
     def positions_of(self, component: int, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         periods, ranks = np.divmod(indices, self._weights[component])
-        positions: NDArray[np.int64] = self._rows.positions[self._rows.starts[component] + ranks]
+        distinct, inverse = np.unique(ranks, return_inverse=True)
+        positions: NDArray[np.int64]
+        if "_rows" in vars(self) or len(distinct) * _PLACED_PER_SEARCH > self._period:
+            positions = self._rows.positions[self._rows.starts[component] + ranks]
+        else:
+            found = [self._within_period(component, rank) for rank in distinct.tolist()]
+            positions = np.array(found, dtype=np.int64)[inverse]
         return periods * self._period + positions
+
+    def _counted(self, length: int) -> list[int]:
+        """Returns the numbers of elements before a position of the period, without the table."""
+        period = self._period
+        released = [-(-length * weight // period) for weight in self._weights]
+        # All earlier elements of a component are through, and so is one whose deadline has passed.
+        pending = [
+            component
+            for component, (weight, count) in enumerate(zip(self._weights, released, strict=True))
+            if -(-count * period // weight) > length
+        ]
+        if len(pending) * _PLACED_PER_SEARCH > length:
+            begun: list[int] = np.bincount(_fair_period(self._weights, length), minlength=len(self._weights)).tolist()
+            return begun
+        for component in pending:
+            released[component] -= self._within_period(component, released[component] - 1) >= length
+        return released
+
+    def _within_period(self, component: int, rank: int) -> int:
+        """Returns the position of an element within the period: from the table, or without building it.
+
+        Elements with earlier deadlines come as if there were no others. From the position on before which all elements
+        that were ready are such ones, each takes the first free position at which it is ready; this one takes the first
+        position after its start that they leave free.
+        """
+        if (rows := vars(self).get("_rows")) is not None:
+            return int(rows.positions[rows.starts[component] + rank])
+        period, weights = self._period, self._array
+        ready = rank * period // self._weights[component]
+        deadline = -(-(rank + 1) * period // self._weights[component])
+        # The number of elements of each component with an earlier deadline, or the same one and a lower number.
+        earlier = np.minimum((deadline - (np.arange(len(weights)) >= component)) * weights // period, weights)
+        earlier[component] = rank
+        others = np.flatnonzero(earlier < weights)
+        begin = int((earlier[others] * period // weights[others]).min())
+        begun = -(-begin * weights // period)
+        owners, numbers = spread(begun, np.maximum(begun, earlier))
+        arriving = np.bincount(numbers * period // weights[owners] - begin, minlength=deadline - begin)
+        # Those that were ready before and have not come yet.
+        arriving[0] += int(begun.sum()) - begin
+        # It falls wherever no element is waiting for the position.
+        lowest = np.minimum.accumulate(np.cumsum(arriving - 1))
+        before = min(0, int(lowest[ready - begin - 1])) if ready > begin else 0
+        return ready + int(np.argmax(lowest[ready - begin :] < before))
+
+    @functools.cached_property
+    def _array(self) -> NDArray[np.int64]:
+        return np.array(self._weights, dtype=np.int64)
 
     @functools.cached_property
     def _rows(self) -> "_Rows":

@@ -339,6 +339,51 @@ def test_any_position_alone_and_the_way_back(
         assert sum(order.counts(position)) == position
 
 
+LONGER = st.lists(st.integers(1, 9) | st.integers(1, 2000), min_size=1, max_size=8).map(
+    lambda numbers: tuple(number // gcd(*numbers) for number in numbers)
+)
+
+
+@settings(max_examples=40)
+@given(weights=WEIGHTS | LONGER, data=st.data())
+def test_counts_and_positions_are_the_same_without_a_table(weights: tuple[int, ...], data: st.DataObject) -> None:
+    """A table that is never built gives the counts and positions of one that is, in any period, for any weights."""
+    built, bare = Table(weights), Table(weights)
+    built.locate(np.arange(1))
+    for length in data.draw(st.lists(st.integers(0, 2 * sum(weights)), min_size=1, max_size=4)):
+        assert bare.counts(length) == built.counts(length)
+    for component, weight in enumerate(weights):
+        index = data.draw(st.integers(0, 2 * weight))
+        assert bare.position_of(component, index) == built.position_of(component, index)
+    assert "_rows" not in vars(bare)
+    # Of many elements, the table is built.
+    component = data.draw(st.integers(0, len(weights) - 1))
+    indices = np.array(data.draw(st.lists(st.integers(0, 2 * weights[component]), max_size=6)), dtype=np.int64)
+    assert bare.positions_of(component, indices).tolist() == built.positions_of(component, indices).tolist()
+
+
+@pytest.mark.parametrize("num_changes", [10, 100, 1000])
+def test_lineage_through_changes_of_weights_builds_no_table(num_changes: int) -> None:
+    """Each change of weights costs the way back of a few records a bounded number of calls, however long its period."""
+    components = [IndexSampler(1000, shuffle=True, seed=seed) for seed in range(3)]
+    changes = [(500 * number, (3001 + number, 1999, 5000 - number)) for number in range(num_changes)]
+    mixture, stop = MixtureSampler(components, [1, 1, 1], changes=changes), 500 * num_changes
+    mixture.positions_of([5, 2005], 600)  # Imports, once in a process, are no calls of it.
+    with counted_calls() as counted:
+        found = mixture.positions_of([5, 2005], stop)
+    # A table of 10,000 positions takes 100,000 calls.
+    assert counted[0] < 300 * num_changes + 1000
+    assert found.shape[1] > num_changes // 10
+    for key, row in zip((5, 2005), found, strict=True):
+        positions = row[row >= 0]
+        some = positions[[0, len(positions) // 2, -1]]
+        assert (mixture.record_keys_at(some) == key).all()
+        assert (np.diff(positions) > 0).all()
+        # An endless component gives each of its records once in 1,000 turns.
+        drawn = mixture.drawn_before(stop)[key // 1000]
+        assert drawn // 1000 <= len(positions) <= -(-drawn // 1000)
+
+
 @given(weights=st.lists(st.integers(1, 2**27), min_size=1, max_size=15))
 def test_long_periods_are_located_within_62_bits(weights: list[int]) -> None:
     """Weights of a sum near 2**31 at positions near 2**63: nothing overflows, as the way back shows."""

@@ -82,6 +82,7 @@ def test_positions_are_those_that_a_scan_finds(kind: st.SearchStrategy[Any], dat
             expected[key].append(position)
     expected += [[], [], expected[0]]
     width = max(map(len, expected))
+    assert sampler.positions_of([], stop).shape == (0, 0)
     assert table.tolist() == [row + [-1] * (width - len(row)) for row in expected]
 
 
@@ -132,6 +133,7 @@ def test_steps_are_those_whose_batches_have_the_record(
         [step for step in row if step >= 0] for row in loaders[0].steps_of(range(num_records), start, stop).tolist()
     ]
     assert found == list(map(sorted, expected))
+    assert loaders[0].steps_of([], start, stop).shape == (0, 0)
 
 
 def test_what_is_not_known_backwards_is_an_error_that_says_why() -> None:
@@ -157,7 +159,8 @@ def test_what_is_not_known_backwards_is_an_error_that_says_why() -> None:
 def test_the_way_back_ends_where_positions_do() -> None:
     """Of an order that is longer than 2**63, or searched further, positions are those that an int64 holds."""
     whole = IndexSampler(3 << 61, shuffle=True, seed=0, num_epochs=2)
-    for sampler in (whole, whole.endless(), IndexSampler(1 << 62, num_epochs=4)):
+    largest = IndexSampler(1 << 63, shuffle=True, seed=0)
+    for sampler in (whole, whole.endless(), IndexSampler(1 << 62, num_epochs=4), largest):
         table = sampler.positions_of(range(8), 2**70)
         assert np.array_equal(sampler.record_keys_at(table[table >= 0]), np.nonzero(table >= 0)[0])
         assert (table[:, 0] >= 0).all()
