@@ -39,6 +39,7 @@ from support.faults import user_faults
 from support.faults.user_faults import At
 from support.laws import assert_is_the_oracle_and_resumes
 from support.processes.process_tree import processes_below
+from support.processes.program_settings import A_PIPELINE, SETTINGS, assert_is_the_oracle_with_settings
 from support.processes.worker_pools import BAD, BATCH, EXPECTED, SIZE, STEP, batches, loader_of, python
 from support.streams import drain
 
@@ -119,6 +120,11 @@ def test_actors_equal_the_oracle(pipeline: Pipeline, buffer_size: int, threads: 
     """Any pipeline, any options: the same elements, then the same type of error; states go both ways."""
     reading = millstream.ReadOptions(threads)
     assert_is_the_oracle_and_resumes(pipeline, data, **on_ray(), worker_buffer_size=buffer_size, read_options=reading)
+
+
+def test_actors_equal_the_oracle_of_a_program_that_has_changed_its_process() -> None:
+    """Actors give the same bytes, whatever the program has set in its process; their environment is Ray's."""
+    assert_is_the_oracle_with_settings(A_PIPELINE, SETTINGS.keys() - {"environment"}, on_ray(1))
 
 
 def test_actors_have_the_settings_and_the_code_of_the_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

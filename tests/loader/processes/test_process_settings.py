@@ -3,153 +3,32 @@
 import asyncio
 import concurrent.futures
 import contextlib
-import csv
-import decimal
 import importlib
-import locale
-import logging
 import os
 import random
-import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
-from absl import flags
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from PIL import Image, ImageFile
 
 import millstream
 from millstream.loader.workers.module_variables import variables_read
 from millstream.loader.workers.process_settings import ProcessSettings
 from support.documents.document_tables import RowTests, rows
 from support.processes import settings_flags, settings_seen
+from support.processes.program_settings import SETTINGS, called
 from support.processes.worker_pools import python
 
 pytestmark = pytest.mark.third_party
-
-if "of_the_script" not in flags.FLAGS:
-    flags.DEFINE_string("of_the_script", "default", "A text.")
-    flags.FLAGS.mark_as_parsed()
-
-
-@contextlib.contextmanager
-def jax_options(**values: Any) -> Iterator[None]:
-    """Sets options of JAX for the whole process."""
-    before = {name: jax.config.values[name] for name in values}
-    for name, value in values.items():
-        jax.config.update(name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-
-
-@contextlib.contextmanager
-def called(setter: Callable[[Any], object], value: Any, before: Any) -> Iterator[None]:
-    """Calls a function that sets something for the whole process, and again with the value before."""
-    setter(value)
-    try:
-        yield
-    finally:
-        setter(before)
-
-
-@contextlib.contextmanager
-def filters(*actions: tuple[str, type[Warning]]) -> Iterator[None]:
-    """Sets filters of warnings, the last first."""
-    with warnings.catch_warnings():
-        for action, category in actions:
-            warnings.simplefilter(action, category)  # type: ignore[arg-type]  # a Literal
-        yield
-
-
-@contextlib.contextmanager
-def levels(**values: int) -> Iterator[None]:
-    """Sets levels of loggers."""
-    with contextlib.ExitStack() as stack:
-        for name, level in values.items():
-            logger = logging.getLogger(name.replace("_", ".").removeprefix("root"))
-            stack.enter_context(called(logger.setLevel, level, logger.level))
-        yield
-
-
-def flag_values(size: int, text: str) -> AbstractContextManager[Any]:
-    """Sets a flag of a module and one of this file."""
-
-    def set_both(values: Any) -> None:
-        every_flag: Any = flags.FLAGS
-        every_flag.size_of_the_module, every_flag.of_the_script = values
-
-    return called(set_both, (size, text), (settings_flags.SIZE.value, flags.FLAGS.of_the_script))
-
-
-SETTINGS: dict[str, Callable[[pytest.MonkeyPatch], AbstractContextManager[Any] | None]] = {
-    "jax": lambda _: jax_options(
-        jax_enable_x64=True, jax_default_prng_impl="rbg", jax_numpy_rank_promotion="raise", jax_debug_nans=True
-    ),
-    "jax precision": lambda _: jax_options(jax_default_matmul_precision="highest", jax_threefry_partitionable=False),
-    "absl": lambda _: flag_values(5, "of main"),
-    "pillow": lambda patch: patch.setattr(Image, "MAX_IMAGE_PIXELS", 7),
-    "pillow files": lambda patch: patch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True),
-    "recursion": lambda _: called(sys.setrecursionlimit, 4321, sys.getrecursionlimit()),
-    "digits": lambda _: called(sys.set_int_max_str_digits, 5000, sys.get_int_max_str_digits()),
-    "csv": lambda _: called(csv.field_size_limit, 999, csv.field_size_limit()),
-    "timeout": lambda _: called(socket.setdefaulttimeout, 61.0, socket.getdefaulttimeout()),
-    "decimal": lambda patch: patch.setattr(decimal.DefaultContext, "prec", 5),
-    "locale": lambda _: called(lambda name: locale.setlocale(locale.LC_TIME, name), "C.UTF-8", "C"),
-    "environment": lambda patch: patch.setenv("OF_THE_TRAINER", "set"),
-    "variable": lambda patch: patch.setitem(settings_seen.VARIABLE, "set", "by the program"),
-    "errors": lambda _: filters(("error", UserWarning), ("ignore", settings_seen.ModuleWarning)),
-    "error of a module": lambda _: filters(("ignore", UserWarning), ("error", settings_seen.ModuleWarning)),
-    "levels": lambda _: levels(root=logging.DEBUG, a=logging.ERROR, a_b=logging.INFO),
-    "disabled": lambda _: called(logging.disable, logging.INFO, logging.NOTSET),
-}
-
-
-def in_script(element: object) -> str:
-    """Shows the settings: a function that crosses by value."""
-    return settings_seen.seen(element)
-
-
-OPERATIONS: dict[str, list[Any]] = {
-    "function": [in_script],
-    "class": [settings_seen.Seen()],
-    "batches": [millstream.Batch(2), settings_seen.SeenOfBatches()],
-    "filter": [millstream.FilterTransform[int](bool), settings_seen.Seen()],
-}
 
 PLACES: list[dict[str, Any]] = [
     {"read_options": millstream.ReadOptions(0)},
     {"read_options": millstream.ReadOptions(4)},
     {"worker_count": 1},
 ]
-
-
-@given(names=st.sets(st.sampled_from(sorted(SETTINGS))), kind=st.sampled_from(sorted(OPERATIONS)))
-@settings(max_examples=2)
-@example(names=set(SETTINGS), kind="class")
-@example(names=set(SETTINGS) - {"errors", "jax"}, kind="function")
-def test_operations_see_the_settings_of_the_program(names: set[str], kind: str) -> None:
-    """In the consumer's thread, in others and in a worker, operations see what the program has set when they begin."""
-    with pytest.MonkeyPatch.context() as patch, contextlib.ExitStack() as stack:
-        patch.setenv("SETTINGS_SEEN", " ".join(names))
-        loaders = [
-            millstream.load(range(1, 5), transformations=OPERATIONS[kind], num_epochs=1, **place) for place in PLACES
-        ]
-        for name in sorted(names):
-            if (context := SETTINGS[name](patch)) is not None:
-                stack.enter_context(context)
-        here, threads, worker = (list(map(str, loader)) for loader in loaders)
-        assert here == threads == worker
 
 
 def test_workers_that_were_kept_have_the_settings_of_the_next_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,14 +51,22 @@ def test_workers_that_were_kept_have_the_settings_of_the_next_pass(monkeypatch: 
     ]
 
 
-def test_settings_are_a_value() -> None:
-    """Taking them is repeatable, and each setting makes a difference."""
-    pipelines = [millstream.load(range(1), transformations=[settings_seen.Seen()])._pipeline]
-    taken = ProcessSettings.taken(pipelines)
-    assert ProcessSettings.taken(pipelines) == taken
+def test_settings_are_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking them is repeatable; each setting makes a difference, and is seen by the operation that shows them."""
+    monkeypatch.setattr(settings_seen, "SHOWN", sorted(SETTINGS))
+    pipelines = [millstream.load(range(1), seed=0, transformations=[settings_seen.Seen()])._pipeline]
+
+    def told() -> tuple[ProcessSettings, str]:
+        with concurrent.futures.ThreadPoolExecutor(1) as new_thread:
+            return ProcessSettings.taken(pipelines), new_thread.submit(settings_seen.seen, 0).result()
+
+    taken, seen = told()
+    assert told() == (taken, seen)
     for name, setting in SETTINGS.items():
         with pytest.MonkeyPatch.context() as patch, setting(patch) or contextlib.nullcontext():
-            assert ProcessSettings.taken(pipelines) != taken, name
+            others = told()
+        assert others[0] != taken, name
+        assert others[1] != seen, name
 
 
 CONFIG = """
@@ -321,7 +208,7 @@ def test_a_worker_knows_that_it_is_one(tmp_path: Any) -> None:
 
 PAGE = Path(__file__).parents[3] / "docs/guarantees.md"
 SECTION = "What operations see of your process"
-ALL = "operations_see_the_settings_of_the_program"
+ALL = "every_place_is_the_oracle_of_a_program_that_has_changed_its_process"
 LAWS = {
     "options of `jax.config`, set for all threads": ALL,
     "`jax.process_index()`, `jax.process_count()`": "operations_know_the_process_of_the_run",
