@@ -402,7 +402,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         return {name: value for name, value in vars(self).items() if name not in {WARM, HANDED}}
 
     def _stream_description(self) -> dict[str, dict[str, str]]:
-        """Returns what a state without a position of its own says of this dataset."""
+        """Returns the description of this dataset for states without a position of their own."""
         found = Description()
         found.identity["stream"] = type(self).__name__
         found.add_code("stream", type(self))

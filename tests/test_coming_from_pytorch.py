@@ -67,9 +67,9 @@ def _() -> None:
         def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
             return np.zeros(3, np.float32)
 
-    for elements in ([np.zeros(3, np.float32), np.ones(3, np.float32)], [Tensor(), Tensor()]):
-        (batch,) = grain.load(elements, num_epochs=1, batch_size=2)
-        assert (batch.shape, batch.dtype) == ((2, 3), np.float32)
+    for elements in (list(np.zeros((10, 3), np.float32)), [Tensor()] * 10):
+        (batch,) = grain.load(elements, num_epochs=1, batch_size=10)
+        assert (batch.shape, batch.dtype) == ((10, 3), np.float32)
 
 
 @pytest.mark.parametrize("row", ROWS)

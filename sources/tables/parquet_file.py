@@ -136,9 +136,11 @@ class ParquetFile:
             for number in wanted:
                 try:
                     reader.read_row_group(group, columns=[paths[number]], use_threads=False)
-                except _BytesAreReadError:
-                    continue
-                except Exception:  # noqa: BLE001
+                except _BytesAreReadError as error:
+                    # pyarrow may keep the error, whose traceback has the frame of this call, and so this file.
+                    error.__traceback__ = None
+                except Exception as error:  # noqa: BLE001
+                    error.__traceback__ = None
                     return None
         return [self._metadata.row_group(group).column(number) for number in wanted]
 

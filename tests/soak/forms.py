@@ -91,7 +91,9 @@ def mixture(chance: random.Random, size: int, num_epochs: int) -> millstream.Mix
         return [chance.randrange(1, 5) for _ in lengths]
 
     stop = chance.choice(["first_exhausted", "all_exhausted", "drop_exhausted"])
-    sampler = millstream.MixtureSampler([component(length) for length in lengths], weights(), stop=stop)
+    sampler = millstream.MixtureSampler(
+        [component(length) for length in lengths], weights(), source_lengths=lengths, stop=stop
+    )
     for position in sorted(chance.randrange(len(sampler)) for _ in range(chance.randrange(3))):
         if position < len(sampler):
             sampler = sampler.reweighted(position, weights())

@@ -363,7 +363,7 @@ def test_secrets_of_a_url_are_in_no_text(
     ("kind", "message"),
     [
         (millstream.ImageFolderDataSource, "got '.*bucket/a"),
-        (lambda url: millstream.TfdsDataSource(url, "train"), "Not a prepared dataset.*bucket/a"),
+        (lambda url: millstream.TfdsDataSource(url, "train"), "read from local folders.*bucket/a"),
         (format_of_file, "the format of '.*bucket/a"),
         (TextLineDataSource, r"bucket/a\?…' is compressed.* Download it, .* convert a a\.unpacked$"),
     ],

@@ -276,7 +276,7 @@ def test_what_does_not_go_with_rows_is_refused(message: str, make: Callable[[], 
 def test_rows_far_away_are_refused_where_indices_would_overflow() -> None:
     """A row whose document indices exceed int64 is an error."""
     sampler = PackingSampler([5, 5], ROW, num_epochs=None, shuffle=True, seed=0)
-    iterator = iter(inline_loader([np.arange(5)] * 2, sampler, np.copy, Pack({"tokens": ROW}), Batch(1)))
+    iterator = iter(inline_loader([[*range(5)]] * 2, sampler, np.array, Pack({"tokens": ROW}), Batch(1)))
     iterator.seek(2**63 // ROW - 1)
     assert next(iterator)["tokens_positions"].max() == 4
     iterator.seek(2**63 // ROW + 1)

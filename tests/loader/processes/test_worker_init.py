@@ -57,9 +57,8 @@ def built(count: int, **options: Any) -> Any:
 def test_loaders_call_it_as_chains_do(make: Any, tmp_path: Path) -> None:
     """It runs once per worker, also in epochs, never without workers, and is no part of the stream's identity."""
     init = functools.partial(note, tmp_path)
-    for here in ({}, {"worker_count": 2, "debug": True}):
-        with make(4, worker_init_fn=init, **here) as loader:
-            assert len(list(loader)) == 4
+    with make(4, worker_init_fn=init) as loader:
+        assert len(list(loader)) == 4
     assert notes(tmp_path) == []
     with make(3000, worker_init_fn=init, worker_count=2) as loader:
         with iter(loader) as iterator:
