@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from millstream.loader.device_iterator import DeviceIterator, device_put
     from millstream.loader.inspectable import prometheus_text
     from millstream.loader.iterator import DataLoaderIterator
+    from millstream.loader.keys_that_survive import surviving_keys
     from millstream.loader.load_function import load
-    from millstream.loader.surviving_keys import surviving_keys
     from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 else:
     # Worker processes import subpackages of this folder, and none of these.
@@ -31,7 +31,7 @@ else:
             "device_put": "millstream.loader.device_iterator",
             "load": "millstream.loader.load_function",
             "prometheus_text": "millstream.loader.inspectable",
-            "surviving_keys": "millstream.loader.surviving_keys",
+            "surviving_keys": "millstream.loader.keys_that_survive",
         },
     )
 

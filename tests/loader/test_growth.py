@@ -79,7 +79,7 @@ def test_limits_are_errors_at_construction() -> None:
         millstream.load(range(9), transformations=[Filter(bool)], batch_size=8192, shard_options=shards)
 
     with pytest.raises(ValueError, match=r"at most 100 nested levels, got data_source\[2\] with more"):
-        millstream.load([nested(100), 1, nested(101)], transformations=[str])
+        millstream.load([nested(100), 1, nested(101)], transformations=[repr])
     with pytest.raises(ValueError, match=r"at most 100 nested levels"):
         millstream.load([nested(2000)], batch_size=1)
 

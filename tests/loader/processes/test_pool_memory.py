@@ -259,7 +259,7 @@ def test_a_worker_that_could_not_be_replaced_is_replaced_later(tmp_path: Path, m
             batches.extend(iterator)
         batches.extend(iterator)
     assert batches == list(chain)
-    assert next(calls) > 4
+    assert next(calls) > 3
 
 
 LIMITED = """
