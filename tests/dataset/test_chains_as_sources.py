@@ -246,4 +246,4 @@ def test_lineage_over_reordered_chains_is_refused(step: str) -> None:
         loader = millstream.load(source, num_epochs=1, batch_size=2)
         for call, argument in ((loader.record_keys, 0), (loader.steps_of, [1])):
             with pytest.raises(TypeError, match=rf"{step}\(.* in the chain .*load\(source, shuffle=True\)"):
-                call(argument)  # type: ignore[operator]
+                call(argument)  # type: ignore[arg-type]

@@ -59,7 +59,6 @@ SPLITS: dict[str, Callable[[MapDataset[Any]], MapDataset[Any]]] = {
         [units[:300], units[300:]], [(int(k) % 2, int(k) % 300) for k in ORDER[:400]]
     ),
     "zip": lambda units: ZipMapDataset([MapDataset.range(SIZE), units]).map(lambda pair: pair[1]),
-    "children": lambda units: units.flat_map(lambda key: [key, key], 2),
 }
 
 

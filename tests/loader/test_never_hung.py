@@ -308,7 +308,7 @@ def test_a_channel_may_be_closed_while_another_thread_sends() -> None:
             ours, theirs = socket.socketpair()
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
             channel, is_full = Channel(ours, blocking=False), threading.Event()
-            closer = threading.Thread(target=lambda: is_full.wait(WAIT_SECONDS) and channel.shut_down())  # noqa: B023
+            closer = threading.Thread(target=lambda: is_full.wait(WAIT_SECONDS) and channel.shut_down())  # type: ignore[func-returns-value]  # noqa: B023
             closer.start()
             for number in range(200):
                 channel.send(Task(number, [], b"x" * 100, 0, None, 1), [theirs.fileno()])

@@ -511,7 +511,7 @@ def test_large_values_in_memory_and_in_files_are_content_of_a_few_runs(tmp_path:
             file.seek(size - 1)
             file.write(end)
             file.flush()
-            buffer = memoryview(np.memmap(tmp_path / "data", np.uint8, "r"))
+            buffer = memoryview(np.memmap(tmp_path / "data", np.uint8, "r"))  # type: ignore[arg-type]
             held = [np.asarray(buffer), np.asarray(buffer).reshape(10, -1).T, buffer, mmap.mmap(file.fileno(), size)]
             held += [b"a" * 10**7 + end, "a" * 10**7 + end.decode()]
             start = time.process_time()

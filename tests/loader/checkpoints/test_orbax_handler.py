@@ -347,11 +347,11 @@ def test_changed_code_is_refused_where_that_is_asked_for(tmp_path: Path, caplog:
         )
     ):
         folder = tmp_path / str(number)
-        with make("print(end='')") as saved:
+        with make("print(end='')") as saved:  # type: ignore[no-untyped-call]
             for _ in range(SAVED_STEP):
                 next(saved)
             save_with_manager(folder, saved, lambda: None)
-        with ocp.CheckpointManager(folder) as manager, make("pass") as here:
+        with ocp.CheckpointManager(folder) as manager, make("pass") as here:  # type: ignore[no-untyped-call]
             with pytest.raises(CheckpointError, match=r"operations\[0\]\.map\(\): the code has changed"):
                 manager.restore(SAVED_STEP, args=CheckpointRestore(here, strict=True))
             assert here.step == 0

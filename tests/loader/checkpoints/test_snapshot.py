@@ -128,7 +128,7 @@ def test_a_pass_after_a_change_is_an_error_that_names_it(place: str) -> None:
     """By path, with both values, wherever the operations run. A pass that has begun does not see the change."""
     for text, change in CHANGES if place != "worker" else CHANGES[:1]:
         built = Pipeline.new()
-        with built.loader(**PLACES[place]) as loader:
+        with built.loader(**PLACES[place]) as loader:  # type: ignore[arg-type]
             expected = next(each_pass(loader))
             with iter(loader) as begun:
                 first = next(begun).tolist()
@@ -173,7 +173,7 @@ def test_an_operation_that_changes_itself_is_the_same_stream(place: str) -> None
 
     expected = [list(batches) for _, batches in loader(lambda number: 2 * number).epochs(3)]
     own = Counting()
-    with loader(own, **PLACES[place]) as used:
+    with loader(own, **PLACES[place]) as used:  # type: ignore[arg-type]
         for epoch, batches in used.epochs(3):
             assert np.array_equal(next(batches), expected[epoch][0])
             state = batches.get_state()
@@ -212,8 +212,8 @@ def test_a_copy_shares_what_is_large_or_cannot_be_copied_and_nothing_else() -> N
     assert type(one) is Cyclic
     assert one is not cyclic
     assert one.me[0] is one
-    assert one.bound.__self__ is one
-    assert both.operations[0] is one
+    assert one.bound.__self__ is one  # type: ignore[attr-defined]
+    assert both.operations[0] is one  # type: ignore[attr-defined]
     assert kept is owning
     for name in ("large", "many", "lock", "function"):
         assert getattr(one, name) is getattr(cyclic, name)

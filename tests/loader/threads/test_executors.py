@@ -90,11 +90,9 @@ class Waiting(millstream.MapDataset[int]):
 ONE_BY_ONE: dict[str, Callable[[Source, Source], Any]] = {
     "a source": lambda first, _: Source(21, first.read),
     "several sources": lambda first, second: millstream.ConcatenatedDataSource([first, second]),
-    "a filtered dataset": lambda first, _: millstream.MapDataset.source(Source(21, first.read)).filter(lambda _: True),
     "a mixture": lambda first, second: millstream.MapDataset.mix(
         [millstream.MapDataset.source(first), millstream.MapDataset.source(second)]
     ),
-    "a dataset of the user's, filtered": lambda first, _: Waiting(first.read).filter(lambda _: True),
     "datasets as a source": lambda first, second: millstream.MapDataset.source(
         millstream.ConcatenatedDataSource([first, second])
     ).map(int),
