@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, final
 
 from millstream.core.descriptions import described, function_name
-from millstream.dataset.iter_dataset import IterDataset
+from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, ForeignHolder, call_if_possible
 from millstream.dataset.iterators.drawing import drawn_from
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
+from millstream.dataset.iterators.running import WarmWorkers
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_number, sealed, unsealed
 from millstream.sources.base import HeldRecords, is_held, own
@@ -41,6 +42,7 @@ class SourceIterDataset(IterDataset[Any]):
             _check_function(iterable)
         super().__init__()
         self.iterable = iterable
+        vars(self)[WARM] = WarmWorkers()
 
     def __iter__(self) -> DatasetIterator[Any]:
         if isinstance(self.iterable, list | tuple) and is_held(self.iterable) and HeldRecords(self.iterable).copies:
@@ -49,6 +51,11 @@ class SourceIterDataset(IterDataset[Any]):
         if _has_states(self.iterable) or _has_states(iterator := _begun(self.iterable)):
             return _StatefulIterator(self.iterable)
         return iterator  # type: ignore[return-value]  # the base class counts its elements
+
+    def _stream_description(self) -> dict[str, dict[str, str]]:
+        shared: WarmWorkers = vars(self).setdefault(WARM, WarmWorkers())
+        shared.description = shared.description or super()._stream_description()
+        return shared.description
 
     def _line(self) -> str:
         return f"stream({_name(self.iterable)})"

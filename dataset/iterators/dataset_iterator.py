@@ -249,7 +249,9 @@ class CountedIterator(ForeignHolder[Any]):
             self._release()
 
     def get_state(self) -> dict[str, Any]:
-        return sealed(_COUNTED, {"count": self._count, **self._described})
+        # The state belongs to the caller, and the description to all iterators of the dataset.
+        described = {name: dict(texts) for name, texts in self._described.items()}
+        return sealed(_COUNTED, {"count": self._count, **described})
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         self._check_open()

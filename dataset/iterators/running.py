@@ -24,9 +24,16 @@ if TYPE_CHECKING:
 
 @final
 class WarmWorkers:
-    """The idle worker processes of one dataset, by the pipeline they run. A copy of it, in any process, has none."""
+    """Whatever the iterators of one dataset share. A copy of it, in any process, has nothing.
+
+    It is the idle worker processes, by the pipeline they run.
+
+    Attributes:
+        description: the description of a stream without states, which is made for its first iterator.
+    """
 
     def __init__(self) -> None:
+        self.description: dict[str, dict[str, str]] | None = None
         self._pools: dict[Hashable, WarmPools[Any]] = {}
 
     def __reduce__(self) -> tuple[type[Self], tuple[()]]:

@@ -208,6 +208,37 @@ def test_a_function_is_called_for_each_iterator(function: Any, num_workers: int)
         assert [batch.tolist() for batch in resumed] == expected[5:]
 
 
+class Looked(list[int]):
+    """A list that counts the numbers that are read by their positions."""
+
+    num_looked = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        self.num_looked += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("follow", [lambda dataset: dataset, lambda dataset: dataset.map(float).seed(0).batch(2)])
+def test_a_stream_is_described_once_and_in_part(follow: Any) -> None:
+    """The first iterator reads a bounded sample of any list, later ones hardly any of it. States are copies."""
+    reads = []
+    for count in (10**4, 10**5, 10**6):
+        numbers = Looked(range(count))
+        dataset = follow(IterDataset.source(numbers))
+        states = []
+        for _ in range(3):
+            numbers.num_looked = 0
+            with iter(dataset) as iterator:
+                next(iterator)
+                states.append(json.dumps(iterator.get_state()))
+                state = iterator.get_state()
+                state.get("stream", state)["content"].clear()
+            reads.append(numbers.num_looked)
+        assert len(set(states)) == 1
+    assert max(reads[::3]) < 11_000
+    assert max(reads[1::3] + reads[2::3]) < 600
+
+
 def test_another_function_is_another_stream(caplog: pytest.LogCaptureFixture) -> None:
     """A state tells functions by their code and by what they hold; strict=True refuses."""
 
