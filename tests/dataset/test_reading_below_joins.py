@@ -155,7 +155,7 @@ def test_many_fast_streams_are_read_in_calls_that_are_worth_it(monkeypatch: pyte
     streams = [MapDataset.source(source).to_iter_dataset(ReadOptions(2, 128)).filter(bool) for _ in range(64)]
     with iter(IterDataset.mix(streams).batch(64)) as iterator:
         assert len(list(itertools.islice(iterator, 150))) == 150
-    assert len(source.calls) < 64 * 150 / 3
+    assert len(source.calls) < 64 * 150 / 2
 
 
 def test_short_streams_are_opened_before_their_turn() -> None:

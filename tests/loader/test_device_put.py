@@ -72,7 +72,7 @@ def settle(iterator: millstream.DeviceIterator) -> None:
 
 
 def staging_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream-read")]
 
 
 class Trainer(RuleBasedStateMachine):
