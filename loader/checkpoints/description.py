@@ -149,10 +149,8 @@ class Description:
             (self.content if is_content else self.identity)[path] = printable(written_name(function))
             if not is_foreign(function.__module__) and self._is_identity is None:
                 self._add_functions(path, [function])
-        elif isinstance(value, _NAMED) and hasattr(value, "__qualname__"):
+        elif isinstance(value, _NAMED) and (name := _name_in_c(value)):
             # As a function: its name, and for a method, what it belongs to.
-            module = "" if isinstance(value, types.MethodType) else getattr(value, "__module__", None)
-            name = f"{module}.{value.__qualname__}" if module else written_name(value)
             (self.content if is_content else self.identity)[path] = printable(name)
             if self._is_identity is not None and self._declares(held := getattr(value, "__self__", None)):
                 self._add(path, held, is_content)
@@ -174,6 +172,14 @@ class Description:
     def _declares(self, value: object) -> bool:
         is_declared = self._is_identity is not None and self._is_identity(type(value))
         return declares_attributes(value) or (is_declared and not callable(getattr(value, "fingerprint", None)))
+
+
+def _name_in_c(value: Any) -> str:
+    if not hasattr(value, "__qualname__"):  # A ufunc, of NumPy 2.0 or of another library.
+        name = value.__name__
+        return f"numpy.{name}" if vars(np).get(name) is value else ""
+    module = "" if isinstance(value, types.MethodType) else getattr(value, "__module__", None)
+    return f"{module}.{value.__qualname__}" if module else written_name(value)
 
 
 def text_of(value: object) -> str:

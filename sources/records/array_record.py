@@ -50,7 +50,7 @@ class ArrayRecordDataSource(FileRecords[bytes]):
             instructions of TensorFlow Datasets. A file may occur more than once. Sort the paths of `Path.glob`, whose
             order differs between machines. A `str` may be a URL of `gs://`, which the library itself reads, or, with a
             cache, also of `s3://`, `http://` and `https://`.
-        reader_options: options of the library's reader, such as `{"footer_prefetch_bytes": "16M"}`. They take
+        reader_options: options of the library's reader, such as `{"readahead_buffer_size": "16M"}`. They take
             precedence over the options for random access that are set here. None for only those.
         cache: a `FileCache` that copies whole remote files to a local disk before they are read. With None, each record
             of `gs://` is one request.

@@ -23,7 +23,12 @@ from millstream.transforms import Batch, Transformation
 from support.draw.random_pipelines import DropMultiples, Jitter, Scale
 from support.streams import equal_streams
 
-pytestmark = pytest.mark.third_party
+pytestmark = [
+    pytest.mark.third_party,
+    # The newer interface of Orbax 0.11.20 replaces asyncio.run by one that closes no event loop.
+    pytest.mark.filterwarnings("ignore:.*function BaseEventLoop.__del__:pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:unclosed <socket.socket fd=[0-9]+, family=1,:ResourceWarning"),
+]
 
 SAVED_STEP = 5
 

@@ -193,7 +193,7 @@ def test_groups_of_records_are_warned_of_once(tmp_path: Path) -> None:
 
 def test_reader_options_reach_the_library(folder: Path) -> None:
     """Options change how records are read, not which; one that the library does not know is an error with its name."""
-    options = {"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}
+    options = {"readahead_buffer_size": "16K", "max_parallelism": "1"}
     assert records_of(ArrayRecordDataSource(folder / "train-0", options)) == content_of(0)
     with pytest.raises(ValueError, match=r"reader_options must be .*Unknown option speed"):
         ArrayRecordDataSource(folder / "train-0", {"speed": "high"})[0]

@@ -78,7 +78,8 @@ def hub(store: ObjectServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
         monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
         yield server
-        huggingface_hub.close_session()
+        if hasattr(huggingface_hub, "close_session"):
+            huggingface_hub.close_session()
         server.shutdown()
         thread.join()
 

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import pickle
-import re
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +102,7 @@ def test_what_cannot_be_read_is_an_error_at_construction(tmp_path: Path) -> None
         ({"path": path, "version": 0}, ValueError, "version must be at least 1"),
         ({"path": path, "columns": ["id", "none"]}, ValueError, "'id', 'none' are wanted"),
         ({"path": path, "columns": "id"}, TypeError, "columns must be a sequence of names"),
-        ({"path": path, "filter": "width > 3"}, ValueError, re.escape("got 'width > 3': Invalid user input")),
+        ({"path": path, "filter": "width > 3"}, ValueError, "got 'width > 3': .*No field named width"),
         ({"path": path, "filter": 3}, TypeError, "filter must be a condition"),
         ({"path": path, "filter": "id > 1000"}, ValueError, "must have records"),
     ]

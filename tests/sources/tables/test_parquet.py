@@ -118,15 +118,19 @@ TYPES: dict[str, tuple[Any, Any]] = {
         ),
         np.array([[4, 5]], np.int8),
     ),
-    "uuid": (pa.array([b"0123456789abcdef"] * 3, pa.uuid()), b"0123456789abcdef"),
 }
+if hasattr(pa, "uuid"):
+    TYPES["uuid"] = (pa.array([b"0123456789abcdef"] * 3, pa.uuid()), b"0123456789abcdef")
 
 
 @pytest.mark.parametrize("name", TYPES)
 def test_each_type_has_its_meaning(tmp_path: Path, name: str) -> None:
     """The last of three records, alone and in a read of all; a batch is what its records stack to, and writable."""
     array, expected = TYPES[name]
-    pq.write_table(pa.table({"x": array, "n": range(3)}), tmp_path / "a.parquet", row_group_size=2)
+    try:
+        pq.write_table(pa.table({"x": array, "n": range(3)}), tmp_path / "a.parquet", row_group_size=2)
+    except pa.ArrowNotImplementedError as error:
+        pytest.skip(f"An older pyarrow writes no views: {error}")
     with ParquetDataSource(tmp_path / "a.parquet") as source:
         records = source.__getitems__([2, 0, 1])
         assert same(source[2], {"x": expected, "n": np.int64(2)})
@@ -260,6 +264,10 @@ def test_columns_whose_metadata_are_encrypted_do_not_hide_the_others(store: Obje
     )
     pq.write_table(table_of(), tmp_path / "a.parquet", encryption_properties=properties)
     store.objects["bucket/a.parquet"] = (tmp_path / "a.parquet").read_bytes()
+    try:
+        pq.read_table(tmp_path / "a.parquet", columns=["text"])
+    except OSError as error:
+        pytest.skip(f"An older pyarrow reads no column beside encrypted ones: {error}")
     for path in (str(tmp_path / "a.parquet"), f"{store.url}/bucket/a.parquet"):
         with ParquetDataSource(path, columns=["text", "tokens"], cache_bytes=0) as source:
             assert source[7]["text"] == "row 7 é"
