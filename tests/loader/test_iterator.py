@@ -206,7 +206,7 @@ def test_a_refused_state_leaves_everything_as_it_was(reading: millstream.ReadOpt
 
 
 def our_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream-read")]
 
 
 @pytest.mark.parametrize("is_in_a_cycle", [False, True])

@@ -164,7 +164,7 @@ def test_operations_behind_a_regrouping_run_at_once() -> None:
 
 
 def our_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("millstream-read")]
 
 
 class Meter:
