@@ -159,15 +159,15 @@ JOINS: dict[str, Callable[[Step], Any]] = {
         [IterDataset.mix([ahead(holes()).map(abs_of), read(1000)]).map(abs_of), ahead(odd(read(2000)))]
     ),
     "interleave of lazy streams": lambda ahead: InterleaveIterDataset(
-        MapDataset.range(9).map(lambda number: ahead(MapDataset.range(5 * number, 5 * number + 5).to_iter_dataset())),
+        MapDataset.range(4).map(lambda number: ahead(MapDataset.range(5 * number, 5 * number + 5).to_iter_dataset())),
         cycle_length=2,
     ),
     "endless files": lambda ahead: LimitIterDataset(
         InterleaveIterDataset(
-            MapDataset.range(3).repeat().map(lambda file: ahead(MapDataset.range(file, file + 3).to_iter_dataset())),
+            MapDataset.range(3).repeat().map(lambda file: ahead(MapDataset.range(file, file + 4).to_iter_dataset())),
             cycle_length=2,
         ),
-        40,
+        18,
     ),
     "repeat of cache": lambda ahead: RepeatIterDataset(CacheIterDataset(ahead(odd(read()))), num_epochs=2),
     "limit of repeat of interleave": lambda ahead: LimitIterDataset(
