@@ -533,10 +533,13 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
 
     def position_in_plan(self) -> Position:
         """Returns the position of the next output. Any thread may call it."""
-        outputs, row = self._outputs, self._row  # Read once, because another thread may close the iterator.
-        if outputs is None or row <= outputs.first:
-            return self._start
-        return outputs.position_after(row - 1)
+        return self.position_and_step()[0]
+
+    def position_and_step(self) -> tuple[Position, int]:
+        """Returns the position of the next output, and its step. Any thread may call it."""
+        # One statement without a call, where no other thread can move on or close the iterator.
+        outputs, row, position, step = self._outputs, self._row, self._start, self._step
+        return (position if outputs is None or row <= outputs.first else outputs.position_after(row - 1)), step
 
     def _deliver_failures(self, error: BaseException | None) -> None:
         """Counts all failures before the end of the stream, or before the error of one too many."""
@@ -607,7 +610,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         self._step = self._counted_step = step
 
     def _seek_by_counting(self, step: int) -> None:
-        position, old_step = self.position_in_plan(), self._step
+        position, old_step = self.position_and_step()
         if step < self._step:
             self._move(self._plan.beginning, 0)
         try:
@@ -634,4 +637,4 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
 
     def loader_state(self) -> LoaderState:
         """Returns the state that `get_state` encodes."""
-        return state_at(self.position_in_plan(), self._step, self._plan, self._stream)
+        return state_at(*self.position_and_step(), self._plan, self._stream)

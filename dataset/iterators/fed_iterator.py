@@ -88,12 +88,17 @@ class FedIterator(EngineIterator):
 
     def get_state(self) -> dict[str, Any]:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
+        # Before the position, which another thread may move on: the states before an earlier one may then be gone.
+        states = self._feed.kept()
         made = self._inner.loader_state()
-        first, kept = self._feed.kept_before(made.cursors[0].position // self.block)
-        if self._saved[0] is not kept:
-            self._saved = kept, canonical(kept)
+        block = made.cursors[0].position // self.block
+        # One saved at the block may not be known yet.
+        first, kept = next((state for state in reversed(states) if state[0] < block), states[0])
+        saved = self._saved
+        if saved[0] is not kept:
+            self._saved = saved = kept, canonical(kept)
         # A copy, because the state belongs to the caller.
-        return _sealed(first, made, _copied(kept), self._saved[1])
+        return _sealed(first, made, _copied(kept), saved[1])
 
     def state_of(self, position: Position, step: int, block: int, state: tuple[dict[str, Any], str]) -> dict[str, Any]:
         """Returns the state at a position of the operations, after `step` elements.

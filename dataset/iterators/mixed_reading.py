@@ -179,7 +179,7 @@ class MixtureIterator(EngineIterator):
     def get_state(self) -> dict[str, Any]:
         if not self._is_random:
             return self._fed.get_state()
-        position, step = self._inner.position_in_plan(), self._inner.step
+        position, step = self._inner.position_and_step()
         (cursor,) = position
         first = self._first_of(cursor.block, self._mixed_from)
         drawn: Sequence[int] = self._stream.drawn_at(first)
@@ -233,7 +233,7 @@ class MixtureIterator(EngineIterator):
         `kept` is the block at which the state of the stream was saved.
         """
         _, drawing = self._fed.engine
-        position, step = drawing.position_in_plan(), drawing.step
+        position, step = drawing.position_and_step()
         (cursor,) = position
         begin, drawn = self._stream.step, self._stream.drawn
         # Elements may have been missing in the drawn stream, but not in one read with random access.

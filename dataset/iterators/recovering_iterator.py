@@ -39,6 +39,10 @@ class Drawn(NamedTuple, Generic[T_co]):
     error: BaseException | None = None
 
 
+_TRIES = 100
+"""The number of times that a state is taken anew because another thread has moved the iterator meanwhile."""
+
+
 class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     """Draws from its parents, and stays at the same position as they, whatever interrupts it.
 
@@ -226,10 +230,16 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
     def get_state(self) -> dict[str, Any]:
-        if self._is_in_use or self._is_torn:
-            # Refused if it is in use, also by a call that recovers.
-            self._alone(self._recover)
-        return self._state()
+        for _ in range(_TRIES):
+            if self._is_in_use or self._is_torn:
+                # Refused if it is in use, also by a call that recovers.
+                self._alone(self._recover)
+            step = self._step
+            state = self._state()
+            # Another thread may have drawn from some of the parents meanwhile.
+            if step == self._step and not self._is_in_use:
+                return state
+        raise ValueError(self._in_use)
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to a position. `allow` and `strict` hold for the datasets below."""

@@ -128,9 +128,9 @@ class Feed:
         stop = start + max(1, math.ceil(count / self._block))
         return FedCall(shard, start, stop, skip, Elements(drawn.values, Origins(table), drawn.error))
 
-    def kept_before(self, block: int) -> tuple[int, Any]:
-        """Returns the last state saved before a block, and its block. One saved at the block may not be known yet."""
-        return next((kept for kept in reversed(self._kept) if kept[0] < block), self._kept[0])
+    def kept(self) -> tuple[tuple[int, Any], ...]:
+        """Returns the saved states that may be needed, each with its block, in order. Any thread may call it."""
+        return tuple(self._kept)
 
     def delivered(self, outputs: Outputs) -> None:
         """Drops the states that only positions before these outputs need, because all earlier ones are consumed."""

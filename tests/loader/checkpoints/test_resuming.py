@@ -356,16 +356,17 @@ def test_a_state_of_another_thread_is_of_one_moment(name: str) -> None:
     with build(spec) as iterator:
         expected = taken(iterator, 1000)
     with build(spec) as iterator, build(spec) as resumed:
-        number, num_calls = 0, 1
-        while number < num_calls:
-            num_calls = 0
+        number, is_over = 0, False
+        while not is_over:
+            num_calls, is_over = 0, True
 
             def switch(_frame: Any, event: str, _arg: Any, number: int = number) -> None:
-                nonlocal num_calls
+                nonlocal num_calls, is_over
                 num_calls += event in ("call", "c_return")
                 if num_calls > number:
                     sys.setprofile(None)
                     taken(iterator, 5)
+                    is_over = False
 
             taken(iterator, 1)
             state = None
@@ -380,7 +381,7 @@ def test_a_state_of_another_thread_is_of_one_moment(name: str) -> None:
                 resumed.set_state(state)
                 step = resumed.step
                 assert taken(resumed, 1) == expected[step : step + 1]
-            number += 1 + number // 8
+            number += 1 + number // 3
 
 
 STREAMS: list[tuple[str, Callable[[], IterDataset[Any]], Callable[[], IterDataset[Any]]]] = [
