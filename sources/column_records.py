@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from millstream.core import tree
 from millstream.core.columnar import Allocate, ColumnarRecords, copy_images
-from millstream.sources.base import in_order
 from millstream.sources.memory import InMemoryDataSource, can_be_taken_from, rows_of, stacks
+from millstream.sources.pieces import Cut, cut
 
 
 def records_of_arrays(columns: Mapping[str, Any], count: int) -> Sequence[dict[str, Any]]:
@@ -62,7 +62,7 @@ class ColumnsInMemory:
         self.arrays = list(zip(*([leaf for _, leaf in tree.leaves(each)] for each in columns), strict=True))
         # Some are views, of which `numpy.take` would copy everything.
         self.are_views = [not all(map(can_be_taken_from, of_column)) for of_column in self.arrays]
-        self.number_dtype = np.uint16 if len(columns) < 1 << 16 else np.int64
+        self.num_sources = len(columns)
 
     @classmethod
     def of(cls, sources: Sequence[Any]) -> Self | None:
@@ -100,16 +100,11 @@ class RecordsInMemory(ColumnarRecords):
         return iter(rows_of(self.stack(np.empty), len(self)))
 
     def stack(self, allocate: Allocate) -> Any:
-        order = np.argsort(self._numbers.astype(self._columns.number_dtype), kind="stable")
-        keys, rows = self._keys[order], np.empty_like(order)
-        rows[order] = np.arange(len(order))
-        counts = np.bincount(self._numbers)
-        numbers = np.flatnonzero(counts)
-        stops = np.cumsum(counts[numbers]).tolist()
-        runs = list(zip(numbers.tolist(), [0, *stops[:-1]], stops, strict=True))
+        by_source = cut(self._numbers, self._columns.num_sources)
+        keys, rows = self._keys[by_source.order], by_source.rows
         batches = iter(
             [
-                self._gathered(arrays, runs, keys, rows, allocate, are_views=are_views)
+                self._gathered(arrays, by_source.runs, keys, rows, allocate, are_views=are_views)
                 for arrays, are_views in zip(self._columns.arrays, self._columns.are_views, strict=True)
             ]
         )
@@ -142,15 +137,15 @@ class RecordsOfSources(ColumnarRecords):
 
     Args:
         read: the records of each source, of at least one source.
-        order: for each record, in the order of the sources, its row in the batch: shape (records,).
+        by_source: the batch that was cut by source.
     """
 
-    def __init__(self, read: Sequence[ColumnarRecords], order: NDArray[np.intp]) -> None:
+    def __init__(self, read: Sequence[ColumnarRecords], by_source: Cut) -> None:
         self._read = read
-        self._order = order
+        self._by_source = by_source
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._by_source.order)
 
     def __getitem__(self, index: Any) -> Any:
         return self._records[index]
@@ -163,7 +158,7 @@ class RecordsOfSources(ColumnarRecords):
         batches = [records.stack(np.empty) for records in self._read]
         if not all(_are_alike(batches[0], batch) for batch in batches):
             return None
-        rows = np.split(self._order, list(itertools.accumulate(map(len, self._read)))[:-1])
+        rows = [self._by_source.order[start:stop] for _, start, stop in self._by_source.runs]
         columns = zip(*([leaf for _, leaf in tree.leaves(batch)] for batch in batches), strict=True)
         stacked = (self._joined(column, rows, allocate) for column in columns)
         return tree.map_leaves(lambda _: next(stacked), batches[0])
@@ -176,7 +171,7 @@ class RecordsOfSources(ColumnarRecords):
 
     @functools.cached_property
     def _records(self) -> list[Any]:
-        return in_order([record for records in self._read for record in records], self._order)
+        return self._by_source.put_back([record for records in self._read for record in records])
 
 
 def _are_alike(one: Any, other: Any) -> bool:

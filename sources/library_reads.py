@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
+from millstream.sources.base import explained
 
 _T = TypeVar("_T")
 
@@ -24,14 +25,13 @@ class LibraryReadError(Exception):
 
 def read_naming_failures(read: Callable[[NDArray[np.int64]], _T], keys: NDArray[np.int64]) -> _T:
     """Returns the records of keys; the error of a failure names the first record that cannot be read."""
+
+    def explain(key: int, error: LibraryReadError) -> DataSourceError:
+        return DataSourceError(f"Cannot read record {key} of {error}")
+
     try:
-        return read(keys)
+        return explained(lambda: read(keys), lambda row: read(keys[[row]]), keys, explain, LibraryReadError)
     except LibraryReadError as failed:
-        for key in keys.tolist():
-            try:
-                read(np.array([key]))
-            except LibraryReadError as error:
-                raise DataSourceError(f"Cannot read record {key} of {error}") from error
         raise DataSourceError(f"Cannot read a batch with record {keys[0]} of {failed}") from failed
 
 

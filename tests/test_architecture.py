@@ -18,7 +18,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CORE = "millstream"
 PARTS = {"dataset", "loader", "samplers", "sources", "tools", "transforms"}
-FORMATS = {"base", "column_names", "column_records", "digests", "files", "library_reads", "memory", "remote", "storage"}
+FORMATS = {
+    *("base", "column_names", "column_records", "digests", "files", "keyed_pool", "library_reads", "memory", "pieces"),
+    *("remote", "storage"),
+}
 """The parts of sources/ that the sources of file formats may import."""
 ROOMS: dict[str, dict[str, set[str]]] = {
     "loader": {
@@ -39,12 +42,12 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "dataset": {"nodes": set()},
     "sources": {
         "remote": {"library_reads"},
-        "storage": {"remote", "digests"},
-        "files": {"storage", "remote", "base", "digests"},
+        "storage": {"remote", "digests", "keyed_pool"},
+        "files": {"storage", "remote", "base", "digests", "pieces"},
         "tables": FORMATS,
         "records": FORMATS,
         "lines": FORMATS,
-        "arrays": FORMATS | {"tables"},
+        "arrays": FORMATS,
     },
     "samplers": {
         "mixtures": {"base", "index", "order", "permutation", "protocols"},

@@ -17,9 +17,10 @@ from millstream.sources.column_names import paths_of_columns
 from millstream.sources.column_records import records_of_arrays
 from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import Files
+from millstream.sources.keyed_pool import UnitCache
+from millstream.sources.pieces import Pieces, cut, window_units
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import SpanReadError
-from millstream.sources.tables.decoded_cache import UnitCache
 
 _DECODED_TOGETHER = 4
 """The number of chunks of a batch that are decompressed concurrently."""
@@ -43,6 +44,11 @@ class _Rows(NamedTuple):
 
     def at(self, indices: NDArray[np.intp] | slice) -> "_Rows":
         return _Rows(self.rows[indices], self.keys[indices], self.within[indices])
+
+    def cut(self, pieces: NDArray[Any], count: int) -> list[tuple[int, "_Rows"]]:
+        """Returns each piece of those that the records belong to, `count` at most, and its records."""
+        order, runs = cut(pieces, count)
+        return [(piece, self.at(order[start:stop])) for piece, start, stop in runs]
 
 
 class _Chunk(NamedTuple):
@@ -118,19 +124,18 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
         self._segments: dict[str, list[FileSegment]] = {}
         super().__init__(files)
         self._index_segments()
-        self.window_units: int | None = None
         self._unit_sizes = self._index_units()
-        self._chunks: UnitCache[_Chunk] = UnitCache(self._cache_bytes)
+        self._chunks: UnitCache[tuple[int, str, int], _Chunk] = UnitCache(self._cache_bytes)
 
     def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
         keys = checked_record_keys(record_keys, self._num_records)
         self._open_files.check_open()
         columns = {name: np.empty((len(keys), *kind.shape), kind.dtype) for name, kind in self._types.items()}
-        numbers = self._segment_ends.searchsorted(keys, side="right")
-        wanted = _Rows(np.arange(len(keys)), keys, keys - self._segment_starts[numbers])
+        numbers, within = self._pieces_of_segments.locate(keys)
+        wanted = _Rows(np.arange(len(keys)), keys, within)
         reads = [
             functools.partial(self._read_dataset, number, name, rows, column)
-            for number, rows in ((number, wanted.at(indices)) for number, indices in _grouped(numbers))
+            for number, rows in wanted.cut(numbers, len(self._all_segments))
             for name, column in columns.items()
         ]
         if len(reads) > 1 and self._is_far:
@@ -184,8 +189,7 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
                         f"A column must have one type, got rows of {self._types[name]} in {first_path!r}, but of "
                         f"{layout.row_type} in {layout.name!r} of {path!r}."
                     )
-        self._segment_ends = np.cumsum([segment.num_rows for _, segment in self._all_segments], dtype=np.int64)
-        self._segment_starts = np.concatenate([[0], self._segment_ends[:-1]])
+        self._pieces_of_segments = Pieces(segment.num_rows for _, segment in self._all_segments)
 
     def _index_units(self) -> NDArray[np.int64]:
         """Returns the sizes of units, and sets the number of units of a window."""
@@ -200,8 +204,8 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
             step = segment.num_rows if largest is None else segment.layouts[largest].rows_per_chunk
             sizes += [min(step, segment.num_rows - start) for start in range(0, segment.num_rows, max(1, step))]
         unit_bytes = max(sizes, default=1) * sum(row_bytes.values())
-        if self._num_records * sum(row_bytes.values()) > self._cache_bytes:
-            self.window_units = max(1, self._cache_bytes // (2 * max(1, unit_bytes)))
+        num_bytes = self._num_records * sum(row_bytes.values())
+        self.window_units = window_units(num_bytes, unit_bytes, self._cache_bytes)
         return np.array(sizes, np.int64)
 
     def _read_dataset(self, number: int, name: str, wanted: _Rows, column: NDArray[Any]) -> None:
@@ -240,10 +244,8 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     def _decode(
         self, file: Hdf5File, dataset: tuple[int, str], layout: DatasetLayout, wanted: _Rows, column: NDArray[Any]
     ) -> None:
-        groups = {
-            (*dataset, number): wanted.at(indices)
-            for number, indices in _grouped(wanted.within // layout.rows_per_chunk)
-        }
+        numbers = wanted.within // layout.rows_per_chunk
+        groups = {(*dataset, number): rows for number, rows in wanted.cut(numbers, int(numbers.max()) + 1)}
 
         def decode(key: tuple[int, str, int]) -> _Chunk:
             (rows,) = self._decoded(file, layout, groups[key].at(slice(1)))
@@ -269,13 +271,6 @@ class Hdf5DataSource(Files[Hdf5File], ReadsBatches):
     def _error(self, key: Any, reason: str) -> DataSourceError:
         path, position = self.locate(key)
         return DataSourceError(f"Cannot read record {position} of {path!r} (record key {key}): {reason}")
-
-
-def _grouped(numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Yields each number, and the indices that have it."""
-    order = np.argsort(numbers, kind="stable")
-    for indices in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1) if len(order) else ():
-        yield int(numbers[indices[0]]), indices
 
 
 def _is_cached(layout: DatasetLayout) -> bool:

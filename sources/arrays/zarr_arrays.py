@@ -20,6 +20,7 @@ from millstream.sources.column_records import records_of_arrays
 from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import marks_of_paths, sampled_rows
 from millstream.sources.library_reads import LibraryReadError, OpenedHere, read_naming_failures
+from millstream.sources.pieces import window_units
 from millstream.sources.remote.object_clients import ATTEMPTS, FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS
 from millstream.sources.remote.urls import is_url, with_other_name
 from millstream.sources.storage.paths import absolute_path
@@ -94,9 +95,9 @@ class ZarrDataSource(ReadsBatches):
         chunk = opened[max(row_bytes, key=row_bytes.__getitem__)].chunk_layout.read_chunk.shape[0] or 1
         starts = np.arange(0, self._num_records, chunk, dtype=np.int64)
         self.unit_sizes: NDArray[np.int64] = np.minimum(chunk, self._num_records - starts)
-        is_cached = self._num_records * sum(row_bytes.values()) <= self._cache_bytes
-        unit_bytes = max(1, chunk * sum(row_bytes.values()))
-        self.window_units = None if is_cached or chunk == 1 else max(1, self._cache_bytes // (2 * unit_bytes))
+        all_bytes = sum(row_bytes.values())
+        window = window_units(self._num_records * all_bytes, chunk * all_bytes, self._cache_bytes)
+        self.window_units = None if chunk == 1 else window
 
     def __len__(self) -> int:
         return self._num_records

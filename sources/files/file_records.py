@@ -1,15 +1,13 @@
 """Records in files of any format that are found one by one: each file of a batch is read in one call."""
 
 import functools
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, SupportsIndex, final
 
-import numpy as np
-
-from millstream.sources.base import RecordKeys, checked_record_keys, in_order
+from millstream.sources.base import RecordKeys, checked_record_keys
 from millstream.sources.files.multi_file import Files
+from millstream.sources.pieces import cut
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.file_cache import LocalCopy
 from millstream.sources.storage.open_files import RecordFile, RecordT
@@ -27,18 +25,15 @@ class FileRecords(Files[RecordFile[RecordT]]):
         keys = checked_record_keys(record_keys, self._num_records)
         if len(self._ranges) == 1 and len(keys):
             # Nothing to sort: sorting is most of the work if a mixture reads a few records of each of many sources.
-            return self._read(self._paths[0], (keys + self._shifts[0]).tolist(), keys.tolist())
-        numbers = np.searchsorted(self._ends_array, keys, side="right")
-        positions = keys + self._shifts_array[numbers]
-        files = self._files_array[numbers]
-        order = np.argsort(files, kind="stable")
-        files, positions, keys = files[order], positions[order].tolist(), keys[order].tolist()
-        stops = [*(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(keys)] if keys else []
+            return self._read(self._paths[0], (keys + self._ranges[0].start).tolist(), keys.tolist())
+        ranges, rows = self._pieces.locate(keys)
+        by_file = cut(self._file_numbers[ranges], len(self._paths))
+        positions = (rows + self._first_rows[ranges])[by_file.order].tolist()
+        sorted_keys = keys[by_file.order].tolist()
         records = self._read_files(
-            (self._paths[files[start]], positions[start:stop], keys[start:stop])
-            for start, stop in itertools.pairwise([0, *stops])
+            (self._paths[file], positions[start:stop], sorted_keys[start:stop]) for file, start, stop in by_file.runs
         )
-        return in_order(records, order)
+        return by_file.put_back(records)
 
     def _read_files(self, requests: Iterable[tuple[str, list[int], list[int]]]) -> list[RecordT]:
         """Returns the records of files in stores by requesting all of them before the first one is awaited."""

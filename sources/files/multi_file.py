@@ -10,10 +10,8 @@ Guarantees:
 """
 
 import abc
-import bisect
 import contextlib
 import dataclasses
-import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, SupportsIndex, TypeVar
@@ -25,6 +23,7 @@ from millstream.core.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import RenderedSource, checked_record_key
 from millstream.sources.digests import digest, digest_of
+from millstream.sources.pieces import Pieces
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import LocalFile, identify, state_of
 from millstream.sources.storage.compression import refuse_compressed_name
@@ -132,8 +131,9 @@ class Files(RenderedSource, Closing, Generic[FileT]):
             IndexError: the record key is out of range.
         """
         key = checked_record_key(record_key, self._num_records)
-        number = bisect.bisect_right(self._ends, key)
-        return self._ranges[number].path, key + self._shifts[number]
+        number, row = self._pieces.find(key)
+        file = self._ranges[number]
+        return file.path, file.start + row
 
     def close(self) -> None:
         """Closes all files. Reading then raises ValueError. May be called again."""
@@ -142,7 +142,7 @@ class Files(RenderedSource, Closing, Generic[FileT]):
     @property
     def unit_sizes(self) -> NDArray[np.int64]:
         """The number of records of each file or range, for `HierarchicalSampler`: an array of shape (n,)."""
-        return np.diff(self._ends_array, prepend=0)
+        return self._pieces.lengths.copy()
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, and a digest of names, sizes, counts and ranges, in their order.
@@ -220,15 +220,13 @@ class Files(RenderedSource, Closing, Generic[FileT]):
         for file, stop in zip(self._ranges, stops, strict=True):
             self._stops[file.path] = max(stop, self._stops.get(file.path, 0))
         lengths = [stop - file.start for file, stop in zip(self._ranges, stops, strict=True)]
-        self._ends = list(itertools.accumulate(lengths))
-        self._num_records = self._ends[-1]
+        self._num_records = sum(lengths)
         if self._num_records > RECORD_LIMIT:
             raise ValueError(f"A source must have fewer than 2**63 records, got ranges of {self._num_records}.")
-        self._shifts = [file.start - end + n for file, end, n in zip(self._ranges, self._ends, lengths, strict=True)]
+        self._pieces = Pieces(lengths)
+        self._first_rows = np.array([file.start for file in self._ranges], np.int64)
         numbers = {path: number for number, path in enumerate(self._paths)}
-        self._ends_array = np.array(self._ends, dtype=np.int64)
-        self._shifts_array = np.array(self._shifts, dtype=np.int64)
-        self._files_array = np.array([numbers[file.path] for file in self._ranges], dtype=np.int64)
+        self._file_numbers = np.array([numbers[file.path] for file in self._ranges], np.int64)
 
     def _acquire(self, path: str, position: int, key: int) -> FileT:
         """Returns the open file. It stays open until `self._open_files.release(path)`. Errors name the record."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from millstream.core.closing import Closing
 from millstream.errors import DataSourceError
-from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys, explained
 from millstream.sources.column_records import records_of_arrays
 from millstream.sources.memory import rows_of
 from millstream.sources.records.array_record import ArrayRecordDataSource
@@ -91,13 +91,9 @@ class TfdsDataSource(Closing, ReadsBatches):
         examples = list(self._source.__getitems__(keys))
         if not examples:
             return []
-        try:
-            columns = self._columns(examples)
-        except ValueError:
-            # One record at a time, to name the damaged one.
-            for key, example in zip(keys.tolist(), examples, strict=True):
-                self._check(key, example)
-            raise
+        columns = explained(
+            lambda: self._columns(examples), lambda row: self._columns([examples[row]]), keys, self._record_error
+        )
         if all(isinstance(column, np.ndarray) for column in columns):
             return records_of_arrays(self._tree(columns), len(keys))
         # The rows of a feature whose shapes differ are objects.
@@ -142,15 +138,11 @@ class TfdsDataSource(Closing, ReadsBatches):
             inner[leaf.path[-1]] = column
         return tree
 
-    def _check(self, key: int, example: bytes) -> None:
-        """Raises an error that names the record unless it can be decoded."""
-        try:
-            self._columns([example])
-        except ValueError as error:
-            path, position = self._source.locate(key)
-            raise DataSourceError(
-                f"Cannot read record {position} of {path!r} (record key {key}): {error} Restore the file."
-            ) from error
+    def _record_error(self, key: int, error: ValueError) -> DataSourceError:
+        path, position = self._source.locate(key)
+        return DataSourceError(
+            f"Cannot read record {position} of {path!r} (record key {key}): {error} Restore the file."
+        )
 
 
 def _folder_of(dataset: Any) -> str:

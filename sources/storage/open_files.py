@@ -1,31 +1,24 @@
 """A limited number of open files, shared by the threads that read them.
 
-Guarantees:
-    - A file is opened by the first thread that needs it, in the process that reads it. Threads that need other files do
-      not wait.
+Guarantees, besides those of `keyed_pool`:
     - A file in use is never closed. Idle files may be closed, least recently used first.
     - At most `max_open` files are open, unless more are in use at the same time. All sources of a process together use
       at most half of its file descriptors, shared equally among the sources with open files.
     - If the process runs out of file descriptors, idle files of this source and then of others are closed, one after
       another, before the error is raised.
     - After `close()`, no file can be acquired, and the last `release` of a file in use closes it.
-    - A signal handler may close a source while its thread is in a method here. The locks are reentrant, and each method
-      tolerates the changes of a handler.
-    - A forked process opens its own files. It neither uses nor closes those of its parent, because threads that it
-      lacks may have been using them.
+    - A signal handler may close a source while its thread is in a method here.
 """
 
 import errno
 import functools
-import os
 import resource
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, final
+from typing import Any, Protocol, TypeVar, final
 
-from millstream.core.signals import SignalSafeLock
+from millstream.sources.keyed_pool import Entry, KeyedPool, new_lock, reset_in_forked_processes
 
 RecordT = TypeVar("RecordT")
 _T = TypeVar("_T")
@@ -108,11 +101,12 @@ class _Registry:
 
     def __init__(self) -> None:
         self._all: weakref.WeakSet[OpenFiles[Any]] = weakref.WeakSet()
-        self._lock = SignalSafeLock(threading.RLock())
+        self._lock = new_lock()
         # An upper bound of the descriptors in use: counted over all sources, of which a mixture may have a thousand,
         # from time to time, and raised with each file that is opened.
         self._max_in_use = 0
         self._share, self._opens_before_check = 0, 0
+        reset_in_forked_processes(self)
 
     def add(self, files: "OpenFiles[Any]") -> None:
         with self._lock:
@@ -141,18 +135,13 @@ class _Registry:
             return any(files.close_one_idle() for files in list(self._all))
 
     def reset_after_fork(self) -> None:
-        self._lock = SignalSafeLock(threading.RLock())
+        self._lock = new_lock()
         self._max_in_use = 0
-        for files in list(self._all):
-            files.reset_after_fork()
 
 
 @functools.cache
 def _registry() -> _Registry:
-    """Returns the registry of this process, which is reset in forked processes from now on."""
-    registry = _Registry()
-    os.register_at_fork(after_in_child=registry.reset_after_fork)
-    return registry
+    return _Registry()
 
 
 def _always() -> bool:
@@ -160,38 +149,20 @@ def _always() -> bool:
     return True
 
 
-class _Entry(Generic[FileT]):
-    """A file and the number of its users. It is None until its first user, who holds `opening`, has opened it."""
-
-    __slots__ = ("file", "opening", "users")
-
-    def __init__(self) -> None:
-        self.file: FileT | None = None
-        self.opening = SignalSafeLock(threading.RLock())
-        self.users = 0
-
-
 @final
-class OpenFiles(Generic[FileT]):
+class OpenFiles(KeyedPool[str, FileT]):
     """Files by path, opened on demand. Each successful `acquire` needs one `release`."""
 
     def __init__(self, max_open: int, descriptors_per_file: int = 1) -> None:
+        super().__init__()
         self._max_open = max_open
         self._descriptors_per_file = descriptors_per_file
-        self._lock = SignalSafeLock(threading.RLock())
-        self._entries: dict[str, _Entry[FileT]] = {}
-        self._idle: dict[str, None] = {}  # The open files without users, least recently used first.
-        self._inherited: list[object] = []
         self._closed = False
         _registry().add(self)
 
     @property
     def closed(self) -> bool:
         return self._closed
-
-    def __len__(self) -> int:
-        """Returns the number of files that are open or being opened."""
-        return len(self._entries)
 
     @property
     def descriptors(self) -> int:
@@ -206,21 +177,16 @@ class OpenFiles(Generic[FileT]):
         """
         with self._lock:
             self.check_open()
-            entry = self._entries.get(path)
-            is_new = entry is None
-            if entry is None:
-                entry = self._entries[path] = _Entry()
-            entry.users += 1
-            self._idle.pop(path, None)
-            if entry.users == 1 and entry.file is not None and not getattr(entry.file, "resume", _always)():
-                entry.file.close()
-                entry.file = None
+            entry, is_new = self._used(path, 1)
+            if entry.uses == 1 and entry.value is not None and not getattr(entry.value, "resume", _always)():
+                entry.value.close()
+                entry.value = None
         if is_new:
             _registry().make_room(self._descriptors_per_file)
             if len(self._entries) > self._max_open:
                 self.close_idle_beyond(sys.maxsize)
-        # Set by `_open`, and closed only without other users, so it is safe to read it without the lock.
-        return entry.file if entry.file is not None else self._open(path, entry, open_file)
+        # Set by `_made`, and closed only without other users, so it is safe to read it without the lock.
+        return entry.value if entry.value is not None else self._open(path, entry, open_file)
 
     def check_open(self) -> None:
         if self._closed:
@@ -229,14 +195,14 @@ class OpenFiles(Generic[FileT]):
     def release(self, path: str) -> None:
         with self._lock:
             entry = self._entries[path]
-            entry.users -= 1
-            if entry.users == 0 and (self._closed or entry.file is None):
+            self._entries.move_to_end(path)
+            entry.uses -= 1
+            if entry.uses == 0 and (self._closed or entry.value is None):
                 del self._entries[path]
-                if entry.file is not None:
-                    entry.file.close()
-            elif entry.users == 0:
-                self._idle[path] = None
-                getattr(entry.file, "pause", _always)()
+                if entry.value is not None:
+                    entry.value.close()
+            elif entry.uses == 0:
+                getattr(entry.value, "pause", _always)()
 
     def close_idle_beyond(self, descriptors: int) -> None:
         """Closes idle files while the open files exceed a number of descriptors, or `max_open`."""
@@ -245,29 +211,25 @@ class OpenFiles(Generic[FileT]):
             while len(self._entries) > limit and self.close_one_idle():
                 pass
 
-    def reset_after_fork(self) -> None:
-        """Forgets all files in a forked process. Threads of the parent may have held the lock."""
-        self._lock = SignalSafeLock(threading.RLock())
-        # Never freed: a destructor of a library may not be safe after a fork.
-        self._inherited.append(self._entries)
-        self._entries = {}
-        self._idle = {}
-
     def close(self) -> None:
         """Closes the idle files, and each other file when its last user releases it. May be called again."""
         with self._lock:
             self._closed = True
-            # A signal may have arrived between the last use of a file and its entry in `_idle`.
-            self._idle |= dict.fromkeys(path for path, entry in self._entries.items() if not entry.users)
             while self.close_one_idle():
                 pass
 
-    def _open(self, path: str, entry: _Entry[FileT], open_file: Callable[[str], FileT]) -> FileT:
+    def close_one_idle(self) -> bool:
+        """Closes the least recently used idle file. Returns False if there is none."""
+        with self._lock:
+            for path, file, uses in self._complete():
+                if not uses and self._entries.pop(path, None) is not None:
+                    file.close()
+                    return True
+        return False
+
+    def _open(self, path: str, entry: Entry[FileT], open_file: Callable[[str], FileT]) -> FileT:
         try:
-            with entry.opening:
-                if entry.file is None:
-                    entry.file = self._open_making_room(path, open_file)
-                return entry.file
+            return self._made(path, entry, lambda path: self._open_making_room(path, open_file))
         except BaseException:
             self.release(path)
             raise
@@ -281,15 +243,3 @@ class OpenFiles(Generic[FileT]):
                     raise
                 if not (self.close_one_idle() or _registry().close_one_idle()):
                     raise
-
-    def close_one_idle(self) -> bool:
-        """Closes the least recently used idle file. Returns False if there is none."""
-        with self._lock:
-            while self._idle:
-                path = next(iter(self._idle))
-                entry = self._entries.pop(path, None)
-                self._idle.pop(path, None)
-                if entry is not None and entry.file is not None:
-                    entry.file.close()
-                    return True
-        return False

@@ -2,16 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar, final
+from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.columnar import Allocate, ColumnarRecords
+from millstream.sources.base import explained
 from millstream.sources.tables.arrow_columns import Lists
 from millstream.sources.tables.arrow_memory import Column, Integers, Memory, Rows
-
-_T = TypeVar("_T")
 
 
 @final
@@ -204,18 +203,3 @@ def dicts_or_error(
 ) -> list[dict[str, Any]]:
     """Returns a dict for each row, or raises the error of the first damaged row."""
     return explained(lambda: dicts(columns, rows), lambda row: dicts(columns, rows.take([row])), keys, explain)
-
-
-def explained(
-    read_all: Callable[[], _T], read_one: Callable[[int], object], keys: NDArray[np.int64], explain: Explain
-) -> _T:
-    """Reads all keys, or raises the error of the first one that fails alone, by its index."""
-    try:
-        return read_all()
-    except ValueError:
-        for row, key in enumerate(keys.tolist()):
-            try:
-                read_one(row)
-            except ValueError as error:
-                raise explain(key, error) from error
-        raise

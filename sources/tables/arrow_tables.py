@@ -11,6 +11,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.sources.pieces import Pieces
 from millstream.sources.tables.arrow_columns import FixedBytes, FixedLists, Flags, Lists, Numbers, Strings
 from millstream.sources.tables.arrow_memory import Column, Memory, Rows
 from millstream.sources.tables.arrow_structures import Objects, Structs, Tensors
@@ -32,11 +33,9 @@ class ArrowTable:
         self.columns = columns
         self._normalise = normalise
         self._chunks = [chunk for chunk in chunks if len(chunk)]
-        lengths = np.array([len(chunk) for chunk in self._chunks], np.int64)
-        self._ends = np.cumsum(lengths)
-        self._starts = self._ends - lengths
-        self._table = np.zeros((num_slots(columns), len(lengths)), np.int64)
-        self._is_described = np.zeros(len(lengths), np.bool_)
+        self._pieces = Pieces(map(len, self._chunks))
+        self._table = np.zeros((num_slots(columns), len(self._chunks)), np.int64)
+        self._is_described = np.zeros(len(self._chunks), np.bool_)
         self._memory = Memory()
 
     @classmethod
@@ -47,11 +46,11 @@ class ArrowTable:
 
     def rows(self, keys: NDArray[np.int64]) -> Rows:
         """Returns the rows of the given keys, which are numbers from 0."""
-        chunk = np.searchsorted(self._ends, keys, side="right")
+        chunk, within = self._pieces.locate(keys)
         if not self._is_described[chunk].all():
             for number in np.unique(chunk[~self._is_described[chunk]]).tolist():
                 self._describe(number)
-        return Rows(self._memory, self._chunks, self._table, chunk, keys - self._starts[chunk])
+        return Rows(self._memory, self._chunks, self._table, chunk, within)
 
     def _describe(self, number: int) -> None:
         chunk = self._chunks[number]

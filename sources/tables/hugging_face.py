@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.errors import DataSourceError
-from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys, explained
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
 from millstream.sources.tables.arrow_memory import Column, Rows
-from millstream.sources.tables.arrow_structures import Decoded, dicts_or_error, explained, records_of
+from millstream.sources.tables.arrow_structures import Decoded, dicts_or_error, records_of
 from millstream.sources.tables.arrow_tables import ArrowTable
 
 

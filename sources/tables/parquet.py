@@ -15,6 +15,7 @@ from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key
 from millstream.sources.column_names import check_file_columns, checked_columns
 from millstream.sources.digests import digest_of
 from millstream.sources.files.multi_file import Files, reading_error
+from millstream.sources.pieces import Pieces, window_of, window_units
 from millstream.sources.remote.urls import is_url
 from millstream.sources.storage.byte_files import SpanReadError
 from millstream.sources.storage.file_cache import FileCache
@@ -136,8 +137,8 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         self._open_files.check_open()
         if not len(keys):
             return []
-        units = self._unit_ends.searchsorted(keys, side="right")
-        numbers, within = self._unit_groups[units], keys + self._unit_shifts[units]
+        units, within = self._units.locate(keys)
+        numbers, within = self._unit_groups[units], within + self._unit_starts[units]
 
         def decoded(number: int) -> RowGroup:
             first = int(np.argmax(numbers == number))
@@ -154,7 +155,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
     @property
     def unit_sizes(self) -> NDArray[np.int64]:
         """The number of records of each row group, in the order of the records: int64, shape (n,)."""
-        return np.diff(self._unit_ends, prepend=0)
+        return self._units.lengths.copy()
 
     def close(self) -> None:
         """Closes all files, and drops what was decoded. Reading then raises ValueError. May be called again."""
@@ -200,33 +201,28 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
             return None
         with contextlib.closing(self._open(path, path)) as file:
             share = file.decoded_share(number, self._names)
-        if sum(map(sum, self._group_bytes.values())) * share <= self._cache_bytes:
-            return None
-        # One window is read while another one ends.
-        return max(1, self._cache_bytes // (2 * max(1, round(largest * share))))
+        num_bytes = sum(map(sum, self._group_bytes.values())) * share
+        return window_units(num_bytes, round(largest * share), self._cache_bytes)
 
     def _index_units(self) -> None:
-        """Builds the tables that map a record key to a row group and a row in it."""
-        units: list[tuple[int, int, int]] = []  # The number of the group, its first row, and its end.
+        """Builds the tables that map a record key to a row group and a row in it.
+
+        A unit is the part of a row group that is in a range. It has the number of its group among all groups, and the
+        group's row that it begins with.
+        """
         self._groups: list[tuple[str, int, int]] = []  # The file, the group's number in it, its first row there.
-        first_groups: dict[str, int] = {}
+        groups_of: dict[str, tuple[int, Pieces]] = {}
         for path, sizes in self._group_sizes.items():
-            first_groups[path] = len(self._groups)
-            starts = np.cumsum([0, *sizes]).tolist()
-            self._groups += [(path, number, start) for number, start in enumerate(starts[:-1])]
+            groups_of[path] = len(self._groups), (groups := Pieces(sizes))
+            self._groups += [(path, group, start) for group, start in enumerate(groups.starts.tolist())]
+        parts: list[NDArray[np.int64]] = []
         for file in self._ranges:
-            ends = np.cumsum(self._group_sizes[file.path])
-            stop = file.start if file.stop is None else file.stop
-            first, last = np.searchsorted(ends, [file.start, stop - 1], side="right").tolist()
-            for number in range(first, last + 1) if stop > file.start else ():
-                start = int(ends[number]) - self._group_sizes[file.path][number]
-                end = min(stop, int(ends[number])) - start
-                if end > (begin := max(0, file.start - start)):
-                    units.append((first_groups[file.path] + number, begin, end))
-        table = np.array(units, np.int64).reshape(-1, 3)
-        self._unit_groups = table[:, 0]
-        self._unit_ends = np.cumsum(table[:, 2] - table[:, 1])
-        self._unit_shifts = table[:, 2] - self._unit_ends
+            first_group, groups = groups_of[file.path]
+            starts, ends = (np.clip(bound, file.start, file.stop) for bound in (groups.starts, groups.ends))
+            used = np.flatnonzero(ends > starts)
+            parts.append(np.array([used + first_group, (starts - groups.starts)[used], (ends - starts)[used]]))
+        self._unit_groups, self._unit_starts, lengths = np.concatenate(parts, axis=1)
+        self._units = Pieces(lengths)
 
     def _decoded(self, number: int, key: int, row: int) -> RowGroup:
         path, group, start = self._groups[number]
@@ -257,9 +253,9 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
 
     def _row_error(self, key: int, error: ValueError) -> DataSourceError:
         """Returns the error of a damaged row, such as one with a text that is not UTF-8."""
-        unit = int(np.searchsorted(self._unit_ends, key, side="right"))
+        unit, row = self._units.find(key)
         path, group, start = self._groups[int(self._unit_groups[unit])]
-        position = start + key + int(self._unit_shifts[unit])
+        position = start + int(self._unit_starts[unit]) + row
         return DataSourceError(
             f"Cannot read record {position} of {path!r} (record key {key}), in row group {group}: {error}. "
             "Restore the file."
@@ -282,7 +278,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
             return
         self._has_advised = True
         num_bytes //= count
-        window = max(1, self._cache_bytes // (2 * max(1, num_bytes)))
+        window = window_of(num_bytes, self._cache_bytes)
         log_warning(
             f"Only {served:,} of {records:,} rows in {count} evicted row groups were read. The order is too "
             f"random for Parquet, or many worker processes decode the same row groups. A row group takes {num_bytes:,} "

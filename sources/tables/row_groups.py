@@ -7,9 +7,10 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.sources.keyed_pool import UnitCache
+from millstream.sources.pieces import Pieces
 from millstream.sources.tables.arrow_memory import Column, Rows
 from millstream.sources.tables.arrow_tables import ArrowTable
-from millstream.sources.tables.decoded_cache import UnitCache
 
 _MAX_JOINED = 2
 """Limit of the tables of several row groups: some threads may read the next window while others read the last one."""
@@ -39,7 +40,7 @@ class JoinedGroups:
         self.groups = sorted(groups, key=lambda group: group.number)
         self.is_valid = all(group.is_valid for group in self.groups)
         self._numbers = np.array([group.number for group in self.groups], np.int64)
-        self._starts = np.cumsum([0, *(group.num_records for group in self.groups[:-1])])
+        self._starts = Pieces(group.num_records for group in self.groups).starts
         self._table = ArrowTable(columns, [chunk for group in self.groups for chunk in group.chunks])
 
     def find(self, numbers: NDArray[np.int64]) -> NDArray[np.intp] | None:
@@ -57,7 +58,7 @@ class RowGroups:
     """A cache of decoded row groups."""
 
     def __init__(self, columns: Mapping[str, Column], max_bytes: int, max_threads: int) -> None:
-        self.units = UnitCache[RowGroup](max_bytes)
+        self.units = UnitCache[int, RowGroup](max_bytes)
         self._columns = columns
         self._max_bytes = max_bytes
         self._max_threads = max_threads

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.sources.tables.decoded_cache import UnitCache
+from millstream.sources.keyed_pool import UnitCache
 
 
 class Unit(NamedTuple):
@@ -27,7 +27,7 @@ def test_those_that_are_missing_are_decoded_at_the_same_time() -> None:
         both.wait(30)
         return Unit(number)
 
-    cache = UnitCache[Unit](1000)
+    cache = UnitCache[int, Unit](1000)
     with ThreadPoolExecutor(3) as threads:
         found = list(threads.map(lambda _: cache.get_all(dict.fromkeys(range(4), 1), load, 2), range(3)))
     assert found == [[Unit(number) for number in range(4)]] * 3
@@ -36,7 +36,7 @@ def test_those_that_are_missing_are_decoded_at_the_same_time() -> None:
 
 def test_one_that_cannot_be_decoded_is_tried_again() -> None:
     """A unit that fails raises its error and is decoded again at the next read; the others are kept."""
-    cache = UnitCache[Unit](1000)
+    cache = UnitCache[int, Unit](1000)
     loads: list[int] = []
 
     def load(number: int) -> Unit:
@@ -54,7 +54,7 @@ def test_one_that_cannot_be_decoded_is_tried_again() -> None:
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True), max_size=30), st.integers(0, 60))
 def test_the_least_recently_used_are_dropped(reads: list[list[int]], max_bytes: int) -> None:
     """The oracle is a list in the order of use; one unit is kept whatever its size, and all of one read are given."""
-    cache = UnitCache[Unit](max_bytes)
+    cache = UnitCache[int, Unit](max_bytes)
     kept: list[int] = []
     for numbers in reads:
         missing = [number for number in numbers if number not in kept]
