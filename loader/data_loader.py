@@ -20,8 +20,14 @@ from millstream.loader.iterator import Beginning, DataLoaderIterator, RepeatedPa
 from millstream.loader.lineage import Lineage
 from millstream.loader.measuring.front import ACTORS, DEBUGGED, LOADER
 from millstream.loader.measuring.profiler import Profiler
-from millstream.loader.pipeline.arguments import Operations, check_kind, check_operations
-from millstream.loader.pipeline.pipeline import MAX_ERRORS, Pipeline, Tolerance
+from millstream.loader.pipeline.pipeline import (
+    MAX_ERRORS,
+    Operations,
+    Pipeline,
+    Tolerance,
+    check_kind,
+    check_operations,
+)
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.state_of_plan import count_outputs, declared_by, fingerprint_of_pipeline, state_at, stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores

@@ -19,7 +19,7 @@ import numpy as np
 from millstream.core import tree
 from millstream.core.warn import warn
 from millstream.loader.execution import Execution
-from millstream.loader.operations.elements import Elements, Origins, describe_origin
+from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import READ, Plan
 from millstream.loader.pipeline.stages import split_stages

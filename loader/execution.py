@@ -13,7 +13,7 @@ from millstream.loader.insight import Insight, serve_if_requested
 from millstream.loader.iterator import Beginning, DataLoaderIterator
 from millstream.loader.measuring.front import LOADER, Front
 from millstream.loader.measuring.profiler import Profiler
-from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument

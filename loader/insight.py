@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from millstream.loader.inspectable import Measured
     from millstream.loader.measuring.profiler import Event
-    from millstream.loader.operations.elements import FailedRecord
+    from millstream.loader.pipeline.elements import FailedRecord
     from millstream.loader.reporting.joined_snapshots import Streams
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.snapshot import LoaderSnapshot, Measurements

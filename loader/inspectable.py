@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from millstream.loader.operations.elements import FailedRecord
+    from millstream.loader.pipeline.elements import FailedRecord
     from millstream.loader.reporting.preview import Preview
     from millstream.loader.reporting.summary import Summary
     from millstream.loader.scheduling.status import ExecutorStatus

@@ -24,12 +24,10 @@ from millstream.loader.checkpoints.checkpointable import ResumableIterator
 from millstream.loader.checkpoints.state import LoaderState, Stream, combined
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable, Measured
-from millstream.loader.operations.elements import Elements, FailedRecord, SourceEnded
-from millstream.loader.operations.random_streams import seed_of
-from millstream.loader.operations.reading import copies_of_held
-from millstream.loader.pipeline.calls import Blocks
-from millstream.loader.pipeline.outputs import Cursor, Outputs, Position
+from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
+from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded, seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.steps import copies_of_held
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.state_of_plan import count_outputs, epoch_of, state_at
 from millstream.loader.threads.watcher import Watch, watch

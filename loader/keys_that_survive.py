@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from millstream.core.checks import named_arguments
 from millstream.core.descriptions import described
 from millstream.loader.data_loader import DataLoader
-from millstream.loader.pipeline.arguments import Operations, check_operations
+from millstream.loader.pipeline.pipeline import Operations, check_operations
 from millstream.loader.threads.options import ReadOptions
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding

@@ -8,8 +8,7 @@ from millstream.core.checks import as_integer, named_arguments
 from millstream.core.randomness import SEED_LIMIT, derive_seed
 from millstream.loader.data_loader import DataLoader
 from millstream.loader.foreign_arguments import LOAD_BY_NAME, LOAD_REPLACEMENTS
-from millstream.loader.pipeline.arguments import Operations, check_list
-from millstream.loader.pipeline.pipeline import MAX_ERRORS
+from millstream.loader.pipeline.pipeline import MAX_ERRORS, Operations, check_list
 from millstream.loader.threads.options import ReadOptions
 from millstream.samplers import IndexSampler, Sampler
 from millstream.sharding import ShardOptions

@@ -4,10 +4,10 @@ import dataclasses
 
 from millstream.loader.checkpoints.fingerprint import Declared, Fingerprint
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
-from millstream.loader.pipeline.arguments import first_dynamic, joining_batch
-from millstream.loader.pipeline.outputs import Cursor, Position
+from millstream.loader.pipeline.calls import Cursor, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.shards import first_dynamic, joining_batch
 
 
 def stream_of(plan: Plan, fingerprint: Fingerprint | None = None) -> Stream:

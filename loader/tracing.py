@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from millstream.core import tree
-from millstream.loader.operations.elements import Elements
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument

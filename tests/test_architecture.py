@@ -27,15 +27,14 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "loader": {
         "checkpoints": set(),
         "devices": {"threads"},
-        "operations": set(),
-        "pipeline": {"operations"},
-        "scheduling": {"operations", "pipeline"},
-        "measuring": {"operations", "pipeline"},
-        "threads": {"operations", "pipeline", "scheduling"},
-        "transport": {"operations", "pipeline"},
-        "workers": {"operations", "pipeline", "scheduling", "measuring", "threads", "transport"},
-        "processes": {"operations", "pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
-        "cluster": {"operations", "pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
+        "pipeline": set(),
+        "scheduling": {"pipeline"},
+        "measuring": {"pipeline"},
+        "threads": {"pipeline", "scheduling"},
+        "transport": {"pipeline"},
+        "workers": {"pipeline", "scheduling", "measuring", "threads", "transport"},
+        "processes": {"pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
+        "cluster": {"pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "monitoring": {"processes", "reporting"},
         "reporting": {"measuring", "pipeline"},
     },
@@ -172,7 +171,7 @@ def import_violations(module: str, source: str) -> list[str]:
         top = item.target.split(".")[0]
         if top == CORE:
             found += _layer_violations(module, item)
-        elif top in OUTSIDE_THE_PIPELINE and room_of(module) in {"operations", "pipeline", "scheduling"}:
+        elif top in OUTSIDE_THE_PIPELINE and room_of(module) in {"pipeline", "scheduling"}:
             found.append(f"line {item.line}: the pipeline imports {top}")
         elif top not in sys.stdlib_module_names | {"numpy"} and not (top in FOR_TYPE_CHECKERS and item.is_late):
             found += _third_party_violations(module, item, top)

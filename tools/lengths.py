@@ -12,7 +12,7 @@ from millstream.core.descriptions import described
 from millstream.core.warn import log_warning
 from millstream.loader import DataLoader, ReadOptions
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
-from millstream.loader.pipeline.arguments import Operations, check_operations
+from millstream.loader.pipeline.pipeline import Operations, check_operations
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources import DataSource, MegatronDataSource

@@ -14,7 +14,7 @@ from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.debugging import difference
-from millstream.loader.pipeline.outputs import num_bytes
+from millstream.loader.pipeline.calls import num_bytes
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
 from millstream.samplers.permutation import permute_one
 

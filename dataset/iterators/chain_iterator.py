@@ -24,9 +24,9 @@ from millstream.loader.checkpoints.compatibility import resumption, warn_of_chan
 from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.measuring.front import CHAIN
-from millstream.loader.pipeline.arguments import first_dynamic
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.shards import first_dynamic
 from millstream.loader.state_of_plan import fingerprint_of_pipeline, saved_cursor, stream_of
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation

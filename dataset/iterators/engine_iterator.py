@@ -8,7 +8,7 @@ from millstream.loader.execution import Execution
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Consumer
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.operations.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.transforms.of_chains import AbsentElement
 
 

@@ -23,11 +23,11 @@ from millstream.loader.checkpoints.state import LoaderState
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring.front import FED_CHAIN
-from millstream.loader.operations.elements import Elements, Origins
-from millstream.loader.operations.steps import annotated
-from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.calls import Position
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.steps import annotated
 from millstream.loader.scheduling.feed import Feed
 from millstream.loader.state_of_plan import fingerprint_of_pipeline, state_at, stream_of
 from millstream.loader.threads.watcher import watched

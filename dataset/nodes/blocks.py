@@ -9,7 +9,7 @@ import numpy as np
 
 from millstream.core.checks import as_integer
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
-from millstream.loader.pipeline.chunk_cache import ChunkCache
+from millstream.loader.pipeline.order import ChunkCache
 from millstream.sources.base import RecordKeys
 
 LOCATED_RECORDS: Final = 15_360

@@ -17,7 +17,7 @@ from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, U
 from millstream.errors import StackError
 from millstream.loader.checkpoints.description import identity_of
 from millstream.loader.measuring.costs import observer
-from millstream.loader.operations.steps import annotated
+from millstream.loader.pipeline.steps import annotated
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
 from millstream.transforms.batching.pad import pad

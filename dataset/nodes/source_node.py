@@ -11,10 +11,9 @@ import numpy as np
 from millstream.dataset.nodes.node import Node, Positions, Units, divided, divided_one
 from millstream.loader.checkpoints.description import Description, identity_of
 from millstream.loader.checkpoints.fingerprint import add_source
-from millstream.loader.operations.elements import Elements, Origins
-from millstream.loader.operations.reading import reader_of
-from millstream.loader.operations.steps import annotated
-from millstream.loader.pipeline.arguments import source_name
+from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.pipeline.pipeline import source_name
+from millstream.loader.pipeline.steps import annotated, reader_of
 from millstream.sources import DataSource
 from millstream.sources.base import HeldRecords
 from millstream.sources.source_checks import is_in_memory, reads_one_by_one

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, final
 
 import numpy as np
 
-from millstream.loader.operations.elements import Elements
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.resources import affordable_threads

@@ -17,9 +17,8 @@ from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Eve
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.options import RayWorkers
 from millstream.loader.measuring.profiler import HAND_OVER
-from millstream.loader.operations.elements import Elements, Origins
-from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.calls import Blocks, Call, Position
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_elements

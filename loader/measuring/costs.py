@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.core.signals import SignalSafeLock
-from millstream.loader.pipeline.outputs import num_bytes
+from millstream.loader.pipeline.calls import num_bytes
 
 Node: TypeAlias = tuple[int, str]
 """A node: 0 and the label of a stage; or of a MapDataset's node, the number of nodes above it, from 1, and its text."""

@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
 
 from millstream.loader.measuring.recorder import STARTS, TRAINS, WAITS, Recorder
-from millstream.loader.pipeline.calls import Blocks
-from millstream.loader.pipeline.outputs import num_bytes
+from millstream.loader.pipeline.calls import Blocks, num_bytes
 from millstream.loader.pipeline.plan import KEYS, READ
 
 if TYPE_CHECKING:

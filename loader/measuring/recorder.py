@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import Any, NamedTuple, final
 
-from millstream.loader.operations.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, Origins
 
 MAX_SPANS = 20_000
 """The number of spans kept, a few megabytes."""

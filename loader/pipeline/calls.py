@@ -1,13 +1,231 @@
-"""The calls of a plan: a request each, which can be sent to any thread or process, and the outputs that follow."""
+"""The calls of a plan: a request each, which can be sent to any thread or process, and the outputs that follow.
+
+A position in the stream of a shard has one cursor for each of its logical shards. Each output has a position after it.
+"""
 
 import abc
 import dataclasses
-from typing import NamedTuple, TypeAlias
+import sys
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self, TypeAlias
 
-from millstream.loader.operations.elements import Elements
-from millstream.loader.pipeline.logical_shard import LogicalShard
-from millstream.loader.pipeline.outputs import BlockOutputs, FormedGroup, GroupOutputs, Outputs, num_bytes
-from millstream.loader.pipeline.stages import Stage
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.core import tree
+from millstream.loader.pipeline.elements import Elements
+from millstream.loader.pipeline.stages import LogicalShard, Stage
+from millstream.transforms.packing.rows import Rows
+
+
+def num_bytes(values: Sequence[Any]) -> int:
+    """Returns the estimated number of bytes of elements, or of the items of a list. Its time is bounded."""
+    sample = tree.sampled(values)
+    return sum(map(_bytes_of, sample)) * len(values) // max(1, len(sample))
+
+
+def _bytes_of(value: Any) -> int:
+    if _is_flat(value):
+        return _own_bytes(value)
+    if type(value) is dict and all(map(_is_flat, value.values())):
+        return sum(map(_own_bytes, value.values()))
+    return _bytes_of_levels(value)
+
+
+def _is_flat(value: Any) -> bool:
+    return not value.dtype.hasobject if isinstance(value, np.ndarray) else type(value) in tree.FLAT
+
+
+def _bytes_of_levels(value: Any) -> int:
+    """Returns the size of a structure, level by level, each child counted once per level: it may contain itself.
+
+    An array of objects is a structure of them, such as the texts of a batch.
+    """
+    total = 0.0
+    level: dict[int, tuple[Any, float]] = {id(value): (value, 1.0)}
+    for _ in range(tree.MAX_DEPTH):
+        inner: dict[int, tuple[Any, float]] = {}
+        for node, weight in level.values():
+            items: Any = node.reshape(-1) if isinstance(node, np.ndarray) else tree.children_if_any(node)
+            if len(items) == 0:
+                total += weight * _own_bytes(node)
+                continue
+            sample = tree.sampled(items)
+            share = weight * len(items) / len(sample)
+            for child in sample:
+                if _is_flat(child):
+                    total += share * _own_bytes(child)
+                else:
+                    _, known = inner.get(id(child), (None, 0.0))
+                    inner[id(child)] = child, max(share, known)
+        if not inner:
+            break
+        level = inner
+    return int(total)
+
+
+def _own_bytes(value: Any) -> int:
+    size = getattr(value, "nbytes", None)
+    return size if type(size) is int else sys.getsizeof(value, 0)
+
+
+class Cursor(NamedTuple):
+    """A position between two outputs of a logical shard.
+
+    Attributes:
+        block: the first block that is not consumed completely.
+        skip: the consumed part of it, one number per stage: skip[0] elements of stage 0, then skip[1] outputs of the
+            group that begins there, and so on. If an element may be in two groups, consumed size (tokens, for instance)
+            counts instead of outputs. A stage that divides units has two numbers: the consumed size, then the outputs
+            of the next unit. All zero between the outputs of a 1:1 pipeline.
+        is_final: True if an output before this position depends on the end of the order, because it was made from a
+            short group, or from a tail that is divided differently from complete blocks. Not set in 1:1 pipelines,
+            where the block determines it.
+    """
+
+    block: int
+    skip: tuple[int, ...]
+    is_final: bool = False
+
+
+Position: TypeAlias = tuple[Cursor, ...]
+"""A position between two outputs of a shard: the cursors of its logical shards, in order."""
+
+
+class FormedGroup(NamedTuple):
+    """A group of elements.
+
+    Attributes:
+        elements: its elements, whose origins contain the group's decisions about each.
+        start, end: the positions before its first output and after its last.
+        others: the positions after it in the other logical shards, if it has elements of several.
+    """
+
+    elements: Elements
+    start: Cursor
+    end: Cursor
+    others: tuple[Cursor, ...] = ()
+
+    @classmethod
+    def failed(cls, error: BaseException) -> Self:
+        nowhere = Cursor(0, (0,))
+        return cls(Elements.failed(error), nowhere, nowhere)
+
+
+class Outputs(abc.ABC):
+    """The outputs of one call, in order.
+
+    Attributes:
+        values: the outputs. Rows that were built together stay together, so consecutive ones form a batch already.
+        origins: the origin of each output.
+        error: the error in place of the next output, if any.
+        error_block: the block of the error; None if it is not known.
+        first: the number of outputs at the start that were consumed before the schedule began.
+        num_records: the number of records, or of elements of the stage before, that they were made from.
+        failures: the records among them that failed, and were skipped or replaced.
+        num_bytes: their estimated size in memory.
+    """
+
+    def __init__(self, elements: Elements, first: int, num_records: int) -> None:
+        values = elements.values
+        self.values = values if type(values) is Rows else list(values)
+        self.origins = elements.origins
+        self.error = elements.error
+        self.error_block = None if elements.at is None else elements.at.block
+        self.failures = elements.failures
+        self.first = min(first, len(elements.values))
+        self.num_records = num_records
+        self.num_bytes = num_bytes(values)
+
+    def end_with(self, error: BaseException, row: int, block: int | None) -> None:
+        """Replaces the outputs from a row on by an error."""
+        self.values, self.origins = self.values[:row], self.origins.take(slice(row))
+        self.first, self.error, self.error_block = min(self.first, row), error, block
+
+    @abc.abstractmethod
+    def after(self, row: int) -> Cursor:
+        """Returns the position after output `row` in its logical shard; after the last one, the next block or group."""
+
+    def position_after(self, row: int) -> Position:
+        """Returns the position after output `row` in the stream of the shard."""
+        return (self.after(row),)
+
+
+class BlockOutputs(Outputs):
+    """Outputs of stage 0."""
+
+    def __init__(self, elements: Elements, first: int, num_records: int, shard: LogicalShard, stop: int) -> None:
+        super().__init__(elements, first, num_records)
+        self._shard = shard
+        self._stop = stop
+
+    def after(self, row: int) -> Cursor:
+        if self._shard.one_to_one and row + 1 == len(self.values) and self.error is None:
+            return Cursor(self._stop, (0,))
+        blocks = self.origins.block
+        block = int(blocks[row])
+        is_last = row + 1 == len(blocks) or blocks[row + 1] != block
+        # If an error follows in the same block, leaving the block would skip the error.
+        error_may_follow = row + 1 == len(blocks) and self._error_may_follow(block)
+        is_tail = block == self._shard.partition.whole_blocks
+        # The tail of a single shard grows with the order. Leaving it would skip the records added there.
+        grows = is_tail and self._shard.tail_grows
+        is_final = is_tail and not grows
+        if is_last and not error_may_follow and not grows:
+            return Cursor(block + 1, (0,), is_final)
+        return Cursor(block, (row - int(np.searchsorted(blocks, block)) + 1,), is_final)
+
+    def _error_may_follow(self, block: int) -> bool:
+        """Returns True if the error may be in a block that has an output before it."""
+        is_later = self.error_block is not None and self.error_block > block
+        return self.error is not None and not is_later and not self._shard.one_to_one
+
+
+class GroupOutputs(Outputs):
+    """Outputs of a later stage, made of one group.
+
+    `span` has the positions before the first output, consumed ones included, and after the last; then the positions
+    after the last in other logical shards, if the group has elements of several.
+    """
+
+    def __init__(
+        self,
+        elements: Elements,
+        first: int,
+        num_records: int,
+        span: tuple[Cursor, Cursor, tuple[Cursor, ...]],
+        stage: Stage,
+    ) -> None:
+        super().__init__(elements, first, num_records)
+        self._start, self._end, self._others = span
+        self._unit = stage.unit
+        self._units: NDArray[np.int64] | None = None
+        if stage.divides_units:
+            self._units, self.origins = self.origins.without_unit_numbers()
+
+    def after(self, row: int) -> Cursor:
+        if row + 1 == len(self.values) and self.error is None:
+            return self._end
+        if self._units is not None:
+            return self._within_units(self._units, row)
+        *outer, used = self._start.skip
+        # Of a group that is cut into units, all but the last are complete wherever the order ends.
+        is_final = self._end.is_final if self._unit is None else self._start.is_final
+        return Cursor(self._start.block, (*outer, used + (row + 1) * (self._unit or 1)), is_final)
+
+    def position_after(self, row: int) -> Position:
+        return (self.after(row), *self._others)
+
+    def _within_units(self, units: NDArray[np.int64], row: int) -> Cursor:
+        *outer, used, _ = self._start.skip
+        unit, is_last = int(units[row]), row + 1 == len(units)
+        if not is_last and units[row + 1] != unit:
+            count = 0
+            unit += 1
+        else:  # An error that follows may be in the same unit. Leaving the unit would skip the error.
+            count = row - int(np.searchsorted(units, unit)) + 1
+        is_final = self._end.is_final if count and unit == units[-1] else self._start.is_final
+        return Cursor(self._start.block, (*outer, used + unit * (self._unit or 1), count), is_final)
 
 
 class Blocks(NamedTuple):

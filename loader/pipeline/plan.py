@@ -1,6 +1,6 @@
 """Compiled pipelines: everything that determines the content and the order of a stream.
 
-Stage 0 turns a range of blocks (see `partition`) into elements: it reads their records, and runs the operations before
+Stage 0 turns a range of blocks (see `shards`) into elements: it reads their records, and runs the operations before
 the first one that regroups. Each later stage turns one group of the previous stage's elements into outputs.
 
 User code runs in an empty context, a new one for each call of a method (see `isolated`).
@@ -18,21 +18,31 @@ from millstream.core.columnar import Allocate
 from millstream.core.randomness import OF_BATCHES, derive_seed
 from millstream.core.signals import cannot_wait, is_from_signal_handler
 from millstream.core.warn import log_warning
-from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins, describe_records
-from millstream.loader.operations.random_streams import epochs_at, seed_of
-from millstream.loader.operations.reading import MAX_HELD_RECORDS, may_depend_on_thread, reader_of
-from millstream.loader.operations.steps import Step, annotated, isolated, run_steps, within_depth
-from millstream.loader.operations.substitutes import KeyCycle, with_substitutes
-from millstream.loader.pipeline.arguments import check_balance, check_groupings, first_dynamic
-from millstream.loader.pipeline.calls import Blocks, Fed, Group, Request, Rest
-from millstream.loader.pipeline.failing_records import ErrorLog, without_failures
-from millstream.loader.pipeline.locator import Locator
-from millstream.loader.pipeline.logical_shard import LogicalShard, records_per_block
-from millstream.loader.pipeline.outputs import Cursor, Position
-from millstream.loader.pipeline.packing import max_batches
-from millstream.loader.pipeline.partition import Partition
-from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.stages import Instrument, compile_stages, split_stages
+from millstream.loader.pipeline.calls import Blocks, Cursor, Fed, Group, Position, Request, Rest
+from millstream.loader.pipeline.elements import (
+    Elements,
+    FailedRecord,
+    Location,
+    Origins,
+    describe_records,
+    epochs_at,
+    seed_of,
+)
+from millstream.loader.pipeline.failing_records import ErrorLog, KeyCycle, with_substitutes, without_failures
+from millstream.loader.pipeline.order import Locator, max_batches
+from millstream.loader.pipeline.pipeline import Pipeline, check_balance, check_groupings
+from millstream.loader.pipeline.shards import Partition, first_dynamic
+from millstream.loader.pipeline.stages import Instrument, LogicalShard, compile_stages, records_per_block, split_stages
+from millstream.loader.pipeline.steps import (
+    MAX_HELD_RECORDS,
+    Step,
+    annotated,
+    isolated,
+    may_depend_on_thread,
+    reader_of,
+    run_steps,
+    within_depth,
+)
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import is_mixed
 from millstream.sources.source_checks import batched_read_of, is_in_memory, reads_in_one_call

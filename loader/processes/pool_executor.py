@@ -7,9 +7,8 @@ from typing import Any, final
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError
 from millstream.loader.measuring.profiler import HAND_OVER
-from millstream.loader.operations.elements import Elements
-from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.calls import Blocks, Call, Position
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.processes.limits import describe_limits, explain_limit
 from millstream.loader.processes.messages import Exited, PipelineFailed, Result, Task

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias, final
 
 from millstream.core.warn import log_warning
-from millstream.loader.operations.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.log_records import WorkerLog

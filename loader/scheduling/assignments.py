@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.pipeline.elements import Elements
 
 MAX_DEATHS = 2
 """A call that kills this many workers is given up."""

@@ -3,12 +3,10 @@
 from collections import deque
 from typing import TYPE_CHECKING, final
 
-from millstream.loader.operations.elements import SourceEnded
-from millstream.loader.pipeline.calls import BlockCall, Call
-from millstream.loader.pipeline.logical_shard import LogicalShard
-from millstream.loader.pipeline.outputs import Cursor, Outputs
+from millstream.loader.pipeline.calls import BlockCall, Call, Cursor, Outputs
+from millstream.loader.pipeline.elements import SourceEnded
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.stages import Stage
+from millstream.loader.pipeline.stages import LogicalShard, Stage
 
 
 @final

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.core.warn import log_warning
-from millstream.loader.pipeline.outputs import Outputs
+from millstream.loader.pipeline.calls import Outputs
 from millstream.loader.pipeline.plan import Plan
 
 EPOCHS_BETWEEN = 10

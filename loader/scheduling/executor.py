@@ -3,7 +3,7 @@
 import abc
 from typing import TYPE_CHECKING
 
-from millstream.loader.pipeline.outputs import Outputs, Position
+from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.schedule import Schedule
 

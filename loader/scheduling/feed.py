@@ -10,10 +10,9 @@ from typing import Any, Protocol, final
 
 import numpy as np
 
-from millstream.loader.operations.elements import Elements, Location, Origins
-from millstream.loader.pipeline.calls import BlockCall, Fed
-from millstream.loader.pipeline.logical_shard import LogicalShard
-from millstream.loader.pipeline.outputs import Outputs
+from millstream.loader.pipeline.calls import BlockCall, Fed, Outputs
+from millstream.loader.pipeline.elements import Elements, Location, Origins
+from millstream.loader.pipeline.stages import LogicalShard
 
 KEPT_ELEMENTS = 1024
 """The number of elements between two saved states. A stream that is resumed draws up to this many again.

@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import final
 
-from millstream.loader.operations.elements import Elements, Origins, SourceEnded
-from millstream.loader.pipeline.outputs import Cursor, FormedGroup, Outputs
+from millstream.loader.pipeline.calls import Cursor, FormedGroup, Outputs
+from millstream.loader.pipeline.elements import Elements, Origins, SourceEnded
 from millstream.loader.pipeline.stages import Stage
 
 

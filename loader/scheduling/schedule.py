@@ -15,10 +15,9 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, final
 
-from millstream.loader.operations.elements import Elements, SourceEnded, text_of_end
-from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall
+from millstream.loader.pipeline.calls import BlockCall, Call, GroupCall, Outputs, Position
+from millstream.loader.pipeline.elements import Elements, SourceEnded, text_of_end
 from millstream.loader.pipeline.failing_records import FailuresOfPass
-from millstream.loader.pipeline.outputs import Outputs, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.branch import Branch, CallQueue
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from millstream.core.columnar import Allocate
 from millstream.core.signals import is_from_signal_handler
-from millstream.loader.pipeline.calls import Call
-from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.calls import Call, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.executor import Executor

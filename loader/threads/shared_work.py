@@ -18,9 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, final
 
-from millstream.loader.operations.elements import Elements
-from millstream.loader.operations.steps import isolated
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.steps import isolated
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.sources.concurrent_reads import sharing
 

@@ -15,8 +15,7 @@ import math
 import time
 from typing import TYPE_CHECKING, final
 
-from millstream.loader.pipeline.calls import Call
-from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.calls import Call, Position
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.executor import Executor

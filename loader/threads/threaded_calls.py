@@ -14,8 +14,8 @@ import weakref
 from typing import Any, NamedTuple, final
 
 from millstream.core.columnar import Allocate
-from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import Call
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.shared_work import SharedWork

@@ -28,7 +28,8 @@ from types import FrameType
 from typing import Any, Final, TypeVar, final
 
 from millstream.core.warn import log_warning
-from millstream.loader.operations.elements import Origins, describe_origin, describe_records
+from millstream.loader.pipeline import steps
+from millstream.loader.pipeline.elements import Origins, describe_origin, describe_records
 from millstream.loader.threads.waiting import SLICE_SECONDS, STALL_WARNING_SECONDS
 
 Result = TypeVar("Result")
@@ -222,7 +223,7 @@ def _element_at(frame: FrameType) -> str | None:
     Steps collect results in `values`, one for each element of `origins` or of `run`. Its length is that of the results
     so far, because `list.extend` adds them one by one.
     """
-    if not frame.f_globals["__name__"].startswith("millstream.loader.operations."):
+    if frame.f_globals["__name__"] != steps.__name__:
         return None
     variables = frame.f_locals
     where, origins = variables.get("where"), variables.get("origins", getattr(variables.get("run"), "origins", None))

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from millstream.core import tree
 from millstream.core.signals import is_from_signal_handler
 from millstream.errors import WorkerError
-from millstream.loader.operations.elements import Elements, FailedRecord, Location, Origins
 from millstream.loader.pipeline.calls import Fed, Group
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.arena import INLINE_BYTES, LARGE_LEAF_BYTES, Allocator, ArenaView
 from millstream.loader.transport.class_table import ClassTable

@@ -18,8 +18,8 @@ from typing import Generic, NamedTuple, TypeVar, final
 
 from millstream.core.columnar import Allocate
 from millstream.loader.measuring.profiler import HAND_OVER, Profiler
-from millstream.loader.operations.elements import Elements, FailedRecord, Location, describe_origin
 from millstream.loader.pipeline.calls import Blocks
+from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, describe_origin
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from millstream.core.signals import interrupts
 from millstream.loader.measuring.profiler import Profiler
-from millstream.loader.pipeline.outputs import Outputs, Position
+from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.executor import Executor

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from typing import final
 
 from millstream.loader.measuring.profiler import Profiler
-from millstream.loader.operations.elements import Elements
 from millstream.loader.pipeline.calls import BlockCall, Call
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import NO_LONGER_WANTED
 from millstream.loader.scheduling.schedule import Schedule

@@ -23,9 +23,8 @@ from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerStalledError
 from millstream.loader.measuring.profiler import Profiler
-from millstream.loader.operations.elements import Elements
-from millstream.loader.pipeline.calls import Blocks, Call
-from millstream.loader.pipeline.outputs import Outputs, Position
+from millstream.loader.pipeline.calls import Blocks, Call, Outputs, Position
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.assignments import Assignments

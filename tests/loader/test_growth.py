@@ -10,8 +10,8 @@ import pytest
 
 import millstream
 from millstream.core import tree
-from millstream.loader.pipeline.arguments import MAX_GROUPINGS, MAX_LOGICAL_SHARDS
-from millstream.loader.pipeline.outputs import num_bytes
+from millstream.loader.pipeline.calls import num_bytes
+from millstream.loader.pipeline.pipeline import MAX_GROUPINGS, MAX_LOGICAL_SHARDS
 from millstream.transforms import Batch, Filter, Map
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream import BalancedSampler, IndexSampler, MixtureSampler, NoSharding, ShardOptions
 from millstream.core.randomness import generator
-from millstream.loader.pipeline import locator
+from millstream.loader.pipeline import order
 from support.draw.orders import balanced, mixtures, orders, records_at
 
 PLAIN = orders() | orders(rows=True) | mixtures() | mixtures(rows=True)
@@ -110,7 +110,7 @@ def test_steps_are_those_whose_batches_have_the_record(
     ]
     with pytest.MonkeyPatch.context() as patch:
         # Orders of a few records have thousands of epochs in the usual look-ahead, each of which takes a millisecond.
-        patch.setattr(locator, "CHUNK_KEYS", 64)
+        patch.setattr(order, "CHUNK_KEYS", 64)
         loaders = [
             millstream.DataLoader(
                 data_source=list(range(num_records)),

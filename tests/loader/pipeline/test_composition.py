@@ -21,7 +21,7 @@ from millstream import (
     PackingSampler,
     ShardOptions,
 )
-from millstream.loader.pipeline import locator
+from millstream.loader.pipeline import order
 from support.documents.html_pages import Page
 
 ROW_LENGTH = 8
@@ -38,7 +38,7 @@ def loaders(draw: st.DrawFn) -> tuple[list[millstream.DataLoader], list[int], bo
     is_packed, is_mixed = draw(st.booleans()), draw(st.booleans())
     num_epochs = draw(st.none() | st.integers(1, 3))
 
-    def order(lengths: list[int], seed: int) -> Any:
+    def order_of(lengths: list[int], seed: int) -> Any:
         if is_packed:
             strategy = "concat_then_split" if seed % 2 else "best_fit"
             return PackingSampler(
@@ -50,9 +50,9 @@ def loaders(draw: st.DrawFn) -> tuple[list[millstream.DataLoader], list[int], bo
         return IndexSampler(len(lengths), shuffle=True, seed=seed, num_epochs=num_epochs)
 
     seed = draw(st.integers(0, 9))
-    sampler = order(tokens, seed)
+    sampler = order_of(tokens, seed)
     if is_mixed:
-        parts_of_order = [order(tokens[starts[n] : starts[n + 1]], seed + n) for n in range(len(sizes))]
+        parts_of_order = [order_of(tokens[starts[n] : starts[n + 1]], seed + n) for n in range(len(sizes))]
         weights = draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
         stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", "drop_exhausted"]))
         sampler = MixtureSampler(parts_of_order, weights, stop=stop, source_lengths=sizes)
@@ -66,7 +66,7 @@ def loaders(draw: st.DrawFn) -> tuple[list[millstream.DataLoader], list[int], bo
     drop, pad = draw(st.sampled_from([(False, False), (True, False), (False, True)]))
     with pytest.MonkeyPatch.context() as patch:
         # Orders of a few rows have many epochs in the usual look-ahead, each of which takes a millisecond.
-        patch.setattr(locator, "CHUNK_KEYS", 32)
+        patch.setattr(order, "CHUNK_KEYS", 32)
         made = [
             millstream.DataLoader(
                 data_source=ConcatenatedDataSource(parts),

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import millstream
 from millstream.errors import CheckpointError
-from millstream.loader.operations import substitutes
 from millstream.loader.pipeline import failing_records
 from support.draw.random_pipelines import UNEVEN_ENDS, Pipeline, dealt_pipelines, pipelines
 from support.faults.user_faults import refuse_sevens
@@ -203,7 +202,7 @@ def test_where_every_record_fails_the_error_is_raised(operations: list[Any]) -> 
 
 def test_substitutes_are_looked_for_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """If very many keys in a row fail, the first one's error is raised."""
-    monkeypatch.setattr(substitutes, "MAX_SUBSTITUTES", 3)
+    monkeypatch.setattr(failing_records, "MAX_SUBSTITUTES", 3)
     numbers = iter(millstream.load(Damaged(20, [*range(5, 9), *range(12, 15)]), on_error="skip"))
     assert [next(numbers) for _ in range(5)] == [0, 1, 2, 3, 4]
     with pytest.raises(OSError, match="record 5 is damaged") as caught:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import millstream
-from millstream.loader.operations.elements import Origins
-from millstream.loader.pipeline.chunk_cache import MAX_CHUNKS, ChunkCache
-from millstream.loader.pipeline.partition import Partition, Tail
+from millstream.loader.pipeline.elements import Origins
+from millstream.loader.pipeline.order import MAX_CHUNKS, ChunkCache
+from millstream.loader.pipeline.shards import Partition, Tail
 from millstream.samplers import IndexSampler
 from millstream.sharding import ShardOptions
 from support.laws import inline_loader

@@ -14,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.operations.elements import Elements
-from millstream.loader.pipeline.calls import Blocks, Call, Fed
-from millstream.loader.pipeline.outputs import Position
+from millstream.loader.pipeline.calls import Blocks, Call, Fed, Position
+from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import MAX_DEATHS, Assignments
 from millstream.loader.scheduling.schedule import Schedule

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.calls import BlockCall
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.threads import concurrency
 from millstream.loader.threads.call_size import (
     CALL_SECONDS,

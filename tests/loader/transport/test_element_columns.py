@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream.loader.operations.elements import Elements, Origins
 from millstream.loader.pipeline.calls import Fed, Group
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.recycled_memory import ALIGNMENT
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import LARGE_BYTES, UNALIGNED_BYTES, to_columns, to_elements

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream.loader.operations.elements import Elements, Origins
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.processes import pool
 from millstream.loader.transport.arena import Allocator, ArenaView, create_arena_file
 

@@ -1,30 +1,218 @@
-"""Operations as functions from runs of elements to runs of elements.
+"""The work on elements: reading records, and operations as functions from runs to runs.
 
 A step processes a complete run. Only the user's function is called once per element. A step that fails at an element
 passes on the elements before it, so a chain of steps has the same result as processing element by element, but faster.
+The last step before a grouping prepares its elements, and the first one after it builds outputs from segments of them.
 """
 
 import contextvars
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Sequence
+from types import FunctionType
+from typing import Any, TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from millstream.core import tree
-from millstream.core.columnar import Allocate
+from millstream.core.columnar import Allocate, ColumnarRecords
 from millstream.core.descriptions import described
-from millstream.core.signals import cannot_wait
+from millstream.core.segments import Segments
+from millstream.core.signals import cannot_wait, is_from_signal_handler
+from millstream.core.warn import log_warning
 from millstream.errors import StackError
-from millstream.loader.operations.elements import Elements, Location, Origins, SourceEnded, add_note, describe_origin
-from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, RandomMap, Transformation
+from millstream.loader.pipeline.elements import Elements, Location, Origins, SourceEnded, add_note, describe_origin
+from millstream.sources import DataSource
+from millstream.sources.base import HeldRecords
+from millstream.sources.source_checks import batched_read_of
+from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack
 from millstream.transforms.function_checks import WholeCallError, children_of, results_of
-from millstream.transforms.grouping import MAX_FAN_OUT
+from millstream.transforms.grouping import MAX_FAN_OUT, GroupId, GroupingOperation, Prepared
 from millstream.transforms.of_chains import AbsentElement, Present, SeededRandomMap
 from millstream.transforms.only_for import leaves
+
+MAX_HELD_RECORDS = 1 << 30
+"""No source holds this many records in memory as objects. A source that claims more reads or generates them."""
+
+
+KeysOf = Callable[[Origins], NDArray[np.int64]]
+"""A function that returns the keys of records in their source, an int64 array of shape (n,)."""
+
+
+def _record_keys(origins: Origins) -> NDArray[np.int64]:
+    return origins.record_key
+
+
+def may_depend_on_thread(source: DataSource[Any]) -> bool:
+    """Returns True if records are read one by one, by user code that may depend on its thread.
+
+    A stream in the guise of a source may have an iterator per reading thread. Whether the consumer's thread is one of
+    them must not depend on the duration of a read.
+    """
+    method = getattr(type(source), "__getitem__", None)
+    is_own = not type(source).__module__.startswith("millstream.")
+    return is_own and isinstance(method, FunctionType) and batched_read_of(source) is None
+
+
+def reader_of(
+    source: DataSource[Any], keys_of: KeysOf = _record_keys, *, skips_none: bool = False
+) -> Callable[[Origins], Elements]:
+    """Returns the function that reads records.
+
+    Args:
+        source: the source.
+        keys_of: computes the keys of records in the source from their origins.
+        skips_none: True if None stands for a missing element, which is an error.
+    """
+    stand_in: Any = source
+    kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
+    where = f"reading from {kind.__name__}"
+    read_batch = batched_read_of(source)
+    read_one: Callable[[int], Any] = source.__getitem__
+    # A source that replaces a list builds a new dict or list for each reader.
+    if type(source) in {list, tuple}:
+        held = HeldRecords(cast("Sequence[Any]", source))
+        read_one, read_batch = held.quickest.__getitem__, held.__getitems__
+
+    if skips_none:
+        read_one = functools.partial(_present, read_one)
+
+    def read_singly(origins: Origins) -> Elements:
+        keys = keys_of(origins).tolist()
+        values, error = collect(map(read_one, keys), origins, where, len(keys), may_end=True)
+        at = None if error is None else Location.of(origins, len(values))
+        return Elements(values, origins.take(slice(len(values))), error, at)
+
+    if read_batch is None:
+        return read_singly
+    return _batched_reader(source, read_batch, read_singly, keys_of, where, skips_none=skips_none)
+
+
+def _present(read_one: Callable[[int], Any], key: int) -> Any:
+    record = read_one(key)
+    if record is None:
+        raise MissingElementError
+    return record
+
+
+class MissingElementError(ValueError):
+    """An element of a MapDataset is None, and a loader cannot skip it."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "An element of a MapDataset is None, which stands for a missing one, and a loader reads every position: a "
+            "map before it returned None, or its source contains None. Return another value, or read the dataset as a "
+            "stream, dataset.to_iter_dataset(), which skips missing elements."
+        )
+
+
+def _batched_reader(
+    source: DataSource[Any],
+    read_batch: Callable[[Any], Sequence[Any]],
+    read_singly: Callable[[Origins], Elements],
+    keys_of: KeysOf,
+    where: str,
+    *,
+    skips_none: bool,
+) -> Callable[[Origins], Elements]:
+    """Returns the function that reads records in one call, and one by one if that fails."""
+    takes_arrays = bool(getattr(source, "takes_key_arrays", False))
+    warned: list[bool] = []
+
+    def read(origins: Origins) -> Elements:
+        # The source gets an array of its own, because it may sort it, or pass it to a library that writes to it.
+        keys = keys_of(origins)
+        keys = keys.copy() if takes_arrays else keys.tolist()
+        try:
+            records = read_batch(keys)
+            # The source may reuse a list.
+            values = records if isinstance(records, (tuple, ColumnarRecords)) else list(records)
+            error: BaseException
+            if len(values) != len(keys):
+                error = _WrongCountError(
+                    f"__getitems__ of {type(source).__name__} got {len(keys)} keys and returned {len(values)} records."
+                )
+            elif skips_none and not isinstance(values, ColumnarRecords) and any(value is None for value in values):
+                error = MissingElementError()
+            else:
+                return Elements(values, origins)
+        except BaseException as raised:
+            if cannot_wait(raised):
+                raise
+            error = raised
+        # One by one, to deliver the records before the faulty one, and to name that one.
+        run = read_singly(origins)
+        if run.error is not None:
+            return run
+        if _is_of_the_call(error):
+            location = f"{where}, {len(keys)} records in one call, the first at {describe_origin(origins, 0)}"
+            return Elements.failed(annotated(error, location))
+        if not warned:
+            warned.append(True)
+            name, text = type(source).__name__, f"{type(error).__name__}: {error}"
+            log_warning(
+                f"{name}.__getitems__ failed for {len(keys)} records, and __getitem__ read each of them: {text}. "
+                "Reading records one by one is slower. Fix __getitems__, or delete it."
+            )
+        return run
+
+    return read
+
+
+def _is_of_the_call(error: BaseException) -> bool:
+    """Returns True if the error of a batched read stands although each of the records can be read."""
+    if not isinstance(error, Exception) or isinstance(error, _WrongCountError | StopIteration):
+        return True
+    return is_from_signal_handler(error)
+
+
+class _WrongCountError(ValueError):
+    """A batched read returned the wrong number of records."""
+
+
+def copies_of_held(source: Any, elements: Sequence[Any], origins: Origins) -> list[Any]:
+    """Returns the elements, with copies of those arrays that may be memory of a source that holds its records.
+
+    The trainer may change what it gets, as it may with elements that come from worker processes.
+    """
+    values = list(elements)
+    for row, key in enumerate(origins.record_key.tolist()):
+        value = values[row]
+        kind = type(value)
+        if kind is np.ndarray:
+            if value.base is not None or value is source[key]:
+                values[row] = value.copy()
+        elif kind not in _IMMUTABLE:
+            values[row] = _with_copies(value, set(_arrays_in(source[key])))
+    return values
+
+
+_IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+
+def _arrays_in(value: Any) -> Iterator[int]:
+    """Yields the `id` of each array in a record."""
+    if isinstance(value, np.ndarray):
+        yield id(value)
+    elif isinstance(value, dict | list | tuple):
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from _arrays_in(member)
+
+
+def _with_copies(value: Any, held: Collection[int]) -> Any:
+    """Returns a value with copies of arrays that are held, or are views, which may be views of those."""
+    if isinstance(value, np.ndarray):
+        return value.copy() if value.base is not None or id(value) in held else value
+    if type(value) is dict:
+        return {name: _with_copies(member, held) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        members = [_with_copies(member, held) for member in value]
+        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
+    return value
+
 
 Result = TypeVar("Result")
 Results = Callable[[Elements], Iterator[Any]]
@@ -83,7 +271,7 @@ def compile_step(
 
     `producer` is the name of the operation before; None for the source. `random_number` is the number of random
     operations before this one. `is_template` returns True for a block that is read for its structure only (see
-    `partition`). `components` are the names of a mixture's components.
+    `shards`). `components` are the names of a mixture's components.
     """
     if isinstance(operation, Batch):
         return _batch_step(operation, where, producer, is_template)
@@ -320,3 +508,80 @@ def within_depth(make: Callable[..., Elements], where: str) -> Callable[..., Ele
 
 def _cut(run: Elements, values: list[Any], error: BaseException) -> Elements:
     return Elements(values, run.origins.take(slice(len(values))), error, Location.of(run.origins, len(values)))
+
+
+def prepare_step(operation: GroupingOperation, where: str) -> Step:
+    """Returns the step that prepares elements for a grouping operation. It is the last step of the stage before."""
+    return lambda run, _: prepared(operation, run, where, splits=operation.splits)
+
+
+def prepared(operation: GroupingOperation | Pack, run: Elements, where: str, *, splits: bool = False) -> Elements:
+    """Returns a run of prepared elements, whose origins contain their sizes.
+
+    If it `splits`, an element may become several, which get their own indices.
+    """
+    values, error = list(run.values), None
+    try:
+        made, count = operation.prepare(values), len(values)
+    except BaseException as failure:
+        if cannot_wait(failure):
+            raise
+        each = (operation.prepare([value]) for value in values)
+        prepared, error = collect(each, run.origins, where, len(values))
+        made, count = Prepared.concatenate([operation.prepare([]), *prepared]), len(prepared)
+    origins = run.origins.take(slice(count))
+    if splits or made.counts is not None:
+        counts = [1] * count if made.counts is None else made.counts
+        origins = origins.fan_out(counts, MAX_FAN_OUT if splits else 1)
+    ends = (run.error, run.at) if error is None else (error, Location.of(run.origins, count))
+    return Elements(made.values, origins.with_sizes(made.sizes), *ends)
+
+
+def group_step(operation: GroupingOperation, where: str, *, numbers_units: bool = False) -> Step:
+    """Returns the step that builds the outputs of a group.
+
+    If it `numbers_units`, the origins of outputs get a row with the number of each output in the group.
+    """
+
+    def step(group: Elements, allocate: Allocate) -> Elements:
+        origins = group.origins
+        group_id = GroupId(int(origins.position[0]), int(origins.index[0]))
+        segments = operation.arrange(origins.sizes, group_id)
+        firsts = segments.offsets[:-1]
+        made_of = origins.take(segments.elements[firsts]).without_sizes()
+        if segments.starts is not None and operation.output_size is not None:
+            made_of = made_of.numbered(segments.starts[firsts] // operation.output_size, MAX_FAN_OUT)
+        if numbers_units:
+            made_of = made_of.with_sizes(np.arange(len(made_of))[np.newaxis])
+        values = group.values
+        return outputs_of(lambda chosen: operation.make(values, chosen, allocate), segments, origins, made_of, where)
+
+    return step
+
+
+def outputs_of(
+    make: Callable[[Segments], Sequence[Any]], segments: Segments, origins: Origins, made_of: Origins, where: str
+) -> Elements:
+    """Builds the outputs that consist of the given segments, all together or, after an error, one by one.
+
+    `origins` are those of the elements that the segments are cut from, `made_of` those of the outputs.
+    """
+    error = None
+    try:
+        values = make(segments)
+    except BaseException as failure:
+        if cannot_wait(failure):
+            raise
+
+        def make_one(output: int) -> Any:
+            try:
+                (value,) = make(segments.of_output(output))
+            except StackError as error:
+                keys = ", ".join(str(origins.record_key[row]) for row in error.rows)
+                error.add_note(f"millstream: the record keys of these elements: {keys}.")
+                raise
+            return value
+
+        count = len(segments.offsets) - 1
+        values, error = collect(map(make_one, range(count)), made_of, where, count)
+    return Elements(values, made_of.take(slice(len(values))), error)

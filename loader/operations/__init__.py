@@ -1,1 +1,0 @@
-"""Runs of elements, and the operations of a pipeline as functions of them."""
