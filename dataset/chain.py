@@ -17,7 +17,7 @@ from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.source_node import HANDED
 from millstream.dataset.options import DatasetOptions, options_of
 from millstream.dataset.stream_nodes import Ahead, Combined, Compiled, Operated, ReadIterDataset, Seeded
-from millstream.loader.measuring.front import FED_CHAIN
+from millstream.loader.measuring import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import joint_threads, min_buffer_bytes

@@ -18,8 +18,7 @@ from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Inspectable
 from millstream.loader.iterator import Beginning, DataLoaderIterator, RepeatedPasses
 from millstream.loader.lineage import Lineage
-from millstream.loader.measuring.front import ACTORS, DEBUGGED, LOADER
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import ACTORS, DEBUGGED, LOADER, Profiler
 from millstream.loader.pipeline.pipeline import (
     MAX_ERRORS,
     Operations,
@@ -379,7 +378,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def _new_profiler(self) -> Profiler:
         if not self._records_timeline:
             return Profiler(self._pipeline.labels)
-        from millstream.loader.measuring.recorder import Recorder  # noqa: PLC0415  (lazy: off by default)
+        from millstream.loader.measuring import Recorder  # noqa: PLC0415  (lazy: off by default)
 
         return Profiler(self._pipeline.labels, Recorder())
 

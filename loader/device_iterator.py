@@ -29,7 +29,7 @@ from millstream.loader.devices.placement import Device, Placement
 from millstream.loader.devices.staging import DevicePosition, DeviceStaging, StagedBatch
 from millstream.loader.insight import Insight
 from millstream.loader.inspectable import Consumer, Inspectable
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import Profiler
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS, ReaderThreads
 from millstream.loader.threads.waiting import SLICE_SECONDS, Wait
 

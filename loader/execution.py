@@ -11,8 +11,7 @@ from millstream.configuration import config
 from millstream.loader.checkpoints.state import Stream
 from millstream.loader.insight import Insight, serve_if_requested
 from millstream.loader.iterator import Beginning, DataLoaderIterator
-from millstream.loader.measuring.front import LOADER, Front
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import LOADER, Front, Profiler
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
@@ -201,10 +200,10 @@ class Execution:
     def _executor_here(self) -> Callable[..., Executor]:
         """Returns a function that creates the executor of a plan that runs in this process."""
         if not self.reading.reads_ahead:
-            from millstream.loader.threads.local_calls import InlineExecutor  # noqa: PLC0415  (lazy, as above)
+            from millstream.loader.threads.executors import InlineExecutor  # noqa: PLC0415  (lazy, as above)
 
             return functools.partial(InlineExecutor, stall_timeout=self.stall_timeout)
-        from millstream.loader.threads.thread_executor import ThreadExecutor  # noqa: PLC0415  (lazy: often not needed)
+        from millstream.loader.threads.executors import ThreadExecutor  # noqa: PLC0415  (lazy: often not needed)
 
         return functools.partial(
             ThreadExecutor,

@@ -14,8 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from millstream.core.checks import as_integer
-from millstream.loader.measuring.front import LOADER, Front
-from millstream.loader.measuring.profiler import CONSUMER, NEXT, Profiler
+from millstream.loader.measuring import CONSUMER, LOADER, NEXT, Front, Profiler
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.state_of_plan import epoch_of
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from millstream.loader.inspectable import Measured
-    from millstream.loader.measuring.profiler import Event
+    from millstream.loader.measuring import Event
     from millstream.loader.pipeline.elements import FailedRecord
     from millstream.loader.reporting.joined_snapshots import Streams
     from millstream.loader.reporting.preview import Preview

@@ -30,7 +30,7 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.steps import copies_of_held
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.state_of_plan import count_outputs, epoch_of, state_at
-from millstream.loader.threads.watcher import Watch, watch
+from millstream.loader.threads.waiting import Watch, watch
 from millstream.sharding import ShardOptions
 from millstream.transforms import RandomMap
 

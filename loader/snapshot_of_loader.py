@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from millstream.core.descriptions import Rendered, described
-from millstream.loader.measuring.front import Front
-from millstream.loader.measuring.profiler import HAND_OVER
+from millstream.loader.measuring import HAND_OVER, Front
 from millstream.loader.pipeline.pipeline import source_name
 from millstream.loader.pipeline.plan import KEYS, READ, Plan
 from millstream.loader.pipeline.stages import split_stages

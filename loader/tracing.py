@@ -19,7 +19,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.reporting.snapshot import LoaderSnapshot
 from millstream.loader.reporting.summary import render_loader
-from millstream.loader.threads.local_calls import InlineExecutor
+from millstream.loader.threads.executors import InlineExecutor
 
 MAX_LEAVES = 16
 

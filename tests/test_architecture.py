@@ -155,7 +155,7 @@ def part_of(name: str) -> str:
 def room_of(name: str) -> str | None:
     """Returns which room of its part a module belongs to; None outside of them."""
     words = name.split(".")
-    return words[2] if len(words) > 3 and words[2] in ROOMS.get(words[1], {}) else None
+    return words[2] if len(words) > 2 and words[2] in ROOMS.get(words[1], {}) else None
 
 
 def drawn_as(name: str) -> str:

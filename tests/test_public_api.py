@@ -156,7 +156,7 @@ with iter(millstream.load([1, 2], batch_size=2, read_options=millstream.ReadOpti
 print(*sys.modules)
 """
     others = {"cluster.options", "scheduling.dropped_records", "scheduling.feed", "scheduling.join"}
-    others |= {"processes.pool", "tracing", "threads.thread_executor"}
+    others |= {"processes.pool", "tracing"}
     others = {f"millstream.loader.{name}" for name in others} | {"millstream.sources.remote.object_stores"}
     assert [name for name in others if importlib.util.find_spec(name) is None] == []
     assert others.isdisjoint(run_python(code, tmp_path).split())

@@ -17,7 +17,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept
 from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
 from millstream.loader.execution import Execution
-from millstream.loader.measuring.front import ELASTIC
+from millstream.loader.measuring import ELASTIC
 from millstream.loader.pipeline.pipeline import Pipeline, check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.samplers.permutation import permute

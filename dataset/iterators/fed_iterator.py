@@ -22,7 +22,7 @@ from millstream.loader.checkpoints.envelope import canonical, is_anything, is_di
 from millstream.loader.checkpoints.state import LoaderState
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.measuring.front import FED_CHAIN
+from millstream.loader.measuring import FED_CHAIN
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -30,7 +30,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
 from millstream.loader.scheduling.feed import Feed
 from millstream.loader.state_of_plan import fingerprint_of_pipeline, state_at, stream_of
-from millstream.loader.threads.watcher import watched
+from millstream.loader.threads.waiting import watched
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import KeepAll

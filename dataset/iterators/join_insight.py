@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.loader.insight import Insight
-from millstream.loader.measuring.front import FED_CHAIN
+from millstream.loader.measuring import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions

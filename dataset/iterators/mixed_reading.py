@@ -31,7 +31,7 @@ from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.measuring.front import MIXED_CHAIN
+from millstream.loader.measuring import MIXED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.sharding import NoSharding
 from millstream.transforms import Batch, Map, MapWithIndex, Transformation

@@ -19,7 +19,7 @@ from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.insight import Insight, serve_if_requested
 from millstream.loader.inspectable import Measured
 from millstream.loader.iterator import DataLoaderIterator
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import Profiler
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from millstream.dataset.options import DEFAULTS, DatasetOptions
 from millstream.loader.execution import Execution
-from millstream.loader.measuring.front import Front
+from millstream.loader.measuring import Front
 from millstream.loader.pipeline.pipeline import UNLIMITED, FilterLimits, Pipeline, Tolerance
 from millstream.loader.scheduling.feed import Feed
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions

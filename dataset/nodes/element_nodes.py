@@ -16,7 +16,7 @@ from millstream.core.randomness import generators
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions, UnaryNode, Units, divided, joined
 from millstream.errors import StackError
 from millstream.loader.checkpoints.description import identity_of
-from millstream.loader.measuring.costs import observer
+from millstream.loader.measuring import observer
 from millstream.loader.pipeline.steps import annotated
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS

@@ -22,8 +22,8 @@ import numpy as np
 
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
+from millstream.loader.threads.options import affordable_threads
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.resources import affordable_threads
 from millstream.loader.transport.arena import INLINE_BYTES
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.element_columns import to_columns

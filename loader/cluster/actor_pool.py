@@ -25,8 +25,7 @@ from millstream.errors import WorkerDiedError
 from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, PipelineActor, PipelineFailed
 from millstream.loader.cluster.options import RayWorkers, connect, is_our_connection
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.resources import buffer_budget, flight_budget
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, buffer_budget, flight_budget
 from millstream.loader.transport.pipeline_file import pickle_pipelines
 from millstream.loader.workers.any_worker import first_free
 from millstream.loader.workers.process_settings import ProcessSettings, Trainer

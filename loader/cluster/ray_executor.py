@@ -16,7 +16,7 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor import Actor, Answer, CallFailed, Died, Event, Packed, PipelineFailed
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.options import RayWorkers
-from millstream.loader.measuring.profiler import HAND_OVER
+from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call, Position
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import Plan

@@ -45,8 +45,14 @@ from millstream.loader.processes.messages import (
 from millstream.loader.processes.pool_processes import PoolProcesses, Worker
 from millstream.loader.processes.process_control import wait_slices
 from millstream.loader.processes.process_report import create_crash_log
-from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.threads.resources import affordable_threads, buffer_budget, flight_budget, memory_budget
+from millstream.loader.threads.options import (
+    MultiprocessingOptions,
+    ReadOptions,
+    affordable_threads,
+    buffer_budget,
+    flight_budget,
+    memory_budget,
+)
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView, create_arena_file
 from millstream.loader.transport.pipeline_file import pack_pipelines

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerDiedError
-from millstream.loader.measuring.profiler import HAND_OVER
+from millstream.loader.measuring import HAND_OVER
 from millstream.loader.pipeline.calls import Blocks, Call, Position
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan

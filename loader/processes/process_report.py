@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from millstream.loader.processes.messages import Exited
 from millstream.loader.processes.process_control import wait_slices
-from millstream.loader.threads.resources import memory_available
+from millstream.loader.threads.options import memory_available
 from millstream.loader.transport.arena import create_anonymous_file
 
 FAILED = 70

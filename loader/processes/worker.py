@@ -34,8 +34,8 @@ from millstream.loader.processes.messages import Fork, Imported, Load, PipelineF
 from millstream.loader.processes.process_control import open_handle, worker_name
 from millstream.loader.processes.process_report import record_call
 from millstream.loader.processes.task_queue import TaskQueue
+from millstream.loader.threads.options import affordable_threads
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.resources import affordable_threads
 from millstream.loader.transport.arena import Allocator
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Payload, pack, pack_failure

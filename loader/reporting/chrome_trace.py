@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from millstream.loader.measuring.profiler import Event
-from millstream.loader.measuring.recorder import TRAINER, Sample, Span
+from millstream.loader.measuring import TRAINER, Event, Sample, Span
 
 TROUBLE = "deaths and stalls"
 

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import final
 
-from millstream.loader.measuring.costs import Cost, Node
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import Cost, Node, Profiler
 from millstream.loader.reporting.phrases import (
     aligned,
     bytes_text,

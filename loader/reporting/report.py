@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from millstream.core.html_fragments import document, escaped, figure
-from millstream.loader.measuring.profiler import Event
-from millstream.loader.measuring.recorder import STARTS, TRAINER, TRAINS, WAITS, Recorder, Sample, Span
+from millstream.loader.measuring import STARTS, TRAINER, TRAINS, WAITS, Event, Recorder, Sample, Span
 from millstream.loader.reporting.chrome_trace import batches_text, chrome_trace, lanes_of
 from millstream.loader.reporting.phrases import bytes_text, count_text, seconds_text, trainer_text, workers_text
 from millstream.loader.reporting.snapshot import LoaderSnapshot

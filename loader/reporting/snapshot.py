@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from millstream.loader.measuring.front import LOADER, Front
+from millstream.loader.measuring import LOADER, Front
 
 Bars: TypeAlias = tuple[tuple[str, Sequence[tuple[str, float]]], ...]
 """Bars that are divided in proportion: each has a caption, and the names and sizes of its parts."""

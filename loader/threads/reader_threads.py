@@ -41,7 +41,7 @@ CLOSE_SECONDS = 1.0
 EXIT_SECONDS = 2.0
 """The time that the end of the interpreter waits for them, in seconds."""
 
-SLICE_SECONDS = 0.02
+JOIN_SECONDS = 0.02
 """The time that `join` waits for a thread's notification before it checks the threads, in seconds."""
 
 THREAD_NAME = "millstream-read"
@@ -158,7 +158,7 @@ class ReaderThreads:
         while self._started - {threading.current_thread()} and (left := deadline - time.monotonic()) > 0:
             # Several threads may wait here. One that misses a notification checks again after a slice.
             with contextlib.suppress(queue.Empty):
-                self._ended.get(timeout=min(left, SLICE_SECONDS))
+                self._ended.get(timeout=min(left, JOIN_SECONDS))
 
     def _start_thread(self) -> None:
         self._process = os.getpid()

@@ -1,25 +1,36 @@
-"""Calls that threads of the library run for the consumer's thread.
+"""Calls that threads of the library run for the consumer's thread, and the work of one call that several threads share.
 
 Guarantees:
     * Only the consumer's thread submits calls and receives their results. The threads get closures through one queue
       and return results through another. They share nothing else.
     * The consumer's wait is bounded. A call that finishes too late is an error, and its result is dropped.
     * Calls that have not begun are dropped by `close()`, and when the owner ends.
+    * A thread that shares its work waits only for jobs that other threads have begun. It runs all others itself, so
+      threads never wait for each other in a circle.
+    * The threads of one call, with its own, are at most as many as there are readers.
+    * Results come in the order of the jobs, whichever thread runs them.
 """
 
 import contextlib
 import functools
+import itertools
+import math
+import os
 import queue
+import time
 import weakref
-from typing import Any, NamedTuple, final
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar, final
 
 from millstream.core.columnar import Allocate
 from millstream.loader.pipeline.calls import Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.steps import isolated
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.shared_work import SharedWork
 from millstream.loader.threads.waiting import TimedQueue, Wait
+from millstream.sources.concurrent_reads import sharing
 
 
 class Finished(NamedTuple):
@@ -100,3 +111,124 @@ class ThreadedCalls:
         self._is_closed = True
         # Wakes a thread that waits for one of these.
         self._finished.put(None)
+
+
+Result = TypeVar("Result")
+
+MIN_SHARED_SECONDS = 0.002
+"""The minimum duration of work that is shared. Sharing a shorter one would cost more than it gains."""
+
+
+@final
+class SharedWork:
+    """Shares the jobs of one call, in whose thread it is used.
+
+    Attributes:
+        seconds_of_others: the time that other threads have spent on the jobs.
+    """
+
+    def __init__(self, readers: ReaderThreads) -> None:
+        self.seconds_of_others = 0.0
+        self._readers = readers
+        self._process = os.getpid()
+
+    @contextlib.contextmanager
+    def for_sources(self) -> Iterator[None]:
+        """Shares the reads that a source of several sources makes in this thread."""
+        with sharing(self._read_all):
+            yield
+
+    def prepare_blocks(self, plan: Plan, start: int, stop: int, shard: int) -> Elements:
+        """Does the same as `Plan.prepare_blocks`, whose records are read one by one, in slices.
+
+        The duration of the first record predicts that of the others.
+        """
+        try:
+            origins = plan.locate(start, stop, shard)
+        except BaseException:  # noqa: BLE001  (the plan reports the error at the right block)
+            return plan.prepare_blocks(start, stop, shard)
+        if plan.record_seconds * len(origins) < MIN_SHARED_SECONDS:
+            whole, seconds = self._readers.timed(lambda: plan.prepare(origins), Elements.failed)
+            plan.record_seconds = seconds / len(origins)
+            return whole
+        first, seconds = self._readers.timed(lambda: plan.prepare(origins.take(slice(1))), Elements.failed)
+        rest = 0 if first.error is not None else len(origins) - 1
+        count = min(self._readers.size, rest, max(1, math.ceil(seconds * rest / MIN_SHARED_SECONDS)))
+        if not count:
+            return first
+        bounds = [1 + rest * number // count for number in range(count + 1)]
+        slices = [origins.take(slice(*pair)) for pair in itertools.pairwise(bounds)]
+        prepared, seconds = self.run([functools.partial(plan.prepare, slice_) for slice_ in slices], Elements.failed)
+        if plan.has_batched_reads:
+            # A call takes much longer than a record, so that the first record says little about the others.
+            plan.record_seconds = seconds / rest
+        return Elements.concatenate([first, *prepared])
+
+    def run(
+        self, jobs: Sequence[Callable[[], Result]], failed: Callable[[BaseException], Result]
+    ) -> tuple[list[Result], float]:
+        """Runs all jobs, in any thread. Returns their results, in order, and the seconds of all of them together.
+
+        `failed` returns the result of a job that raises.
+        """
+        left = deque(enumerate(jobs))
+        finished: queue.SimpleQueue[tuple[int, Result, float]] = queue.SimpleQueue()
+
+        def assist(more: int) -> None:
+            call_helpers(more)
+            for outcome in self._work_off(left, failed):
+                finished.put(outcome)
+
+        def call_helpers(limit: int) -> None:
+            # Each helper calls the next one while jobs are left. If only the first job was slow, because it was the
+            # first, a single thread is started.
+            if limit > 0 and len(left) > 1:
+                self._readers.submit(functools.partial(assist, limit - 1))
+
+        # This thread is one of those that read, even if it is not one of the readers.
+        call_helpers(self._readers.size - 1)
+        results: dict[int, Result] = {}
+        total = 0.0
+        for number, result, seconds in self._work_off(left, failed):
+            results[number] = result
+            total += seconds
+        while len(results) < len(jobs):
+            number, result, seconds = finished.get()
+            results[number] = result
+            total += seconds
+            self.seconds_of_others += seconds
+        return [results[number] for number in range(len(jobs))], total
+
+    def _work_off(
+        self, left: deque[tuple[int, Callable[[], Result]]], failed: Callable[[BaseException], Result]
+    ) -> Iterator[tuple[int, Result, float]]:
+        while True:
+            try:
+                number, job = left.popleft()
+            except IndexError:
+                return
+            result, seconds = self._readers.timed(functools.partial(isolated, job), failed)
+            if os.getpid() != self._process:
+                # Forked by user code, and returned from it: no thread here waits for the result.
+                os._exit(0)
+            yield number, result, seconds
+
+    def _read_all(self, reads: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Runs reads here, and shares the rest once they have taken as long as work that is worth sharing."""
+        records: list[Any] = []
+        begin = time.perf_counter()
+        while len(records) < len(reads) and time.perf_counter() - begin < MIN_SHARED_SECONDS:
+            records.append(reads[len(records)]())
+        rest, _ = self.run(reads[len(records) :], _Failure)
+        failure = next((result for result in rest if isinstance(result, _Failure)), None)
+        if failure is None:
+            return records + rest
+        try:
+            raise failure.error
+        finally:
+            # The error refers to this frame.
+            del failure, rest, records
+
+
+class _Failure(NamedTuple):
+    error: BaseException

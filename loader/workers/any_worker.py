@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TypeVar, final
 
 from millstream.errors import WorkerDiedError
-from millstream.loader.threads.concurrency import Concurrency
+from millstream.loader.threads.shared_threads import Concurrency
 
 IDLE_CALLS = 4
 """After this many consecutive calls that mostly waited for storage, a worker gets several reads in flight."""

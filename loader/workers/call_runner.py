@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar, final
 
 from millstream.core.columnar import Allocate
-from millstream.loader.measuring.profiler import HAND_OVER, Profiler
+from millstream.loader.measuring import HAND_OVER, Profiler
 from millstream.loader.pipeline.calls import Blocks
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Location, describe_origin
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.shared_work import SharedWork
+from millstream.loader.threads.threaded_calls import SharedWork
 from millstream.loader.transport.class_table import ClassTable
 from millstream.loader.transport.payload import Failure, load_request, pack_failure, unpicklable_leaves
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.core.signals import interrupts
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import Profiler
 from millstream.loader.pipeline.calls import Outputs, Position
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan

@@ -15,13 +15,13 @@ import sys
 from collections.abc import Iterator
 from typing import final
 
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import Profiler
 from millstream.loader.pipeline.calls import BlockCall, Call
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.scheduling.assignments import NO_LONGER_WANTED
 from millstream.loader.scheduling.schedule import Schedule
-from millstream.loader.threads.call_size import CallSize, taken_call
+from millstream.loader.threads.executors import CallSize, taken_call
 
 RECORDS_PER_MESSAGE = 2048
 """Upper bound on the records of a call with many small blocks. It makes the cost of a message per record small."""

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 from millstream.core.signals import is_from_signal_handler
 from millstream.core.warn import log_warning
 from millstream.errors import WorkerStalledError
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import Profiler
 from millstream.loader.pipeline.calls import Blocks, Call, Outputs, Position
 from millstream.loader.pipeline.elements import Elements
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.recycled_memory import RecycledMemory
 from millstream.loader.scheduling.assignments import Assignments
 from millstream.loader.scheduling.executor import Executor
-from millstream.loader.threads.local_calls import LocalCalls, run_here
+from millstream.loader.threads.executors import LocalCalls, run_here
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.waiting import SLICE_SECONDS, STALL_WARNING_SECONDS
 from millstream.loader.transport.payload import dump_request, unpack_failure, unpack_failures

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.threads import thread_executor
+from millstream.loader.threads import executors
 from support.draw import random_groupings, random_pipelines
 from support.draw.random_groupings import GROUPINGS, grouping_pipelines
 from support.draw.random_pipelines import (
@@ -52,7 +52,7 @@ def test_reader_threads(kind: str, data: st.DataObject) -> None:
     """Threads give the same stream, whether they compute every block or leave the short ones to the consumer."""
     threads = millstream.ReadOptions(data.draw(st.sampled_from([1, 2, 5])), data.draw(st.sampled_from([1, 7, 500])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thread_executor, "HAND_OVER_SECONDS", data.draw(st.sampled_from([0.0, 0.001])))
+        patch.setattr(executors, "HAND_OVER_SECONDS", data.draw(st.sampled_from([0.0, 0.001])))
         assert_is_the_oracle_and_resumes(data.draw(PIPELINES[kind]), data, read_options=threads)
 
 

@@ -21,7 +21,7 @@ from millstream.loader.execution import Execution
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.messages import Task
-from millstream.loader.threads import reader_threads, thread_executor
+from millstream.loader.threads import executors, reader_threads
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.shared_threads import SharedThreads
 from millstream.loader.transport import importable_modules
@@ -141,7 +141,7 @@ def test_a_call_that_hangs_in_the_consumers_thread_is_logged(
     consumer: str, logged: "queue.SimpleQueue[str]", hanging: Pipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line names record and operation, with the stack; no thread is left after close, and the stream goes on."""
-    monkeypatch.setattr("millstream.loader.threads.watcher.STALL_WARNING_SECONDS", STALL_SECONDS)
+    monkeypatch.setattr("millstream.loader.threads.waiting.STALL_WARNING_SECONDS", STALL_SECONDS)
     make, named = CONSUMERS[consumer]
     with iter(make()) as iterator:
         batches: list[Any] = []
@@ -194,7 +194,7 @@ def test_only_plain_data_in_memory_is_read_in_the_consumers_thread(tmp_path: Pat
             for _ in range(12):
                 next(iterator)
             executor: Any = iterator._executor
-            assert isinstance(executor, thread_executor.ThreadExecutor)
+            assert isinstance(executor, executors.ThreadExecutor)
             executor._seconds = [0.0]
             assert executor._is_cheap(0) == is_plain, source
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies
 
 import millstream
-from millstream.loader.measuring.front import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, MIXED_CHAIN, Front
+from millstream.loader.measuring import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, MIXED_CHAIN, Front
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, Location
 from support.clocks.owned_clock import Spend

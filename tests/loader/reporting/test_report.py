@@ -15,9 +15,8 @@ import pytest
 from hypothesis import strategies
 
 import millstream
-from millstream.loader.measuring import recorder
-from millstream.loader.measuring.profiler import Event
-from millstream.loader.measuring.recorder import STARTS, TRAINER, TRAINS, WAITS, Sample, Span
+from millstream.loader import measuring
+from millstream.loader.measuring import STARTS, TRAINER, TRAINS, WAITS, Event, Sample, Span
 from millstream.loader.processes.pool import Pool
 from millstream.loader.reporting.chrome_trace import chrome_trace
 from millstream.loader.reporting.report import WIDTH, timeline
@@ -112,7 +111,7 @@ def test_nothing_is_recorded_unless_asked(tmp_path: Path) -> None:
 
 def test_a_report_has_advice_picture_timeline_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One page that is whole and asks for nothing outside of it."""
-    monkeypatch.setattr(recorder, "SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(measuring, "SAMPLE_SECONDS", 0.0)
     loader = loader_of(spend)
     for _ in loader:
         spend(None)
@@ -153,7 +152,7 @@ def test_deaths_are_in_the_report_even_if_nothing_is_recorded(tmp_path: Path) ->
 
 def test_a_recording_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long a run, the last pieces of work are kept, and no more."""
-    monkeypatch.setattr(recorder, "MAX_SPANS", 10)
+    monkeypatch.setattr(measuring, "MAX_SPANS", 10)
     loader = loader_of()
     assert len(list(loader)) == 8
     recording = loader.insight.profiler.recorder
@@ -164,7 +163,7 @@ def test_a_recording_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_threads_are_told_apart() -> None:
     """Work in the trainer's thread is the trainer's; that of another has the thread's name."""
-    recording = recorder.Recorder()
+    recording = measuring.Recorder()
     recording.record_trainer(TRAINS, 0.0, 1.0)
     recording.record_stage("read", 1.0, 2.0, (3, 5))
     thread = threading.Thread(target=recording.record_stage, args=("read", 1.0, 2.0, (None,)), name="other")

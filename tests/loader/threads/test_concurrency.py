@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 import millstream
 from millstream.loader.pipeline.calls import BlockCall
 from millstream.loader.pipeline.elements import Elements, Origins
-from millstream.loader.threads import concurrency
-from millstream.loader.threads.call_size import (
+from millstream.loader.threads import shared_threads
+from millstream.loader.threads.executors import (
     CALL_SECONDS,
     MAX_CALL_BYTES,
     MAX_CALL_SECONDS,
     RECORDS_PER_CALL,
     CallSize,
 )
-from millstream.loader.threads.concurrency import Concurrency
 from millstream.loader.threads.options import ReadOptions
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.shared_threads import MAX_SHARED_THREADS, SharedThreads
+from millstream.loader.threads.shared_threads import MAX_SHARED_THREADS, Concurrency, SharedThreads
 
 MOST = 16
 
@@ -57,7 +56,7 @@ def test_no_more_threads_than_cores_can_use(most: int, cores: int) -> None:
     levels, _ = run(Concurrency(most), lambda level: 10.0 * min(level, cores), 400 * most + 1000)
     # Now and then it tries others.
     ((level, _),) = collections.Counter(levels[len(levels) // 4 :]).most_common(1)
-    enough = concurrency.WORTH * min(most, cores)
+    enough = shared_threads.WORTH * min(most, cores)
     assert min(level, cores) >= enough
     assert level == 1 or level // 2 <= enough
 

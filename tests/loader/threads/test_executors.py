@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream.loader.threads import shared_threads, shared_work, thread_executor, waiting
+from millstream.loader.threads import executors, shared_threads, threaded_calls, waiting
+from millstream.loader.threads.executors import ThreadExecutor
 from millstream.loader.threads.reader_threads import ReaderThreads
-from millstream.loader.threads.thread_executor import ThreadExecutor
 from millstream.transforms import Batch, Filter, Map
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.worker_pools import at_most, python
@@ -68,8 +68,8 @@ class BatchedSource(Source):
 @pytest.fixture
 def all_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes every call worth handing over, and every block worth cutting, however short."""
-    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(shared_work, "SLICE_SECONDS", 1e-12)
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(threaded_calls, "MIN_SHARED_SECONDS", 1e-12)
 
 
 class Waiting(millstream.MapDataset[int]):
@@ -130,8 +130,8 @@ def test_only_slow_records_are_read_in_slices(
     slice_seconds: float, is_shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once the time of a record is known, quick ones are read in one call per block; slow ones are shared as before."""
-    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
-    monkeypatch.setattr(shared_work, "SLICE_SECONDS", slice_seconds)
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(threaded_calls, "MIN_SHARED_SECONDS", slice_seconds)
     sizes: list[int] = []
     assert len(list(rushed(loader_of(1, Batch(8), source=OneByOne(64, sizes.append))))) == 8
     assert sizes[0] == 1
@@ -142,7 +142,7 @@ def test_only_slow_records_are_read_in_slices(
 @pytest.mark.parametrize("slice_seconds", [0.0, math.inf])
 def test_the_first_source_that_fails_is_named(slice_seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """If several sources fail, the error is that of the first in order, whether threads share the reads or not."""
-    monkeypatch.setattr(shared_work, "SLICE_SECONDS", slice_seconds)
+    monkeypatch.setattr(threaded_calls, "MIN_SHARED_SECONDS", slice_seconds)
 
     def fails(key: int) -> None:
         raise OSError(f"no record {key}")
@@ -226,7 +226,7 @@ def test_short_calls_are_left_to_the_consumer(
     seconds: float, by_consumer: set[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks too short to be worth handing over are made by the consumer's thread, once that is known; others never."""
-    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", seconds)
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", seconds)
     here, readers = threading.get_ident(), dict[int, bool]()
 
     def note(key: int) -> int:
@@ -363,7 +363,7 @@ def test_stopped_readers_drop_what_they_have_not_begun() -> None:
 @pytest.fixture
 def stuck_loader(monkeypatch: pytest.MonkeyPatch) -> Iterator[millstream.DataLoader]:
     """Yields a loader whose threads are stuck at number 43 until the end of the test."""
-    monkeypatch.setattr(thread_executor, "HAND_OVER_SECONDS", 0.0)
+    monkeypatch.setattr(executors, "HAND_OVER_SECONDS", 0.0)
     monkeypatch.setattr(shared_threads, "CLOSE_SECONDS", 0.1)
     released = threading.Event()
 

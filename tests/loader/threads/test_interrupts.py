@@ -26,7 +26,7 @@ import millstream
 from millstream.core.signals import SignalSafeLock
 from millstream.loader.monitoring import served_pipelines, server
 from millstream.loader.monitoring.client import query
-from millstream.loader.threads import local_calls, shared_threads
+from millstream.loader.threads import executors, shared_threads
 from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
 from support.faults.interrupted import interrupt_at
@@ -143,7 +143,7 @@ def test_a_first_next_that_is_interrupted_loses_nothing(
 
     Threads that have ended are not waited for: such a wait, which is as long as the bound, would fail `rest_of`.
     """
-    for module in (local_calls, shared_threads):
+    for module in (executors, shared_threads):
         monkeypatch.setattr(module, "CLOSE_SECONDS", 2 * WAIT_SECONDS)
     loader = loader_of(**options)
     expected = batches_of(loader)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.loader.threads import resources
-from millstream.loader.threads.thread_executor import ThreadExecutor
+from millstream.loader.threads import options
+from millstream.loader.threads.executors import ThreadExecutor
 from millstream.transforms import Batch, Filter, FlatMap, Map, Transformation
 from support.processes.worker_pools import made_all
 
@@ -87,13 +87,13 @@ def test_batches_in_flight_take_few_bytes_however_reads_wait(
 
     An explicit `max_buffer_bytes` bounds both.
     """
-    monkeypatch.setattr(resources, "FLIGHT_BYTES", 3_000_000)
+    monkeypatch.setattr(options, "FLIGHT_BYTES", 3_000_000)
     counts = {}
     for size in (RECORD_BYTES, 1000):
         file = tmp_path / str(size)
         reading = millstream.ReadOptions(8, max_buffer_bytes=limit)
-        options: dict[str, Any] = {"batch_size": 4, "worker_count": 2, "read_options": reading}
-        with iter(millstream.load(Waiting(file, size), **options)) as iterator:
+        arguments: dict[str, Any] = {"batch_size": 4, "worker_count": 2, "read_options": reading}
+        with iter(millstream.load(Waiting(file, size), **arguments)) as iterator:
             most = 0
             for step in range(1, 31):
                 next(iterator)

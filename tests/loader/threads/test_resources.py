@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from millstream.loader.threads import resources
-from millstream.loader.threads.options import available_cores
-from millstream.loader.threads.resources import memory_available, memory_budget
+from millstream.loader.threads import options
+from millstream.loader.threads.options import available_cores, memory_available, memory_budget
 
 GIB = 1 << 30
 OWN_CORES = available_cores()
@@ -18,7 +17,7 @@ OWN_CORES = available_cores()
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, object]], None]:
     """Returns a function that writes a system's root with control groups and their files, and puts it in place."""
-    monkeypatch.setattr(resources, "ROOT", str(tmp_path))
+    monkeypatch.setattr(options, "ROOT", str(tmp_path))
 
     def write(groups: str, files: dict[str, object]) -> None:
         of_groups = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}

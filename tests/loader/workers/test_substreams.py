@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millstream
-from millstream.loader.measuring.profiler import Profiler
+from millstream.loader.measuring import Profiler
 from millstream.loader.pipeline.calls import BlockCall
 from millstream.loader.scheduling.schedule import Schedule
 from millstream.loader.workers.substreams import Substream, Substreams

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from millstream.loader.measuring.front import LOADER, Front
+from millstream.loader.measuring import LOADER, Front
 from millstream.loader.reporting.snapshot import (
     Kind,
     LoaderSnapshot,

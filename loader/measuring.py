@@ -1,28 +1,259 @@
-"""Measurements of a pipeline: the seconds of each stage, summed up per block, and several counters.
+"""Measurements of a pipeline while it runs: the seconds of each stage, summed up per block, waits, costs and spans.
 
 Guarantees:
-    * Any thread may add, and a signal handler may read whatever it has interrupted. There is no lock. An addition is
-      one statement without a call, during which CPython does not switch threads. Free-threaded Python may lose an
-      addition now and then, which is less than the time that a lock would take.
+    * Any thread may add, and a signal handler may read whatever it has interrupted. There is no lock, except for costs,
+      where it is reentrant, and no user code runs while it is held. An addition is one statement without a call, during
+      which CPython does not switch threads. Free-threaded Python may lose an addition now and then, which is less than
+      the time that a lock would take. A recording is one append to a deque, which drops the oldest entries.
     * A worker process has its own profiler, and sends the measurements with each result.
-    * A stage costs less than a microsecond per block, so the profiler is always on.
+    * A stage costs less than a microsecond per block, so the profiler is always on. Costs of nodes and recordings, for
+      the execution summary and for timelines, are off unless requested. Recordings never inspect elements.
 """
 
 import contextlib
 import functools
+import math
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar, final
 
-from millstream.loader.measuring.recorder import STARTS, TRAINS, WAITS, Recorder
+from millstream.core.signals import SignalSafeLock
 from millstream.loader.pipeline.calls import Blocks, num_bytes
+from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.plan import KEYS, READ
 
-if TYPE_CHECKING:
-    from millstream.loader.measuring.costs import CostMeter
+
+class Front(NamedTuple):
+    """The API with which a pipeline was built.
+
+    Attributes:
+        worker: the name of one worker, such as `worker process`.
+        workers: the argument that sets the number of workers, with {} for the number.
+        buffers: the argument that sets the finished batches per worker, with {buffer} for their number and {workers}
+            for that of workers.
+        reading: the argument that sets threads, with {} for the `ReadOptions`.
+        is_fed: True if elements come from a stream, which is not read by position.
+        is_on_cluster: True if the workers run on other machines, so that this machine's cores are irrelevant.
+        is_debugging: True if nothing of this has an effect, because everything runs in one thread.
+    """
+
+    worker: str = "worker process"
+    workers: str = "worker_count={}"
+    buffers: str = "worker_buffer_size={buffer}"
+    reading: str = "read_options={}"
+    is_fed: bool = False
+    is_on_cluster: bool = False
+    is_debugging: bool = False
+
+
+LOADER = Front()
+"""A `DataLoader`, or the result of `load`."""
+
+ACTORS = Front(worker="Ray actor", workers="workers=RayWorkers(num_workers={})", is_on_cluster=True)
+"""A `DataLoader` with Ray actors."""
+
+DEBUGGED = Front(is_debugging=True)
+"""A `DataLoader` with `debug=True`."""
+
+_MORE_READY = "MultiprocessingOptions({workers}, per_worker_buffer_size={buffer})"
+
+CHAIN = Front(workers=".mp_prefetch({})", buffers=f".mp_prefetch({_MORE_READY})", reading=".to_iter_dataset({})")
+"""A chain that begins with a `MapDataset`."""
+
+MIXED_CHAIN = CHAIN._replace(reading=".prefetch({})")
+"""A chain after a mixture of such chains."""
+
+FED_CHAIN = CHAIN._replace(is_fed=True)
+"""A chain after a stream. What reads is below the stream, in threads of its own."""
+
+ELASTIC = Front(
+    workers="multiprocessing_options=MultiprocessingOptions({})", buffers=f"multiprocessing_options={_MORE_READY}"
+)
+"""An `ElasticIterator`."""
+
+
+MAX_SPANS = 20_000
+"""The number of spans kept, a few megabytes."""
+
+SAMPLE_SECONDS = 0.25
+MAX_SAMPLES = 4_000
+TRAINER = "trainer"
+"""The name of the thread that calls `next`."""
+
+STARTS = "starts"
+"""The trainer's wait for the first batch of a pass, while threads and workers start."""
+
+WAITS = "waits"
+"""The trainer's wait in `next` for any other batch, unless it works there itself."""
+
+TRAINS = "trains"
+"""The trainer's time outside `next`."""
+
+
+class Span(NamedTuple):
+    """An interval of work, on the clock of `time.perf_counter`."""
+
+    who: str  # The trainer, the name of a thread, or a worker.
+    process: int | None  # The process ID of a worker, or the number of an actor; None in the trainer's process.
+    what: str  # The label of a stage; for a worker, its complete call.
+    start: float
+    stop: float
+    blocks: tuple[int, int] | None = None  # The first and the last block; None without blocks.
+    stages: tuple[tuple[str, float], ...] = ()  # The seconds of each stage of a worker's call.
+
+
+class Sample(NamedTuple):
+    """The memory of a process at one time, in bytes."""
+
+    at: float
+    who: str
+    num_bytes: int
+
+
+@final
+class Recorder:
+    """Keeps the most recent spans and samples."""
+
+    def __init__(self) -> None:
+        self.spans: deque[Span] = deque(maxlen=MAX_SPANS)
+        self.memory: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+        self._trainer: int | None = None
+        self._workers: dict[int, float] = {}
+        self._sampled_at = -SAMPLE_SECONDS
+
+    def record_stage(self, stage: str, start: float, stop: float, arguments: tuple[Any, ...]) -> None:
+        """Records work of a thread of this process.
+
+        Its first argument is elements or origins, or the first block, before the block after the last.
+        """
+        is_trainer = threading.get_ident() == self._trainer
+        who = TRAINER if is_trainer else threading.current_thread().name
+        self.spans.append(Span(who, None, stage, start, stop, _blocks_of(arguments)))
+
+    def record_call(
+        self,
+        process: int,
+        start: float,
+        seconds: float,
+        blocks: tuple[int, int] | None,
+        stages: tuple[tuple[str, float], ...],
+        *,
+        actor: str | None = None,
+    ) -> None:
+        """Records the call of a worker. Memory is sampled only for processes of this machine."""
+        if actor is None:
+            self._workers[process] = start
+        spent = tuple((stage, spent) for stage, spent in stages if spent)
+        who = f"worker {process}" if actor is None else actor
+        self.spans.append(Span(who, process, "call", start, start + seconds, blocks, spent))
+
+    def record_trainer(self, what: str, start: float, stop: float) -> None:
+        """Records a span of the trainer (STARTS, WAITS or TRAINS), and samples memory if it is time."""
+        self._trainer = threading.get_ident()
+        self.spans.append(Span(TRAINER, None, what, start, stop))
+        if stop - self._sampled_at >= SAMPLE_SECONDS:
+            self._sampled_at = stop
+            self._sample(stop)
+
+    def will_work(self) -> None:
+        self._trainer = threading.get_ident()
+
+    def _sample(self, now: float) -> None:
+        for who, process in [(TRAINER, os.getpid()), *((f"worker {number}", number) for number in list(self._workers))]:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # Without pathlib, which a worker would have to import before its first batch.
+                with open(f"/proc/{process}/statm", encoding="ascii") as file:  # noqa: PTH123
+                    pages = int(file.read().split()[1])
+                self.memory.append(Sample(now, who, pages * os.sysconf("SC_PAGE_SIZE")))
+                continue
+            self._workers.pop(process, None)
+
+
+def _blocks_of(arguments: tuple[Any, ...]) -> tuple[int, int] | None:
+    first = arguments[0]
+    if isinstance(first, Elements):
+        first = first.origins
+    if isinstance(first, Origins):
+        return (int(first.block[0]), int(first.block[-1])) if len(first) else None
+    return (first, arguments[1] - 1) if isinstance(first, int) else None
+
+
+Node: TypeAlias = tuple[int, str]
+"""A node: 0 and the label of a stage; or of a MapDataset's node, the number of nodes above it, from 1, and its text."""
+
+
+class Cost(NamedTuple):
+    """The cost of one node."""
+
+    seconds: float = 0.0  # Of all its calls, over all threads and workers.
+    min_seconds: float = math.inf  # Per element of a call, as the next one.
+    max_seconds: float = 0.0
+    elements: int = 0
+    max_bytes: int = 0  # The elements of its largest call, as if each were as large as the first one.
+
+
+Costs: TypeAlias = Mapping[Node, tuple[float, float, float, int, int]]
+
+
+@final
+class CostMeter:
+    """Adds up the costs of nodes."""
+
+    def __init__(self) -> None:
+        self._lock = SignalSafeLock(threading.RLock())
+        self._costs: dict[Node, Cost] = {}
+
+    def add(self, node: Node, seconds: float, values: Any) -> None:
+        """Adds a call of a node, with the elements that it returned."""
+        count = len(values)
+        if count:
+            each = seconds / count
+            self.merge({node: (seconds, each, each, count, num_bytes(values[:1]) * count)})
+
+    def merge(self, costs: Costs) -> None:
+        with self._lock:
+            for node, (seconds, least, most, elements, size) in costs.items():
+                old = self._costs.get(node, Cost())
+                self._costs[node] = Cost(
+                    old.seconds + seconds,
+                    min(old.min_seconds, least),
+                    max(old.max_seconds, most),
+                    old.elements + elements,
+                    max(old.max_bytes, size),
+                )
+
+    def read(self) -> dict[Node, Cost]:
+        return dict(self._costs)
+
+    def take(self) -> Costs:
+        """Returns the costs so far as plain tuples, and begins at zero again."""
+        with self._lock:
+            taken, self._costs = self._costs, {}
+        return {node: (*cost,) for node, cost in taken.items()}
+
+
+Observe: TypeAlias = Callable[[Node, float, Any], None]
+_local = threading.local()
+
+
+def observer() -> Observe | None:
+    """Returns the function to call with the costs of nodes in this thread; None if they are not measured."""
+    return getattr(_local, "observe", None)
+
+
+@contextlib.contextmanager
+def observed(observe: Observe) -> Iterator[None]:
+    """Measures the nodes of a MapDataset that this thread computes meanwhile."""
+    before = observer()
+    _local.observe = observe
+    try:
+        yield
+    finally:
+        _local.observe = before
+
 
 Result = TypeVar("Result")
 Times: TypeAlias = Sequence[Any]
@@ -101,8 +332,6 @@ class Profiler:
     def measure_costs(self) -> None:
         """Measures the costs of each node from now on: of the functions that are timed after this call."""
         if self.costs is None:
-            from millstream.loader.measuring.costs import CostMeter  # noqa: PLC0415  (lazy: off by default)
-
             self.costs = CostMeter()
 
     def add(self, stage: str, seconds: float) -> None:
@@ -127,7 +356,6 @@ class Profiler:
         return call if self.costs is None else self._with_costs(stage, call, self.costs)
 
     def _with_costs(self, stage: str, function: Callable[..., Result], costs: "CostMeter") -> Callable[..., Result]:
-        from millstream.loader.measuring.costs import observed  # noqa: PLC0415  (lazy, as above)
 
         self._last[stage] = function
 
