@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self, final
 
+from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iter_dataset import WARM, IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator, with_states
@@ -67,6 +68,21 @@ class Chain:
             node = node.parents[0]
         return cls(node, tuple(reversed(operations)), workers, reading, num_local, local_reading)
 
+    @property
+    def map_dataset(self) -> "MapDataset[Any] | None":
+        """The dataset with random access that it reads; None if it draws from another stream."""
+        return self.leaf.map_dataset if isinstance(self.leaf, ReadIterDataset) else None
+
+
+def fixed_chain(dataset: IterDataset[Any], chain: Chain) -> FixedChain:
+    """Returns a dataset's chain as it was when its first iterator began. ValueError if the program has changed it."""
+    warm = warm_workers_of(dataset)
+    if warm.fixed is None:
+        warm.fixed = FixedChain(chain.map_dataset, chain.operations)
+    else:
+        warm.fixed.check_unchanged()
+    return warm.fixed
+
 
 def iterator_of(dataset: IterDataset[Any], shared: Shared = ALONE) -> DatasetIterator[Any]:
     """Returns a new iterator of a chain that ends with a dataset, below the combination of datasets of `shared`."""
@@ -76,12 +92,12 @@ def iterator_of(dataset: IterDataset[Any], shared: Shared = ALONE) -> DatasetIte
 def _opened(dataset: IterDataset[Any], shared: Shared) -> DatasetIterator[Any]:
     options = shared.options
     chain = Chain.of(dataset)
-    leaf, operations, reading = chain.leaf, chain.operations, chain.reading
+    fixed = fixed_chain(dataset, chain)
+    leaf, operations, reading = chain.leaf, fixed.operations, chain.reading
     running = Running(
         chain.workers if shared.shared_workers is None else NO_WORKERS,
         reading or NO_THREADS,
-        # A dataset without workers keeps nothing of its iterators.
-        warm_workers_of(dataset) if chain.workers.num_workers else WarmWorkers(),
+        warm_workers_of(dataset),
         options.filter_limits,
         shared,
         None if shared.is_alone else dataset,
@@ -93,11 +109,11 @@ def _opened(dataset: IterDataset[Any], shared: Shared) -> DatasetIterator[Any]:
         own = reading or leaf.reading
         if shared.reading is not None and not own.reads_ahead:
             own = shared.reading
-        return ReadIterator(leaf, operations, dataclasses.replace(running, reading=own))
+        return ReadIterator(fixed, dataclasses.replace(running, reading=own), allows_none=leaf.allow_nones)
     if not isinstance(leaf, Combined) or iterates_itself(leaf):
         stream = with_states(handed_down(leaf, options))
     else:
-        following = leaf.followed_by(operations, running, reading)
+        following = leaf.followed_by(fixed, running, reading)
         if following is not None:
             return following
         if running.workers.num_workers:
@@ -113,7 +129,7 @@ def _opened(dataset: IterDataset[Any], shared: Shared) -> DatasetIterator[Any]:
         return stream
     if len(operations) == chain.num_local:
         running = dataclasses.replace(running, workers=NO_WORKERS)
-    return FedIterator(stream, operations, running)
+    return FedIterator(stream, fixed, running)
 
 
 def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> tuple[DatasetIterator[Any], Running]:

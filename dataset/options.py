@@ -136,7 +136,8 @@ def options_of(dataset: Any, outer: DatasetOptions = DEFAULTS) -> DatasetOptions
     """
     options = outer
     while True:
-        for own in (getattr(dataset, HANDED, None), getattr(dataset, "options", None)):
+        attributes = vars(dataset)
+        for own in (attributes.get(HANDED), attributes.get("options")):
             if isinstance(own, DatasetOptions):
                 options = options.merge(own)
         parents: tuple[Any, ...] = getattr(dataset, "parents", ())

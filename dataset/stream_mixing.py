@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 from millstream.dataset.chain import Chain, as_stream, joint_reading
+from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_iterator import MixedIterator
@@ -14,7 +15,6 @@ from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.stream_nodes import Combined
 from millstream.loader.threads.options import ReadOptions
 from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
-from millstream.transforms import Transformation
 
 
 @final
@@ -39,9 +39,9 @@ class MixedIterDataset(Combined):
         return MixedIterator(self.parents, self.weights, self.names if self.is_named else None, shared)
 
     def followed_by(
-        self, operations: tuple[Transformation, ...], running: Running, reading: ReadOptions | None
+        self, chain: FixedChain, running: Running, reading: ReadOptions | None
     ) -> DatasetIterator[Any] | None:
-        if running.tolerance is not None or not operations:
+        if running.tolerance is not None or not chain.operations:
             return None
         nodes = [straight_node(parent) for parent in self.parents]
         lowered = tuple(node for node in nodes if node is not None)
@@ -52,10 +52,10 @@ class MixedIterDataset(Combined):
         inputs_have_workers = runs_here and any(Chain.of(parent).workers.num_workers for parent in self.parents)
         stream = self._drawn(dataclasses.replace(shared, raises_absent=inputs_have_workers))
         return MixtureIterator(
-            FedIterator(stream, operations, running),
+            FedIterator(stream, chain, running),
             stream,
             Mixed(lowered, self.weights, self.names),
-            operations,
+            chain.operations,
             dataclasses.replace(running, reading=joint_reading(self.parents, reading)),
             inputs_have_workers=inputs_have_workers,
         )

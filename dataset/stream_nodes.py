@@ -7,6 +7,7 @@ from millstream.core.checks import as_options
 from millstream.core.descriptions import described
 from millstream.core.randomness import OF_GROUPS, derive_seed
 from millstream.dataset.arguments import count_random_maps, longest_count, nearest_seed, seed_for
+from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
@@ -131,11 +132,11 @@ class Combined(IterDataset[Any]):
 
     def followed_by(
         self,
-        operations: tuple[Transformation, ...],  # noqa: ARG002  (for subclasses with a faster way)
+        chain: FixedChain,  # noqa: ARG002  (for subclasses with a faster way)
         running: Running,  # noqa: ARG002
         reading: ReadOptions | None,  # noqa: ARG002
     ) -> DatasetIterator[Any] | None:
-        """Returns an iterator of operations after this dataset; None to draw its elements with `drawn`.
+        """Returns an iterator of the operations of a chain after this dataset; None to draw its elements with `drawn`.
 
         Without `reading`, the threads are those that the datasets below request.
         """

@@ -115,7 +115,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         worker_init_fn: Callable[[int, int], object] | None = None,
     ) -> None:
         tolerance = Tolerance.of(on_error, max_errors)
-        self._origin = Origin(data_source, sampler, check_operations(operations))
+        self._origin = Origin({"source": data_source}, sampler, check_operations(operations))
         own: Any = snapshot_of([sampler, *self._origin.operations])
         self._pipeline = Pipeline.of(data_source, own[0], own[1:], shard_options, tolerance)
         if read_options is not None:
@@ -149,13 +149,14 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     @property
     def data_source(self) -> DataSource[Any]:
         """The source of the records, as passed."""
-        source: DataSource[Any] = self._origin.source
+        source: DataSource[Any] = self._origin.sources["source"]
         return source
 
     @property
     def sampler(self) -> Sampler:
         """The sampler, as passed."""
-        return self._origin.sampler
+        sampler: Sampler = self._origin.sampler
+        return sampler
 
     @property
     def operations(self) -> tuple[Transformation, ...]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from millstream.core.checks import as_options
 from millstream.core.randomness import OF_BATCHES, derive_seed
-from millstream.dataset.iterators.chain_iterator import checked_maps
+from millstream.dataset.fixed_chain import FixedChain, checked_maps
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import InOrder, lower
@@ -98,7 +98,8 @@ class ElasticIterator(EngineIterator):
         self._dataset = ds
         # Before any of the operations runs.
         self._identity, self._content = ds.fingerprint(), ds.content_marks()
-        source, order, maps = lower(ds, node)
+        fixed = FixedChain(ds, ())
+        source, order, maps = lower(fixed.map_dataset, fixed.node)
         if node.is_mixed:
             order = _Permuted(order.length, order.num_records, self._global_batch)
         operations = (*checked_maps(maps), Batch(local, drop_remainder=True))

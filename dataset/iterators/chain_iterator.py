@@ -9,28 +9,22 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, final
 
+from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.brief_states import brief_state, cursor_at_end, ending_of, restored
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.running import Running
-from millstream.dataset.map_dataset import node_of
 from millstream.dataset.nodes.element_nodes import Batched
-from millstream.dataset.nodes.lowering import lower, order_of
-from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
 from millstream.loader.checkpoints.state import LoaderState, Stream
 from millstream.loader.measuring import CHAIN
-from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.pipeline.shards import first_dynamic
-from millstream.loader.state_of_plan import fingerprint_of_pipeline, saved_cursor, stream_of
-from millstream.sharding import NoSharding
-from millstream.transforms import Transformation
-from millstream.transforms.of_chains import AbsentElement, DropAbsent, KeepAll, Present
+from millstream.loader.state_of_plan import saved_cursor, stream_of
+from millstream.transforms.of_chains import AbsentElement
 
 if TYPE_CHECKING:
     from millstream.loader.tracing import Trace
@@ -40,45 +34,28 @@ if TYPE_CHECKING:
 class ReadIterator(EngineIterator):
     """Yields the results of a chain over the elements of a MapDataset."""
 
-    def __init__(self, leaf: ReadIterDataset, operations: Sequence[Transformation], running: Running) -> None:
+    def __init__(self, chain: FixedChain, running: Running, *, allows_none: bool = False) -> None:
         super().__init__()
-        self._node = node = node_of(leaf.map_dataset)
-        order = order_of(node)
+        self._node = chain.node
         self._running = running
         # True to raise AbsentElement for a missing element instead of skipping it.
         self.raises_absent = running.shared.raises_absent
-        limits, tolerance = running.limits, running.tolerance
-        operations = tuple(operations)
-        dropping = operations if leaf.allow_nones else (DropAbsent(), *operations)
-        self._sparse = described = Pipeline(leaf.map_dataset, order, order, dropping, NoSharding(), limits, tolerance)
-        if tolerance is not None:
-            # Elements that fail are dropped, whether or not others may be missing.
-            self._sparse = dataclasses.replace(described, operations=(KeepAll(), *dropping))
+        pipelines = chain.pipelines(running.limits, running.tolerance, allows_none=allows_none)
+        self._sparse, self._whole = pipelines.sparse, pipelines.shown
         # The last brief state and its step: a join saves those of all streams below, of which few have moved.
         self._brief = -1, ""
-        # The pipeline to display: with the operations of the MapDataset one by one, if possible.
-        self._whole = self._sparse
-        # True if there is a dense plan, which is 1:1. If it were not, the sparse one would cost no more.
-        self._has_dense = False
-        maps: Sequence[Transformation] = ()
-        if not node.is_sparse and not leaf.allow_nones:
-            source, own_order, maps = lower(leaf.map_dataset, node)
-            mapped = (*checked_maps(maps), *operations)
-            whole = Pipeline(source, own_order, own_order, mapped, NoSharding(), limits, tolerance)
-            is_dense = first_dynamic(operations) is None
-            described = whole if is_dense else described
-            if tolerance is None:
-                self._whole, self._has_dense = whole, is_dense
+        self._has_dense = pipelines.dense is not None
         # Workers that several chains share have one plan per chain: the sparse one, which allows for missing elements.
         self._is_dense = self._has_dense and running.shared.shared_workers is None
         # The same with `on_error="skip"` and without, so that a run that failed may resume with it.
-        self._fingerprint = fingerprint_of_pipeline(described)
-        kind, pipeline = ("dense", self._whole) if self._is_dense else ("sparse", self._sparse)
-        if self._is_dense and self.raises_absent:
-            checked = tuple(checked_maps((*maps, *operations)))
-            kind, pipeline = "checked", dataclasses.replace(pipeline, operations=checked)
+        self._fingerprint = chain.fingerprint(pipelines.described)
+        kind, pipeline = "sparse", self._sparse
+        if self._is_dense and self.raises_absent and pipelines.checked is not None:
+            kind, pipeline = "checked", pipelines.checked
             # Each operation has a check after it.
             running = dataclasses.replace(running, num_local=2 * running.num_local)
+        elif self._is_dense and pipelines.dense is not None:
+            kind, pipeline = "dense", pipelines.dense
         self._execution = running.execution(kind, pipeline, CHAIN)
         if not self._is_dense:
             self._sparse_plan = self._execution.plan
@@ -233,11 +210,6 @@ class ReadIterator(EngineIterator):
             raise missing
         self._check_not_sought(missing)
         self._use_sparse(self._state())
-
-
-def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:
-    """Returns the operations of a MapDataset with checks, so that none of them sees a missing element."""
-    return [Present(), *(step for operation in maps for step in (operation, Present()))]
 
 
 def decoded(state: Any) -> LoaderState:

@@ -4,11 +4,12 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any, final
 
 import numpy as np
 
+from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.brief_states import accepting
 from millstream.dataset.iterators.chain_iterator import decoded
 from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator, UsersIterator
@@ -29,10 +30,9 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
 from millstream.loader.scheduling.feed import Feed
-from millstream.loader.state_of_plan import fingerprint_of_pipeline, state_at, stream_of
+from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.waiting import watched
 from millstream.sharding import NoSharding
-from millstream.transforms import Transformation
 from millstream.transforms.of_chains import KeepAll
 
 
@@ -61,14 +61,15 @@ class FedIterator(EngineIterator):
     def __init__(
         self,
         stream: DatasetIterator[Any],
-        operations: Sequence[Transformation],
+        chain: FixedChain,
         running: Running,
     ) -> None:
         super().__init__(stream)
+        operations = chain.operations
         order = InOrder(None, None)
-        pipeline = Pipeline(Fed(), order, order, tuple(operations), NoSharding(), running.limits, running.tolerance)
+        pipeline = Pipeline(Fed(), order, order, operations, NoSharding(), running.limits, running.tolerance)
         # The same with `on_error="skip"` and without, so that a run that failed may resume with it.
-        fingerprint = fingerprint_of_pipeline(pipeline)
+        fingerprint = chain.fingerprint(pipeline)
         if running.tolerance is not None:
             # No other record can be read instead: an element that fails is dropped.
             pipeline = dataclasses.replace(pipeline, operations=(KeepAll(), *operations))

@@ -16,14 +16,14 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.dataset.chain import Chain, iterates_itself
+from millstream.dataset.chain import Chain, fixed_chain, iterates_itself
+from millstream.dataset.fixed_chain import checked_maps
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.iterators.chain_iterator import checked_maps
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_iterator import MixedIterator
 from millstream.dataset.iterators.running import Running, WarmWorkers
-from millstream.dataset.map_dataset import dataset_of, node_of
+from millstream.dataset.map_dataset import dataset_of
 from millstream.dataset.nodes.element_nodes import Batched, Mapped, MappedAtRandom, MappedWithIndex
 from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.nodes.lowering import InOrder
@@ -46,10 +46,11 @@ def straight_node(dataset: IterDataset[Any]) -> Node | None:
     leaf = chain.leaf
     if not isinstance(leaf, ReadIterDataset) or iterates_itself(leaf) or leaf.allow_nones:
         return None
-    node = node_of(leaf.map_dataset)
-    if node.is_sparse:
+    fixed = fixed_chain(dataset, chain)
+    node = fixed.node
+    if node is None or node.is_sparse:
         return None
-    for operation in chain.operations:
+    for operation in fixed.operations:
         following = _following(node, operation)
         if following is None:
             return None

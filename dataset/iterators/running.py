@@ -18,6 +18,7 @@ from millstream.loader.threads.shared_threads import SharedThreads
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from millstream.dataset.fixed_chain import FixedChain
     from millstream.loader.workers.shared_workers import SharedWorkers
     from millstream.loader.workers.warm_pools import WarmPools
 
@@ -29,10 +30,12 @@ class WarmWorkers:
     It is the idle worker processes, by the pipeline they run.
 
     Attributes:
+        fixed: the chain that ends with the dataset, as it was when its first iterator began.
         description: the description of a stream without states, which is made for its first iterator.
     """
 
     def __init__(self) -> None:
+        self.fixed: FixedChain | None = None
         self.description: dict[str, dict[str, str]] | None = None
         self._pools: dict[Hashable, WarmPools[Any]] = {}
 
@@ -116,7 +119,7 @@ class Running:
             # All operations run in one place.
             reading, num_local = self.local_reading or reading, 0
         execution = Execution(
-            dataclasses.replace(pipeline, num_local=num_local),
+            pipeline if pipeline.num_local == num_local else dataclasses.replace(pipeline, num_local=num_local),
             self.workers,
             reading,
             feed,

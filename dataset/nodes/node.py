@@ -184,7 +184,7 @@ class Node(abc.ABC):
     def identities(self) -> Iterator[str]:
         """Yields descriptions of what determines its elements, without its parents; equal in every process."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        plain = {name: value for name, value in fields.items() if not _holds_nodes(value)}
+        plain = {name: value for name, value in fields.items() if not holds_nodes(value)}
         yield f"{type(self).__name__}({', '.join(f'{name}: {identity_of(value)}' for name, value in plain.items())})"
 
     def content(self) -> Description:
@@ -192,7 +192,7 @@ class Node(abc.ABC):
         found = Description()
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if not _holds_nodes(value):
+            if not holds_nodes(value):
                 found.add(f".{field.name}", value)
         return found
 
@@ -209,7 +209,8 @@ def folded(end: Any, combine: Callable[[Any, list[Folded]], Folded]) -> Folded:
     return result_of(end)
 
 
-def _holds_nodes(value: Any) -> bool:
+def holds_nodes(value: Any) -> bool:
+    """Returns True for a node and for a tuple with nodes."""
     return isinstance(value, Node) or (isinstance(value, tuple) and any(isinstance(item, Node) for item in value))
 
 

@@ -161,8 +161,12 @@ class Own(Node):
 
     def _parameters(self) -> types.SimpleNamespace:
         """Returns its attributes, each of which is described by itself."""
-        own = {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
-        return types.SimpleNamespace(**own)
+        return types.SimpleNamespace(**self.attributes)
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """The attributes of the user's class."""
+        return {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
 
 
 HANDED = "_handed_options"

@@ -15,7 +15,7 @@ import functools
 import sys
 import sysconfig
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -25,44 +25,88 @@ from millstream.core.signals import is_from_signal_handler
 from millstream.loader.checkpoints.code_digests import is_foreign
 from millstream.loader.checkpoints.description import ARRAY_LIMIT, VALUE_LIMIT, Description, declares_attributes
 from millstream.loader.checkpoints.fingerprint import add_operations, add_source
-from millstream.samplers import Sampler
 from millstream.transforms import Transformation
 
 T = TypeVar("T")
 _DEPTH_LIMIT = 32
 _LEAVES = (int, float, complex, str, bytes, types.NoneType, type, types.FunctionType, types.ModuleType, np.generic)
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, types.NoneType, types.FunctionType})
+"""The types whose values cannot change, as far as descriptions tell."""
 
 
 @final
 class Origin:
-    """The objects that a loader was built from.
+    """The objects that a loader or a chain was built from.
+
+    Args:
+        sources: the sources, by the names that errors give them.
+        held: returns other values, by their names.
+        since: the time of the description and the remedy, for errors.
 
     Raises:
         Exception: an error of a `fingerprint()`.
     """
 
-    def __init__(self, source: Any, sampler: Sampler, operations: Sequence[Transformation]) -> None:
-        self.source, self.sampler, self.operations = source, sampler, tuple(operations)
+    def __init__(
+        self,
+        sources: Mapping[str, Any],
+        sampler: Any,
+        operations: Sequence[Transformation],
+        held: Callable[[], Mapping[str, Any]] = dict,
+        since: str = "the loader was built: build another loader",
+    ) -> None:
+        self.sources, self.sampler, self.operations = sources, sampler, tuple(operations)
+        self._held, self._since = held, since
         self._texts = self._described()
+        is_changeable = any(map(_may_change, [sampler, *sources.values()])) or bool(held())
+        self._attributes = None if is_changeable else self._plain_attributes()
 
     def check_unchanged(self) -> None:
         """Raises ValueError if a plain value of one of the objects has changed since then."""
+        if self._is_same():
+            return
         before, here = self._texts, self._described()
         for path in sorted(before.keys() | here.keys()):
             texts = [each.get(path, "nothing") for each in (before, here)]
             if texts[0] != texts[1]:
-                raise ValueError(
-                    f"{path} changed from {texts[0]} to {texts[1]} since the loader was built: build another loader."
-                )
+                raise ValueError(f"{path} changed from {texts[0]} to {texts[1]} since {self._since}.")
 
     def _described(self) -> dict[str, str]:
         found = Description(is_identity=is_of_user)
         add_operations(found, self.operations, {})
         if is_of_user(type(self.sampler)):
             found.add_object("sampler", self.sampler, "")
-        if is_of_user(type(self.source)) or type(self.source) in (list, tuple, np.ndarray):
-            add_source(found, "source", self.source)
+        for name, source in self.sources.items():
+            if _may_change(source):
+                add_source(found, name, source)
+        for name, value in self._held().items():
+            found.add(name, value)
         return found.identity
+
+    def _plain_attributes(self) -> list[tuple[str, Any]] | None:
+        """Returns the attributes of the operations if none of them can itself change; otherwise None."""
+        attributes = [item for operation in self.operations for item in _attributes_of(operation)]
+        return attributes if all(type(value) in _PLAIN for _, value in attributes) else None
+
+    def _is_same(self) -> bool:
+        """Returns True if the attributes are the same objects, so that no description is needed to compare them."""
+        before, here = self._attributes, self._plain_attributes()
+        return (
+            before is not None
+            and here is not None
+            and len(before) == len(here)
+            and all(name == other and value is item for (name, value), (other, item) in zip(before, here, strict=True))
+        )
+
+
+def _attributes_of(operation: Transformation) -> Iterable[tuple[str, Any]]:
+    has_slots = any(vars(kind).get("__slots__") for kind in type(operation).__mro__)
+    return [("", operation)] if has_slots else vars(operation).items()
+
+
+def _may_change(value: Any) -> bool:
+    """Returns True for a source or a sampler whose content the program may change."""
+    return is_of_user(type(value)) or type(value) in (list, tuple, np.ndarray)
 
 
 def snapshot_of(values: Sequence[T]) -> tuple[T, ...]:

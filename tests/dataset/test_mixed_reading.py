@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from millstream import IterDataset, MapDataset
 from millstream.dataset.chain import NO_THREADS, Chain
+from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.chain_iterator import ReadIterator
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.mixed_reading import MixtureIterator
@@ -66,7 +67,8 @@ def drawn_iterator(dataset: IterDataset[Any]) -> FedIterator:
     """Returns an iterator that draws from the mixed stream: what a mixture of any streams has."""
     chain = Chain.of(dataset)
     assert isinstance(chain.leaf, MixedIterDataset)
-    return FedIterator(chain.leaf.drawn(Shared()), chain.operations, Running(MultiprocessingOptions(), NO_THREADS))
+    fixed = FixedChain(None, chain.operations)
+    return FedIterator(chain.leaf.drawn(Shared()), fixed, Running(MultiprocessingOptions(), NO_THREADS))
 
 
 def listed(batches: Any) -> list[list[float]]:

@@ -1,0 +1,169 @@
+"""A chain runs on what its operations were when the first iterator of its end began, in every place alike."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from millstream import IterDataset, MapDataset, ReadOptions
+from millstream.dataset import InterleaveIterDataset
+from millstream.transforms import Map
+
+
+@dataclasses.dataclass
+class Settings:
+    """An object of the user's own."""
+
+    factor: int = 2
+
+
+class Scale(Map):
+    """An operation with parameters of several kinds, which counts its calls."""
+
+    def __init__(self, factor: int = 2) -> None:
+        self.factor = factor
+        self.settings = Settings()
+        self.row = np.ones(2)
+        self.calls = 0
+
+    def map(self, number: Any) -> Any:
+        self.calls += 1
+        return number * self.factor * self.settings.factor * int(self.row[0])
+
+
+class Shifted(MapDataset[int]):
+    """A dataset of the user's own class, which counts its reads."""
+
+    def __init__(self, parent: MapDataset[int]) -> None:
+        super().__init__(parent)
+        self.shift = 1
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return len(self._parent)
+
+    def __getitem__(self, position: Any) -> Any:
+        self.reads += 1
+        return self.slice(position) if isinstance(position, slice) else self._parent[position] + self.shift
+
+
+class Chosen:
+    """A selection map of the user's own."""
+
+    def __init__(self) -> None:
+        self.stride = 3
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, position: int) -> tuple[int, int]:
+        return position % 2, position * self.stride % 8
+
+
+@dataclasses.dataclass
+class Parts:
+    """The objects that a program may change after it has built a chain."""
+
+    records: list[int] = dataclasses.field(default_factory=lambda: list(range(8)))
+    below: Scale = dataclasses.field(default_factory=Scale)
+    after: Scale = dataclasses.field(default_factory=functools.partial(Scale, 3))
+    chosen: Chosen = dataclasses.field(default_factory=Chosen)
+    own: Any = None
+
+    def map_dataset(self) -> MapDataset[Any]:
+        source = MapDataset.source(self.records)
+        self.own = Shifted(source.map(self.below))
+        return MapDataset.select_from_datasets([self.own, source], self.chosen)
+
+    def chain(self, reading: ReadOptions) -> IterDataset[Any]:
+        return self.map_dataset().to_iter_dataset(reading).map(self.after).batch(2)
+
+    def joined(self, reading: ReadOptions) -> IterDataset[Any]:
+        one = self.map_dataset().to_iter_dataset(reading)
+        return IterDataset.mix([one, MapDataset.range(20).to_iter_dataset()]).map(self.after).batch(2)
+
+    def fed(self, reading: ReadOptions) -> IterDataset[Any]:
+        one = self.map_dataset().to_iter_dataset(reading)
+        return InterleaveIterDataset([one, MapDataset.range(9)], cycle_length=2).map(self.after).batch(2)
+
+
+INLINE, THREADS = ReadOptions(0, 0), ReadOptions(3, 16)
+PLACES: dict[str, Callable[[Callable[[ReadOptions], IterDataset[Any]]], IterDataset[Any]]] = {
+    "inline": lambda build: build(INLINE),
+    "threads": lambda build: build(THREADS),
+    "worker": lambda build: build(INLINE).mp_prefetch(1),
+}
+CHANGES: dict[str, Callable[[Parts], object]] = {
+    r"operations\[\d\]\.factor changed from 2 to 7": lambda parts: setattr(parts.below, "factor", 7),
+    r"operations\[\d\]\.factor changed from 3 to 7": lambda parts: setattr(parts.after, "factor", 7),
+    r"operations\[\d\]\.settings\.factor changed from 2 to 7": lambda parts: setattr(parts.after.settings, "factor", 7),
+    r"operations\[\d\]\.row changed from .*1.0.* to .*9.0": lambda parts: parts.below.row.__setitem__(0, 9),
+    r"Shifted\.shift changed from 1 to 5": lambda parts: setattr(parts.own, "shift", 5),
+    r"selection\.stride changed from 3 to 5": lambda parts: setattr(parts.chosen, "stride", 5),
+    r"source changed from 8 records .* to 9 records": lambda parts: parts.records.append(9),
+}
+
+
+def listed(batches: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("form", ["chain", "joined", "fed"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_pass_after_a_change_is_an_error_that_names_it(place: str, form: str) -> None:
+    """By path, with both values, wherever the operations run. A pass that has begun does not see the change."""
+    for text, change in list(CHANGES.items())[: 1 if place == "worker" else None]:
+        parts = Parts()
+        dataset = PLACES[place](getattr(parts, form))
+        expected = listed(dataset)
+        with iter(dataset) as begun:
+            first = next(begun).tolist()
+            if "source" not in text:  # The records of a list are its own.
+                change(parts)
+                assert [first, *listed(begun)] == expected
+        if "source" in text:
+            change(parts)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"{text}.* since the first iterator of this dataset: build another"):
+                iter(dataset)
+
+
+@pytest.mark.parametrize("form", ["chain", "joined", "fed"])
+@pytest.mark.parametrize("place", PLACES)
+def test_what_changes_itself_is_the_same_stream(place: str, form: str) -> None:
+    """It changes its copy; the objects of the program stay as they were, so that states are accepted."""
+    parts = Parts()
+    dataset = PLACES[place](getattr(parts, form))
+    expected = listed(dataset)
+    assert (parts.below.calls, parts.after.calls, parts.own.reads) == (0, 0, 0)
+    with iter(dataset) as batches:
+        first = next(batches).tolist()
+        state = batches.get_state()
+    with iter(PLACES["inline"](getattr(Parts(), form))) as fresh:
+        fresh.set_state(state, strict=True)  # type: ignore[call-arg]  # of the library's iterators
+        assert [first, *listed(fresh)] == expected
+
+
+def test_a_second_iterator_describes_nothing() -> None:
+    """However large the constants of a chain are, `iter` of a chain reads them once; its states stay the same."""
+    asked = []
+
+    class Constant:
+        def __reduce__(self) -> Any:
+            asked.append(self)
+            return Constant, ()
+
+    def same(element: Any, constant: Constant = Constant()) -> Any:  # noqa: B008
+        return element if constant else None
+
+    chain = MapDataset.range(8).shuffle(seed=0).map(same).to_iter_dataset(INLINE).map(same)
+    datasets: Sequence[IterDataset[Any]] = [chain.batch(2), IterDataset.mix([chain, chain.map(str)]).map(str)]
+    for dataset in datasets:
+        state = iter(dataset).get_state()
+        num_asked = len(asked)
+        assert num_asked
+        assert iter(dataset).get_state() == state
+        assert len(asked) == num_asked
