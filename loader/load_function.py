@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from numpy.typing import NDArray
+
 from millstream import samplers, sources
 from millstream.core.checks import as_integer, named_arguments
 from millstream.core.randomness import SEED_LIMIT, derive_seed
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 def load(
     source: DataSource[Any] | Mapping[str, DataSource[Any]],
     *,
-    weights: Mapping[str, Any] | Sequence[Any] | None = None,
+    weights: Mapping[str, Any] | Sequence[Any] | NDArray[Any] | None = None,
     stop: str = "first_exhausted",
     num_epochs: int | None = None,
     shuffle: bool = False,
@@ -47,11 +49,12 @@ def load(
 ) -> DataLoader:
     """Returns a `DataLoader` over a source with an `IndexSampler` and, at the end, a `Batch`.
 
-    With weights, it is a mixture of several sources, with an `IndexSampler` for each.
+    With weights of several sources, it is a mixture of them, with an `IndexSampler` for each.
 
     Args:
-        source: the source of the records; with weights, a mapping from names to sources, the components of a mixture.
-        weights: the proportions of the components' records, by name or in order; None for one source.
+        source: the source of the records; or a mapping from names to sources, the components of a mixture.
+        weights: the proportions of the components' records, by name or in order; for one source, an array of a weight
+            for each record, which are then drawn by a `WeightedSampler`; None for all records alike.
         stop: the end of a mixture, see `MixtureSampler`.
         num_epochs: the number of passes over the source, or over each source; None for an endless stream.
         shuffle: True to shuffle, with a new order in each epoch; needs a seed. The shuffle is global, an
@@ -90,22 +93,25 @@ def load(
         >>> next(iter(millstream.load(corpora, weights={"web": 0.75, "books": 0.25}, batch_size=4)))
         array(['a', 'X', 'c', 'b'], dtype='<U1')
     """
-    if weights is None:
+    is_mixture = isinstance(source, Mapping) and weights is not None
+    if not is_mixture:
         check_readable(source, "data_source")  # which refuses a mapping
         check_no_columns(source)
     check_list(transformations, "transformations")
     if batch_fn is not None and batch_size is None:
         raise ValueError("batch_fn needs a batch_size, got batch_size=None. Pass both, or neither.")
     sampler: Sampler
-    if weights is None:
-        sampler = _order(source, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
-    else:
-        source = sources.ConcatenatedDataSource(_checked_components(source))
+    if is_mixture:
+        source = sources.ConcatenatedDataSource(cast("Mapping[str, DataSource[Any]]", source))
         orders = {
             name: _order(component, shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
             for number, (name, component) in enumerate(source.parts.items())
         }
-        sampler = samplers.MixtureSampler(orders, weights, stop=stop)
+        sampler = samplers.MixtureSampler(orders, cast("Mapping[str, Any]", weights), stop=stop)
+    elif weights is not None:
+        sampler = _weighted(cast("DataSource[Any]", source), weights, stop, num_epochs=num_epochs, seed=seed)
+    else:
+        sampler = _order(source, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
     batch = [] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn)]
     return DataLoader(
         data_source=cast("DataSource[Any]", source),
@@ -125,13 +131,25 @@ def load(
     )
 
 
-def _checked_components(sources: Any) -> Mapping[str, DataSource[Any]]:
-    if not isinstance(sources, Mapping):
+def _weighted(source: DataSource[Any], weights: Any, stop: str, *, num_epochs: int | None, seed: int | None) -> Sampler:
+    """Returns the order that draws the records of one source by weights."""
+    if isinstance(weights, Mapping):
         raise TypeError(
-            f"source must be a mapping from names to sources if weights are given, got {type(sources).__name__}. Write "
+            f"source must be a mapping from names to sources if weights have names, got {type(source).__name__}. Write "
             "load({'web': web, 'books': books}, weights=...)."
         )
-    return sources
+    if stop != "first_exhausted":
+        raise ValueError(f"stop must be left out for one source, which ends by num_epochs, got {stop!r}.")
+    if seed is None:
+        raise ValueError("seed must be given with weights of records, which are drawn in a shuffled order, got None.")
+    sampler = samplers.WeightedSampler(weights, num_epochs=num_epochs, seed=seed)
+    are_sources = isinstance(source, list | tuple) and all(hasattr(each, "fingerprint") for each in source)
+    if are_sources or sampler.num_source_records != len(source):
+        raise ValueError(
+            f"weights must have one number for each of the {len(source)} records, got {sampler.num_source_records}. To "
+            "mix several sources, pass a mapping from names to sources."
+        )
+    return sampler
 
 
 def _order(source: Any, *, shuffle: bool, num_epochs: int | None, seed: int | None) -> Sampler:

@@ -69,7 +69,13 @@ if TYPE_CHECKING:
         prometheus_text,
         surviving_keys,
     )
-    from millstream.samplers import BalancedSampler, HierarchicalSampler, MixtureSampler, PackingSampler
+    from millstream.samplers import (
+        BalancedSampler,
+        HierarchicalSampler,
+        MixtureSampler,
+        PackingSampler,
+        WeightedSampler,
+    )
     from millstream.sources import (
         ArrayRecordDataSource,
         BagzDataSource,
@@ -180,6 +186,7 @@ __all__ = [
     "TokenDataSource",
     "VariableLengthFeature",
     "WebDatasetDataSource",
+    "WeightedSampler",
     "WindowShuffle",
     "WorkerDiedError",
     "WorkerError",

@@ -1,11 +1,11 @@
 """Orders of records: pure functions from a position to a record key, the same in every process.
 
 `IndexSampler` serves nearly everyone: in order or globally shuffled, for one epoch or endlessly. `SequentialSampler`
-is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `MixtureSampler` mixes the
-orders of several sources. `PackingSampler` makes rows of several documents. `BalancedSampler` deals the rows of each
-global batch of another order so that its parts cost alike. An order of your own is a class with
-`__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
-(`VectorisedSampler`).
+is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `WeightedSampler` draws
+records in proportion to weights. `MixtureSampler` mixes the orders of several sources. `PackingSampler` makes rows of
+several documents. `BalancedSampler` deals the rows of each global batch of another order so that its parts cost alike.
+An order of your own is a class with `__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers
+for whole blocks (`VectorisedSampler`).
 """
 
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from millstream.samplers.hierarchical import HierarchicalSampler
     from millstream.samplers.mixtures.mixture import MixtureSampler
     from millstream.samplers.rows.packing import PackingSampler
+    from millstream.samplers.weighted import WeightedSampler
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -29,6 +30,7 @@ else:
             "MixtureSampler": "millstream.samplers.mixtures.mixture",
             "PackingSampler": "millstream.samplers.rows.packing",
             "Segments": "millstream.core.segments",
+            "WeightedSampler": "millstream.samplers.weighted",
         },
     )
 
@@ -42,4 +44,5 @@ __all__ = [
     "Segments",
     "SequentialSampler",
     "VectorisedSampler",
+    "WeightedSampler",
 ]

@@ -25,7 +25,6 @@ from millstream.samplers.base import (
     position_limit,
     vectorised,
 )
-from millstream.samplers.mixtures.mixture import MixtureSampler
 from millstream.samplers.order import Occurrences, Order, positions_between
 from millstream.samplers.protocols import Located, MixedPackedSampler, is_mixed, is_packed
 from millstream.sharding import ShardOptions
@@ -109,8 +108,9 @@ class BalancedSampler(Order):
 
     @property
     def fingerprint_starts(self) -> dict[str, int]:
-        """The positions from which on some texts of the fingerprint of a mixture count, by the name of the text."""
-        return self.order.fingerprint_starts if isinstance(self.order, MixtureSampler | BalancedSampler) else {}
+        """The positions from which on some texts of the fingerprint count, by the name of the text."""
+        starts: dict[str, int] = getattr(self.order, "fingerprint_starts", {})
+        return starts
 
     @property
     def seed(self) -> int | None:

@@ -199,8 +199,11 @@ def _turns_of(sampler: Any) -> Turns:
 
 
 def _starts_of(sampler: Any) -> Mapping[str, int]:
-    """Returns the positions from which on texts of the fingerprint of a mixture count, by the name of the text."""
-    return sampler.fingerprint_starts if isinstance(sampler, MixtureSampler | BalancedSampler) else {}
+    """Returns the positions from which on texts of the fingerprint count, by the name of the text."""
+    starts: Mapping[str, int] = (
+        getattr(sampler, "fingerprint_starts", {}) if is_foreign(type(sampler).__module__) else {}
+    )
+    return starts
 
 
 def _summarized(texts: dict[str, str], path: str, limit: int) -> dict[str, str]:

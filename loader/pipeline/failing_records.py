@@ -24,9 +24,9 @@ from millstream.core.warn import log_warning
 from millstream.loader.pipeline.calls import Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, Origins, SourceEnded, add_note
 from millstream.loader.pipeline.pipeline import Tolerance
-from millstream.samplers import HierarchicalSampler, IndexSampler
 from millstream.samplers.balanced import BalancedSampler
 from millstream.samplers.base import largest_key
+from millstream.samplers.epochs import EpochSampler
 from millstream.samplers.protocols import is_mixed
 from millstream.transforms.of_chains import AbsentElement
 
@@ -265,8 +265,8 @@ def _end_of(run: Elements) -> float:
 class KeyCycle:
     """The order in which keys are tried as substitutes: ascending, and from the last one to the first.
 
-    The keys are those of the sampler: only the given ones of an IndexSampler with `keys`, those of the same component
-    in a mixture, otherwise all keys up to the largest one.
+    The keys are those that the sampler draws: only the given ones of an IndexSampler with `keys`, those of the same
+    component in a mixture, otherwise all keys up to the largest one.
 
     Attributes:
         count: the number of keys; in a mixture, of its largest component.
@@ -285,8 +285,8 @@ class KeyCycle:
             return
         if isinstance(sampler, BalancedSampler):
             sampler = sampler.order
-        if isinstance(sampler, IndexSampler | HierarchicalSampler) and sampler.keys is not None:
-            self._chosen = np.unique(np.asarray(sampler.keys, np.int64))
+        if isinstance(sampler, EpochSampler):
+            self._chosen = sampler.drawn_keys()
         largest = largest_key(sampler)
         self.count = num_records if largest is None else min(num_records, largest + 1)
         if self._chosen is not None:

@@ -28,6 +28,7 @@ from millstream.samplers import (
     MixtureSampler,
     PackingSampler,
     SequentialSampler,
+    WeightedSampler,
 )
 from millstream.sharding import ShardOptions
 from millstream.transforms import (
@@ -147,6 +148,9 @@ CASES: dict[str, Callable[[], list[int]]] = {
     "MixtureSampler, first_exhausted": lambda: keys_of(mixture("first_exhausted"), count=50),
     "MixtureSampler, second epochs": lambda: keys_of(
         MixtureSampler([IndexSampler(4, shuffle=True, seed=1), IndexSampler(9, shuffle=True, seed=2)], [1, 2])
+    ),
+    "WeightedSampler": lambda: keys_of(
+        WeightedSampler([5, 0, 1, 0.25, 3], seed=7, num_records=20).reweighted(30, [1, 1, 1, 1, 0])
     ),
     "BalancedSampler": lambda: keys_of(
         BalancedSampler(IndexSampler(48, shuffle=True, seed=7), costs=np.arange(48) ** 2, global_batch_size=16, parts=4)

@@ -15,6 +15,7 @@ from millstream.samplers import (
     MixtureSampler,
     PackingSampler,
     SequentialSampler,
+    WeightedSampler,
 )
 from millstream.sharding import ShardOptions
 from support.draw.orders import public_samplers
@@ -30,6 +31,7 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
     "MixtureSampler": lambda **options: MixtureSampler(**{"samplers": [IndexSampler(4)], "weights": [1], **options}),
     "PackingSampler": lambda lengths=(1,) * 4, row_length=1, **options: PackingSampler(lengths, row_length, **options),
     "SequentialSampler": lambda **options: SequentialSampler(4, **options),
+    "WeightedSampler": lambda weights=(1,) * 4, **options: WeightedSampler(weights, **{"seed": 0, **options}),
 }
 """A sampler of four positions, with all defaults unless options are given. Only an order that cannot be otherwise has
 a seed here."""
@@ -47,7 +49,7 @@ def test_nothing_is_shuffled_ended_or_seeded_by_default(name: str) -> None:
     """Defaults are the same for all samplers; without options, another epoch follows, in the source's order."""
     parameters = inspect.signature(public_samplers()[name]).parameters
     given = {each: parameters[each].default for each in DEFAULTS if each in parameters}
-    always_shuffles = name == "HierarchicalSampler"
+    always_shuffles = name in {"HierarchicalSampler", "WeightedSampler"}
     required = {"seed": inspect.Parameter.empty} if always_shuffles else {}
     sampler = SAMPLERS[name]()
 
@@ -159,6 +161,22 @@ WRONG: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"changes": [5]}, TypeError, r"pairs of .*, positions ascending, got \(5,\)"),
         ({"changes": [(5, [1]), (5, [2])]}, ValueError, "got position 5 after 5"),
         ({"changes": [(5, [1, 2])]}, ValueError, "one number for each of the 1 components"),
+    ],
+    "WeightedSampler": [
+        ({"weights": []}, ValueError, r"one-dimensional array of numbers, got an array of shape \(0,\)"),
+        ({"weights": np.ones((2, 2))}, ValueError, r"got an array of shape \(2, 2\)"),
+        ({"weights": ["a"]}, TypeError, "weights must be numbers"),
+        ({"weights": [True]}, TypeError, "weights must be numbers"),
+        *(
+            ({"weights": [1, wrong]}, ValueError, f"finite numbers from 0 on, got {float(wrong)} for record 1")
+            for wrong in (-0.5, float("nan"), float("inf"))
+        ),
+        ({"weights": [0, 0]}, ValueError, "must be above 0, got nothing but zeros"),
+        ({"seed": None}, ValueError, NO_SEED),
+        ({"num_records": 0}, ValueError, "num_records must be at least 1"),
+        ({"num_records": 1.5}, TypeError, "num_records must be an integer"),
+        ({"num_epochs": 0}, ValueError, "num_epochs must be at least 1"),
+        ({"weight": 1}, TypeError, "did you mean 'weights'"),
     ],
     "BalancedSampler": [
         ({"parts": 3}, ValueError, "global_batch_size must be a multiple of parts=3, got 2"),

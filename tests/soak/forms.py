@@ -70,6 +70,14 @@ def hierarchical(chance: random.Random, size: int, num_epochs: int) -> millstrea
     )
 
 
+def weighted(chance: random.Random, size: int, num_epochs: int) -> millstream.WeightedSampler:
+    def weights() -> list[float]:
+        return [chance.choice([0, 1, chance.random()]) for _ in range(size - 1)] + [1]
+
+    sampler = millstream.WeightedSampler(weights(), seed=chance.getrandbits(64), num_epochs=num_epochs)
+    return sampler.reweighted(chance.randrange(sampler.length or 1), weights())
+
+
 def balanced(chance: random.Random, order: Any, size: int, batch: int) -> millstream.BalancedSampler:
     """Returns an order whose global batches are dealt to parts of equal cost."""
     parts = chance.choice([count for count in (1, 2, 3, 4) if batch % count == 0])
@@ -84,7 +92,7 @@ def mixture(chance: random.Random, size: int, num_epochs: int) -> millstream.Mix
 
     def component(length: int) -> Any:
         if chance.random() < 0.5:
-            return hierarchical(chance, length, num_epochs)
+            return chance.choice([hierarchical, weighted])(chance, length, num_epochs)
         return millstream.IndexSampler(length, shuffle=True, num_epochs=num_epochs, seed=chance.getrandbits(64))
 
     def weights() -> list[int]:

@@ -5,7 +5,15 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from millstream import BalancedSampler, HierarchicalSampler, IndexSampler, MixtureSampler, PackingSampler, samplers
+from millstream import (
+    BalancedSampler,
+    HierarchicalSampler,
+    IndexSampler,
+    MixtureSampler,
+    PackingSampler,
+    WeightedSampler,
+    samplers,
+)
 
 STOPS = ["first_exhausted", "all_exhausted", "drop_exhausted"]
 
@@ -39,7 +47,9 @@ def orders(draw: st.DrawFn, *, rows: bool = False) -> tuple[Any, int]:
         options = {"strategy": strategy, "overflow": overflow, "num_epochs": num_epochs, **units}
         return PackingSampler(lengths, 10, shuffle=shuffle, seed=seed, **options), len(lengths)  # type: ignore[arg-type]
     size = draw(st.integers(1, 40))
-    kind = draw(st.sampled_from(["all", "some", "units"]))
+    kind = draw(st.sampled_from(["all", "some", "units", "weights"]))
+    if kind == "weights":
+        return draw(weighted(size, seed, num_epochs)), size
     if kind == "some":
         keys = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=30))
         return IndexSampler(len(keys), shuffle=shuffle, seed=seed, num_epochs=num_epochs, keys=keys), size
@@ -52,6 +62,19 @@ def orders(draw: st.DrawFn, *, rows: bool = False) -> tuple[Any, int]:
             some["unit_numbers"] = draw(st.lists(st.integers(0, 5), min_size=len(sizes), max_size=len(sizes)))
         return HierarchicalSampler(sizes, **some), sum(sizes)
     return IndexSampler(size, shuffle=shuffle, seed=seed, num_epochs=num_epochs), size
+
+
+@st.composite
+def weighted(draw: st.DrawFn, size: int, seed: int, num_epochs: int | None) -> WeightedSampler:
+    """Draws an order by weights, which change."""
+    number = st.sampled_from([0, 0, 1, 2]) | st.floats(0, 10) | st.sampled_from([5e-324, 1e300])
+    weights = st.lists(number, min_size=size, max_size=size).filter(any)
+    num_records = draw(st.none() | st.integers(1, 50))
+    sampler = WeightedSampler(draw(weights), seed=seed, num_records=num_records, num_epochs=num_epochs)
+    for position in sorted(draw(st.sets(st.integers(0, 60), max_size=2))):
+        if sampler.length is None or position < sampler.length:
+            sampler = sampler.reweighted(position, draw(weights))
+    return sampler
 
 
 @st.composite
