@@ -43,8 +43,8 @@ class WeightedSampler(EpochSampler):
 
     An epoch has `num_records` draws. Record k should be drawn e = num_records * weights[k] / sum(weights) times in it,
     and is drawn e times, rounded up or down, in every epoch: there is no luck in the shares. The draws of an epoch are
-    shuffled globally, and each epoch rounds and shuffles in its own way. A record of weight 0 is never drawn. Records with
-    less than one draw per epoch are taken evenly spaced by key.
+    shuffled globally, and each epoch rounds and shuffles in its own way. A record of weight 0 is never drawn.
+    Records with less than one draw per epoch are taken evenly spaced by key.
 
     For classes of equal shares, `weights = 1 / np.bincount(labels)[labels]`.
 
