@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, final
 from millstream.dataset.nodes.node import ENDLESS, Node, folded
 from millstream.dataset.nodes.source_node import Source
 from millstream.loader.pipeline.steps import MAX_HELD_RECORDS, may_depend_on_thread
-from millstream.loader.visualization import element_text
+from millstream.loader.tracing import element_text
 
 SHOWN_PARENTS = 8
 """Maximum number of parents that are shown; the others are counted."""

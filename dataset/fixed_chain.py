@@ -1,7 +1,7 @@
 """A straight chain as it was when the first iterator of its end began: fixed then, as a loader is when it is built.
 
 It runs on copies of the operations and of the user's datasets with random access. So every place computes the same, and
-an operation that changes itself changes its copy. See `loader/checkpoints/snapshot.py`.
+an operation that changes itself changes its copy. See `loader/checkpoints/fingerprint.py`.
 """
 
 import copy
@@ -17,11 +17,10 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.nodes.node import Node, folded, holds_nodes
 from millstream.dataset.nodes.source_node import Own, Source
-from millstream.loader.checkpoints.fingerprint import Fingerprint
-from millstream.loader.checkpoints.snapshot import Origin, snapshot_of
+from millstream.loader.checkpoints.fingerprint import Fingerprint, Origin, snapshot_of
+from millstream.loader.checkpoints.state import fingerprint_of_pipeline
 from millstream.loader.pipeline.pipeline import FilterLimits, Pipeline, Tolerance
 from millstream.loader.pipeline.shards import first_dynamic
-from millstream.loader.state_of_plan import fingerprint_of_pipeline
 from millstream.sharding import NoSharding
 from millstream.transforms import Transformation
 from millstream.transforms.of_chains import DropAbsent, KeepAll, Present

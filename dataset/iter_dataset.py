@@ -28,7 +28,8 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.source_node import HANDED
 from millstream.loader.checkpoints.description import Description
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.loader.visualization import element_text, visualized
+from millstream.loader.tracing import element_text
+from millstream.loader.views import visualized
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.given import as_transformation
 

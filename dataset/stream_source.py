@@ -13,7 +13,7 @@ from millstream.dataset.iterators.drawing import drawn_from
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import WarmWorkers
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import Check, is_anything, is_flag, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import Check, is_anything, is_flag, is_number, sealed, unsealed
 from millstream.sources.base import HeldRecords, is_held, own
 
 _COPY_ATTEMPTS = 3

@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
     from millstream.loader.data_loader import DataLoader
     from millstream.loader.device_iterator import DeviceIterator, device_put
-    from millstream.loader.inspectable import prometheus_text
     from millstream.loader.iterator import DataLoaderIterator
-    from millstream.loader.keys_that_survive import surviving_keys
-    from millstream.loader.load_function import load
+    from millstream.loader.load_function import load, surviving_keys
     from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+    from millstream.loader.views import prometheus_text
 else:
     # Worker processes import subpackages of this folder, and none of these.
     __getattr__, __dir__ = lazy_imports.hooks(
@@ -30,8 +29,8 @@ else:
             "ReadOptions": "millstream.loader.threads.options",
             "device_put": "millstream.loader.device_iterator",
             "load": "millstream.loader.load_function",
-            "prometheus_text": "millstream.loader.inspectable",
-            "surviving_keys": "millstream.loader.keys_that_survive",
+            "prometheus_text": "millstream.loader.views",
+            "surviving_keys": "millstream.loader.load_function",
         },
     )
 

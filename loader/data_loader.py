@@ -5,20 +5,25 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer, as_options, named_arguments
 from millstream.core.closing import Closing
-from millstream.loader.checkpoints.snapshot import Origin, snapshot_of
-from millstream.loader.checkpoints.state import Stream
+from millstream.loader.checkpoints.fingerprint import Origin, snapshot_of
+from millstream.loader.checkpoints.state import (
+    Stream,
+    count_outputs,
+    declared_by,
+    fingerprint_of_pipeline,
+    state_at,
+    stream_of,
+)
 from millstream.loader.execution import Execution
-from millstream.loader.foreign_arguments import DATA_LOADER_BY_NAME, DATA_LOADER_REPLACEMENTS
-from millstream.loader.insight import Insight
-from millstream.loader.inspectable import Inspectable
 from millstream.loader.iterator import Beginning, DataLoaderIterator, RepeatedPasses
 from millstream.loader.lineage import Lineage
-from millstream.loader.measuring import ACTORS, DEBUGGED, LOADER, Profiler
+from millstream.loader.measuring import ACTORS, DEBUGGED, LOADER, Profiler, Recorder
 from millstream.loader.pipeline.pipeline import (
     MAX_ERRORS,
     Operations,
@@ -28,9 +33,8 @@ from millstream.loader.pipeline.pipeline import (
     check_operations,
 )
 from millstream.loader.pipeline.stages import Instrument
-from millstream.loader.state_of_plan import count_outputs, declared_by, fingerprint_of_pipeline, state_at, stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
-from millstream.loader.visualization import visualized
+from millstream.loader.views import Insight, Inspectable, visualized
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
@@ -38,6 +42,64 @@ from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
+
+
+_LOAD = "use millstream.load(source, {}), or DataLoader(..., {})."
+
+DATA_LOADER_BY_NAME = (
+    "Pass its arguments by name, DataLoader(data_source=..., sampler=..., operations=[...]), "
+    "or use millstream.load(source, shuffle=True, seed=0, batch_size=...)."
+)
+
+LOAD_BY_NAME = "Pass all arguments but the source by name, as in load(source, batch_size=64)."
+
+_EVERYWHERE = {
+    "num_workers": "use worker_count.",
+    "prefetch_factor": "use worker_buffer_size for workers, or read_options for threads.",
+    "prefetch": "batches are prefetched anyway; read_options sets how many records.",
+    "num_threads": "use read_options=ReadOptions(num_threads=...).",
+    "timeout": "use stall_timeout.",
+    "pin_memory": "use millstream.device_put(iter(loader)), which moves batches to the device in advance.",
+    "persistent_workers": "remove it: workers are kept for the next pass anyway.",
+    "multiprocessing_context": "remove it: workers never inherit the state of this process.",
+    "generator": "use seed, of the IndexSampler or of millstream.load.",
+}
+
+DATA_LOADER_REPLACEMENTS = MappingProxyType(
+    {
+        **_EVERYWHERE,
+        "dataset": "use data_source.",
+        "source": "use data_source.",
+        "batch_size": _LOAD.format("batch_size=...", "operations=[..., Batch(...)]"),
+        "batch_sampler": _LOAD.format("batch_size=...", "operations=[..., Batch(...)]"),
+        "drop_last": _LOAD.format("drop_remainder=True", "operations=[..., Batch(..., drop_remainder=True)]"),
+        "drop_remainder": _LOAD.format("drop_remainder=True", "operations=[..., Batch(..., drop_remainder=True)]"),
+        "collate_fn": _LOAD.format("batch_fn=...", "operations=[..., Batch(..., batch_fn=...)]"),
+        "batch_fn": _LOAD.format("batch_fn=...", "operations=[..., Batch(..., batch_fn=...)]"),
+        "shuffle": _LOAD.format("shuffle=True, seed=0", "sampler=IndexSampler(..., shuffle=True, seed=0)"),
+        "seed": _LOAD.format("seed=0", "sampler=IndexSampler(..., seed=0)"),
+        "num_epochs": _LOAD.format("num_epochs=...", "sampler=IndexSampler(..., num_epochs=...)"),
+        "transform": "use operations=[...].",
+        "transforms": "use operations=[...].",
+        "transformations": "use operations=[...].",
+    }
+)
+
+LOAD_REPLACEMENTS = MappingProxyType(
+    {
+        **_EVERYWHERE,
+        "data_source": "pass the source first, without a name: load(source, ...).",
+        "dataset": "pass the source first, without a name: load(source, ...).",
+        "sampler": "use DataLoader(data_source=..., sampler=..., operations=[...]).",
+        "operations": "use transformations=[...].",
+        "transform": "use transformations=[...].",
+        "transforms": "use transformations=[...].",
+        "drop_last": "use drop_remainder.",
+        "collate_fn": "use batch_fn.",
+        "epochs": "use num_epochs.",
+        "repeat": "use num_epochs.",
+    }
+)
 
 
 @final
@@ -319,7 +381,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             ValueError: the loader is closed.
             OSError: there can be no private socket; the error has the reason.
         """
-        from millstream.loader.monitoring.served_pipelines import serve  # noqa: PLC0415  (lazy: off by default)
+        from millstream.loader.monitoring import serve  # noqa: PLC0415  (lazy: off by default)
 
         self._execution.check_open()
         serve(self.insight)
@@ -379,7 +441,6 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     def _new_profiler(self) -> Profiler:
         if not self._records_timeline:
             return Profiler(self._pipeline.labels)
-        from millstream.loader.measuring import Recorder  # noqa: PLC0415  (lazy: off by default)
 
         return Profiler(self._pipeline.labels, Recorder())
 

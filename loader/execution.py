@@ -8,8 +8,7 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
-from millstream.loader.checkpoints.state import Stream
-from millstream.loader.insight import Insight, serve_if_requested
+from millstream.loader.checkpoints.state import Stream, stream_of
 from millstream.loader.iterator import Beginning, DataLoaderIterator
 from millstream.loader.measuring import LOADER, Front, Profiler
 from millstream.loader.pipeline.calls import Position
@@ -17,9 +16,9 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.scheduling.executor import Executor
-from millstream.loader.state_of_plan import stream_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS
+from millstream.loader.views import Insight, serve_if_requested
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
@@ -113,7 +112,7 @@ class Execution:
             iterator.close_with_loader()
         self.check_open()
         if self.pipeline.measures_costs:
-            from millstream.loader.reporting.execution_log import ExecutionLog  # noqa: PLC0415  (lazy: off by default)
+            from millstream.loader.reporting.summary import ExecutionLog  # noqa: PLC0415  (lazy: off by default)
 
             log = ExecutionLog(self.profiler, self.insight.snapshot)
             self.profiler.on_wait = log.write_if_due

@@ -21,16 +21,14 @@ from millstream.core.checks import as_integer
 from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
-from millstream.loader.checkpoints.state import LoaderState, Stream, combined
-from millstream.loader.insight import Insight
-from millstream.loader.inspectable import Inspectable, Measured
+from millstream.loader.checkpoints.state import LoaderState, Stream, combined, count_outputs, epoch_of, state_at
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded, seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.steps import copies_of_held
 from millstream.loader.scheduling.executor import Executor
-from millstream.loader.state_of_plan import count_outputs, epoch_of, state_at
 from millstream.loader.threads.waiting import Watch, watch
+from millstream.loader.views import Insight, Inspectable, Measured
 from millstream.sharding import ShardOptions
 from millstream.transforms import RandomMap
 

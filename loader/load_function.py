@@ -1,22 +1,23 @@
-"""`load`: builds common DataLoaders in one call."""
+"""Loaders in one call: `load` builds common ones, and `surviving_keys` filters their records in advance."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from numpy.typing import NDArray
 
 from millstream import samplers, sources
 from millstream.core.checks import as_integer, named_arguments
+from millstream.core.descriptions import described
 from millstream.core.randomness import SEED_LIMIT, derive_seed
-from millstream.loader.data_loader import DataLoader
-from millstream.loader.foreign_arguments import LOAD_BY_NAME, LOAD_REPLACEMENTS
-from millstream.loader.pipeline.pipeline import MAX_ERRORS, Operations, check_list
+from millstream.loader.data_loader import LOAD_BY_NAME, LOAD_REPLACEMENTS, DataLoader
+from millstream.loader.pipeline.pipeline import MAX_ERRORS, Operations, check_list, check_operations
 from millstream.loader.threads.options import ReadOptions
-from millstream.samplers import IndexSampler, Sampler
-from millstream.sharding import ShardOptions
+from millstream.samplers import IndexSampler, Sampler, SequentialSampler
+from millstream.sharding import NoSharding, ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.source_checks import check_no_columns, check_readable
-from millstream.transforms import Batch
+from millstream.sources.source_checks import check_no_columns, check_readable, check_source
+from millstream.transforms import Batch, Filter, Map, MapWithIndex
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
@@ -173,3 +174,65 @@ def _nth_seed(seed: int | None, number: int) -> int | None:
     if seed is None or not 0 <= as_integer(seed, "seed") < SEED_LIMIT:
         return seed  # The sampler raises the error.
     return derive_seed(seed, number)
+
+
+KEYS_PER_BATCH = 256
+
+
+@named_arguments()
+def surviving_keys(
+    data_source: DataSource[Any],
+    operations: Operations,
+    worker_count: int | None = 0,
+    read_options: ReadOptions | None = None,
+) -> NDArray[np.int64]:
+    """Returns the keys of the records that a pipeline's Filters keep, an int64 array of shape (kept,), ascending.
+
+    Run it once, save the keys beside the data, and pass them to an `IndexSampler`. The remaining pipeline is 1:1: all
+    hosts yield the same number of batches, a checkpoint resumes on another number of hosts, `len(loader)` is known, and
+    `seek` costs nothing.
+
+    Args:
+        data_source: the records. Each is read once, in the source's order.
+        operations: the pipeline up to the last Filter: Maps, Filters and functions.
+        worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
+        read_options: the threads that read ahead; None for `ReadOptions()`.
+
+    Raises:
+        TypeError: an operation is of another kind. An element of a FlatMap or Batch is not one record, and the input
+            of a RandomMap or MapWithIndex depends on the position in training.
+        Exception: an error of an operation or the source, with notes of where it occurred.
+
+    Examples:
+        >>> texts = ["a", "long", "b", "longer"]
+        >>> keys = millstream.surviving_keys(texts, [millstream.FilterTransform(lambda text: len(text) > 3)])
+        >>> sampler = millstream.IndexSampler(len(keys), shuffle=True, seed=0, num_epochs=1, keys=keys)
+        >>> list(millstream.DataLoader(data_source=texts, sampler=sampler))
+        ['long', 'longer']
+    """
+    check_source(data_source, "data_source")
+    checked = check_operations(operations)
+    for number, operation in enumerate(checked):
+        if not isinstance(operation, (Map, Filter)):
+            raise TypeError(
+                f"operations must be Maps and Filters, got {described(operation)} as operations[{number}]: an element "
+                "of a FlatMap or Batch is not one record, and the input of a RandomMap or MapWithIndex depends on the "
+                "position in training. Remove it here, and place it after the Filters in training."
+            )
+    # In one epoch of the source's order, the index is the record key.
+    keys = [*checked, MapWithIndex(_index), Batch(KEYS_PER_BATCH)]
+    loader = DataLoader(
+        data_source=data_source,
+        sampler=SequentialSampler(len(data_source)),
+        operations=keys,
+        worker_count=worker_count,
+        shard_options=NoSharding(),
+        read_options=read_options,
+    )
+    with iter(loader) as batches:
+        return np.concatenate([np.empty(0, dtype=np.int64), *batches])
+
+
+def _index(index: int, element: Any) -> int:
+    del element
+    return index

@@ -90,3 +90,22 @@ class Trace:
 
     def _repr_html_(self) -> str:
         return render_loader(self._snapshot)
+
+
+def element_text(first: Callable[[], Any]) -> str:
+    """Returns the structure of an element, with dtype and shape of each leaf: `{'tokens': 'int64[128]'}`.
+
+    An error of user code in `first` must not keep training from starting: it becomes the text.
+    """
+    try:
+        element = first()
+        return "no element" if element is None else repr(tree.map_leaves(_grain_leaf_text, element))
+    except StopIteration:
+        return "no element"
+    except Exception as error:  # noqa: BLE001  (user code raises anything)
+        return f"unknown: {type(error).__name__}: {error}"
+
+
+def _grain_leaf_text(leaf: Any) -> str:
+    shape, dtype = getattr(leaf, "shape", ()), getattr(leaf, "dtype", type(leaf).__name__)
+    return f"{dtype}[{','.join(map(str, shape))}]"

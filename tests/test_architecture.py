@@ -25,8 +25,7 @@ FORMATS = {
 """The parts of sources/ that the sources of file formats may import."""
 ROOMS: dict[str, dict[str, set[str]]] = {
     "loader": {
-        "checkpoints": set(),
-        "devices": {"threads"},
+        "checkpoints": {"pipeline"},
         "pipeline": set(),
         "scheduling": {"pipeline"},
         "measuring": {"pipeline"},
@@ -36,7 +35,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "processes": {"pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "cluster": {"pipeline", "scheduling", "measuring", "threads", "transport", "workers"},
         "monitoring": {"processes", "reporting"},
-        "reporting": {"measuring", "pipeline"},
+        "reporting": {"measuring", "pipeline", "threads"},
     },
     "dataset": {"nodes": set()},
     "sources": {
@@ -84,7 +83,7 @@ IMPORTERS = {
     "zstandard": {"millstream.sources.storage.compression"},
     # Which process this is; and where its batches go.
     "keras": {"millstream.keras"},
-    "jax": {"millstream.sharding", "millstream.loader.devices.agreement", "millstream.loader.devices.placement"},
+    "jax": {"millstream.sharding", "millstream.loader.device_placement"},
     "orbax": {"millstream.loader.checkpoints.orbax_handler"},
 }
 """The modules that may import each third party; numpy is everywhere."""

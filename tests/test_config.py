@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import millstream
-from millstream.loader.reporting import execution_log
+from millstream.loader.reporting import summary
 
 OUTPUT, DEBUG = "py_dataset_visualization_output_dir", "py_debug_mode"
 
@@ -211,7 +211,7 @@ def test_a_summary_comes_once_a_period_and_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a pipeline is read, summaries come when the period is over; the last one only if something followed."""
-    monkeypatch.setattr(execution_log, "PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(summary, "PERIOD_SECONDS", 0.0)
     millstream.config.update(DEBUG, True)
     loader = millstream.load(records(), num_epochs=1, batch_size=10)
     assert len(list(loader)) == 4

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream.core import tree
 from millstream.loader.debugging import difference
-from millstream.loader.devices.placement import Placement
+from millstream.loader.device_placement import Placement
 from millstream.loader.transport.payload import unpicklable_leaves
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack

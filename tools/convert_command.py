@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset
-from millstream.loader.reporting.phrases import bytes_text
+from millstream.loader.reporting.snapshot import bytes_text
 from millstream.loader.threads.options import available_cores
 from millstream.sources.lines.json_lines import JsonTexts
 from millstream.sources.storage.byte_files import refuse_placeholder

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.loader.reporting.phrases import bytes_text
+from millstream.loader.reporting.snapshot import bytes_text
 from millstream.sources.files.file_records import FileRecords
 from millstream.sources.files.spans import SpanRecords
 from millstream.sources.formats import FileFormat

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.loader import DataLoader
-from millstream.loader.reporting.phrases import count_text
+from millstream.loader.reporting.snapshot import count_text
 from millstream.tools.cli_paths import load_callable
 
 

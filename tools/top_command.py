@@ -15,7 +15,7 @@ import tty
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from millstream.loader.monitoring.client import NONE_SERVED, NotServed, query, served_processes
+from millstream.loader.monitoring import NONE_SERVED, NotServed, query, served_processes
 from millstream.tools.top_lines import (
     FULL,
     HEAD,

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from millstream.loader.reporting.phrases import bytes_text, count_text, seconds_text, share_text
+from millstream.loader.reporting.snapshot import bytes_text, count_text, seconds_text, share_text
 
 BAR = 24
 

@@ -15,7 +15,7 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import InOrder, lower
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept
-from millstream.loader.checkpoints.envelope import is_anything, is_dict, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import is_anything, is_dict, is_number, sealed, unsealed
 from millstream.loader.execution import Execution
 from millstream.loader.measuring import ELASTIC
 from millstream.loader.pipeline.pipeline import Pipeline, check_kind

@@ -14,7 +14,7 @@ from millstream.dataset.iterators.running import Shared
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.stream_nodes import Combined
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import is_list, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import is_list, is_number, sealed, unsealed
 
 
 @final

@@ -9,7 +9,7 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.options import DatasetOptions
 from millstream.dataset.stream_nodes import Ahead, ReadIterDataset
 from millstream.loader.device_iterator import DeviceIterator
-from millstream.loader.devices.placement import Placement
+from millstream.loader.device_placement import Placement
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 
 

@@ -13,7 +13,7 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.joining_nodes import Zipped
 from millstream.dataset.stream_nodes import Combined
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import is_flag, is_list, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import is_flag, is_list, is_number, sealed, unsealed
 
 
 class ZipMapDataset(MapDataset[tuple[Any, ...]]):

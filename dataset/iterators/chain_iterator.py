@@ -19,11 +19,9 @@ from millstream.dataset.iterators.running import Running
 from millstream.dataset.nodes.element_nodes import Batched
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
-from millstream.loader.checkpoints.envelope import STRAIGHT, wrong_kind
-from millstream.loader.checkpoints.state import LoaderState, Stream
+from millstream.loader.checkpoints.state import STRAIGHT, LoaderState, Stream, saved_cursor, stream_of, wrong_kind
 from millstream.loader.measuring import CHAIN
 from millstream.loader.pipeline.plan import Plan
-from millstream.loader.state_of_plan import saved_cursor, stream_of
 from millstream.transforms.of_chains import AbsentElement
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from millstream.errors import CheckpointError
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.checkpoints.compatibility import accept
-from millstream.loader.checkpoints.envelope import is_dict, is_number, sealed, unsealed
-from millstream.loader.insight import Insight
-from millstream.loader.inspectable import Inspectable
+from millstream.loader.checkpoints.state import is_dict, is_number, sealed, unsealed
+from millstream.loader.views import Insight, Inspectable
 
 T_co = TypeVar("T_co", covariant=True)
 

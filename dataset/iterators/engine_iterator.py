@@ -5,10 +5,9 @@ from typing import Any
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator
 from millstream.loader.execution import Execution
-from millstream.loader.insight import Insight
-from millstream.loader.inspectable import Consumer
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements, Origins
+from millstream.loader.views import Consumer, Insight
 from millstream.transforms.of_chains import AbsentElement
 
 

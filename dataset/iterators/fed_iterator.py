@@ -19,8 +19,17 @@ from millstream.dataset.iterators.join_insight import insights_below
 from millstream.dataset.iterators.running import Running
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import canonical, is_anything, is_dict, is_number, sealed, unsealed
-from millstream.loader.checkpoints.state import LoaderState
+from millstream.loader.checkpoints.state import (
+    LoaderState,
+    canonical,
+    is_anything,
+    is_dict,
+    is_number,
+    sealed,
+    state_at,
+    stream_of,
+    unsealed,
+)
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import FED_CHAIN
@@ -30,7 +39,6 @@ from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import annotated
 from millstream.loader.scheduling.feed import Feed
-from millstream.loader.state_of_plan import state_at, stream_of
 from millstream.loader.threads.waiting import watched
 from millstream.sharding import NoSharding
 from millstream.transforms.of_chains import KeepAll

@@ -5,11 +5,11 @@ import weakref
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.dataset.nodes.lowering import InOrder
-from millstream.loader.insight import Insight
 from millstream.loader.measuring import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import Plan
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
+from millstream.loader.views import Insight
 from millstream.sharding import NoSharding
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class JoinInsight(Insight):
         return join is None or join.lifecycle == "closed"
 
     def snapshot(self) -> "LoaderSnapshot":
-        from millstream.loader.reporting.joined_snapshots import joined  # noqa: PLC0415  (lazy: only views need it)
+        from millstream.loader.reporting.snapshot import joined  # noqa: PLC0415  (lazy: only views need it)
 
         join, own = self._join, self._own_snapshot()
         shown = joined(own, self._below(), join.replaced)

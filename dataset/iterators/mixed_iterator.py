@@ -14,7 +14,7 @@ from millstream.dataset.iterators.drawing import drawn_from, move_to, state_belo
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.envelope import (
+from millstream.loader.checkpoints.state import (
     Check,
     canonical,
     is_anything,

@@ -16,11 +16,10 @@ from millstream.dataset.iterators.brief_states import accepting
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.join_insight import JoinInsight, insights_of
 from millstream.loader.checkpoints.checkpointable import Exclusive
-from millstream.loader.insight import Insight, serve_if_requested
-from millstream.loader.inspectable import Measured
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import Profiler
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
+from millstream.loader.views import Insight, Measured, serve_if_requested
 
 if TYPE_CHECKING:
     from millstream.dataset.stream_nodes import Combined
@@ -221,7 +220,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
 
     def keep_measurements(self, iterator: DatasetIterator[Any]) -> None:
         """Keeps the measurements of an iterator below that another one replaces."""
-        from millstream.loader.reporting.joined_snapshots import added  # noqa: PLC0415  (lazy: most replace none)
+        from millstream.loader.reporting.snapshot import added  # noqa: PLC0415  (lazy: most replace none)
 
         for insight in insights_of(iterator):
             # Only that of the join is reported, and finding it out would read files for each stream that ends.

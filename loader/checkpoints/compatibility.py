@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.code_digests import CODE
+from millstream.loader.checkpoints.description import CODE
 from millstream.loader.checkpoints.state import LoaderState, SavedCursor, Stream
 from millstream.transforms.transformation import BEFORE
 

@@ -14,8 +14,7 @@ from typing import Any, final
 
 import orbax.checkpoint as ocp
 
-from millstream.loader.checkpoints.checkpointable import Checkpointable, encoded_state
-from millstream.loader.checkpoints.state_files import restore_state, write_state
+from millstream.loader.checkpoints.checkpointable import Checkpointable, encoded_state, restore_state, write_state
 
 
 @final

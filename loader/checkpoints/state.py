@@ -1,9 +1,4 @@
-"""The state of a loader: a stream and a position in it, as about a kilobyte of JSON; combined of several shards.
-
-The text is canonical (sorted keys, no white space) and includes its CRC. It may come back with other white space or
-another order of keys, because users store it inside their own JSON. Any other difference is refused. A state describes
-delivered batches, so it does not depend on workers, threads or buffers.
-"""
+"""States: the position of one shard in a stream as JSON, that of a chain in an envelope, and those of a plan."""
 
 import bisect
 import dataclasses
@@ -11,11 +6,15 @@ import functools
 import json
 import operator
 import zlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Self, final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeAlias, final
 
 from millstream.errors import CheckpointError
-from millstream.loader.checkpoints.fingerprint import Fingerprint
+from millstream.loader.checkpoints.fingerprint import Declared, Fingerprint
+from millstream.loader.pipeline.calls import Cursor, Position
+from millstream.loader.pipeline.pipeline import Pipeline
+from millstream.loader.pipeline.plan import Plan
+from millstream.loader.pipeline.shards import first_dynamic, joining_batch
 
 FORMAT = "millstream"
 VERSION = 6
@@ -291,3 +290,179 @@ def _is_same_stream(one: Stream, other: Stream) -> bool:
 def _listed(what: str, numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
     return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"
+
+
+MAX_NUMBER = 1 << 63
+_NO_TEXTS: Mapping[str, str] = {}
+STRAIGHT = "a chain over a MapDataset"
+"""The kind of a chain whose state is a `LoaderState`, without an envelope of its own."""
+
+Check: TypeAlias = Callable[[Any], bool]
+"""A predicate: True if a field can have a value."""
+
+
+def is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_NUMBER
+
+
+def is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def is_anything(value: Any) -> bool:
+    """Returns True, because another iterator checks the value."""
+    del value
+    return True
+
+
+def sealed(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> dict[str, Any]:
+    """Returns a state: a chain's own fields and the states of the iterators below, in an envelope.
+
+    `texts` are the results of `canonical` for some of the fields, if they are known.
+    """
+    return {**fields, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": _crc_of(kind, fields, texts)}
+
+
+def text_of(state: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    """Returns the result of `canonical` for a state that `sealed` returned, given those for some of its fields."""
+    return f"{{{_members(state, texts)}}}"
+
+
+def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Returns the fields of a state that `sealed` returned, also after JSON. Anything else is a CheckpointError."""
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"A state of {kind} must be a dict, got {type(state).__name__}.")
+    if state.get("kind") != kind or state.get("format") != FORMAT:
+        raise wrong_kind(kind, state)
+    if state.get("version") != VERSION:
+        raise CheckpointError(
+            f"The state has version {state.get('version')!r:.40}, and this millstream reads version {VERSION}: another "
+            "release wrote it. Resume with that release."
+        )
+    fields = {name: state[name] for name in checks if name in state}
+    wrong = [name for name, check in checks.items() if name not in fields or not check(fields[name])]
+    wrong += [repr(name) for name in state if name not in {*checks, "format", "kind", "version", "crc32"}]
+    if wrong:
+        raise CheckpointError(
+            f"Cannot read the state of {kind}: {', '.join(wrong):.80}. Pass a result of get_state(), unchanged."
+        )
+    if repr(state.get("crc32")) != repr(_crc_of(kind, fields)):
+        raise CheckpointError(
+            f"Cannot read the state of {kind}: its crc32 does not match, so it was damaged or edited. Pass a result of "
+            "get_state(), unchanged."
+        )
+    return fields
+
+
+def wrong_kind(kind: str, state: Mapping[Any, Any]) -> CheckpointError:
+    got = f"{state['kind']!s:.80}" if "kind" in state else STRAIGHT if "places" in state else "something else"
+    return CheckpointError(
+        f"The state must be one of {kind}, got one of {got}. Pass a result of get_state() of the same chain. Earlier "
+        "releases saved another kind if mp_prefetch was between two operations, or directly after a combination."
+    )
+
+
+def canonical(value: Any) -> str:
+    """Returns a part of a state as JSON with sorted keys and without white space, or raises an error of `json`."""
+    if type(value) is int:
+        return str(value)
+    if type(value) is str:
+        return json.dumps(value)
+    # Twice, because JSON turns keys into strings: only then they have the order that a state read from a file has.
+    read = json.loads(json.dumps(value, default=_type_name))
+    return json.dumps(read, sort_keys=True, separators=(",", ":"))
+
+
+def _crc_of(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> int:
+    try:
+        return zlib.crc32(f'["{kind}","{FORMAT}",{VERSION},{{{_members(fields, texts)}}}]'.encode())
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"Cannot read the state of {kind}: {error}.") from error
+
+
+def _members(fields: Mapping[str, Any], texts: Mapping[str, str]) -> str:
+    return ",".join([f'"{name}":{texts.get(name) or canonical(fields[name])}' for name in sorted(fields)])
+
+
+def _type_name(value: object) -> Any:
+    """Returns the substitute for a value that JSON cannot hold, in a state that never leaves memory."""
+    return dict(value) if isinstance(value, Mapping) else type(value).__name__
+
+
+def stream_of(plan: Plan, fingerprint: Fingerprint | None = None) -> Stream:
+    """Returns the stream of a plan, with the current fingerprint of its source, sampler and operations if not given."""
+    partition, shard = plan.partition, plan.pipeline.shard
+    return Stream(
+        shard_index=shard.shard_index,
+        shard_count=shard.shard_count,
+        logical_shards=partition.shard.shard_count,
+        drop_remainder=shard.drop_remainder,
+        global_batch=partition.global_block,
+        one_to_one=plan.one_to_one,
+        length=partition.length,
+        fingerprint=fingerprint or fingerprint_of_pipeline(plan.pipeline),
+    )
+
+
+def declared_by(pipeline: Pipeline) -> Declared:
+    """Returns the description of the source and the operations of a pipeline."""
+    sizes: dict[int, str] | None = None if first_dynamic(pipeline.operations) is None else {}
+    if sizes is not None and (joining := joining_batch(pipeline.operations)) is not None:
+        # Each shard has a part of the batch, whose size depends on the number of shards.
+        number, batch = joining
+        sizes[number] = f"{batch.batch_size * pipeline.shard.shard_count} over all shards"
+    return Declared(pipeline.source, pipeline.operations, sizes)
+
+
+def fingerprint_of_pipeline(pipeline: Pipeline, declared: Declared | None = None) -> Fingerprint:
+    """Returns the fingerprint of a pipeline. Only the sampler is described if the rest is given."""
+    found = (declared or declared_by(pipeline)).with_sampler(pipeline.sampler)
+    # The number of errors is not part of it, because it decides where the stream stops, not its content.
+    own = {} if pipeline.tolerance is None else {"on_error": "skip"}
+    return dataclasses.replace(found, identity={**found.identity, **own})
+
+
+def state_at(position: Position, step: int, plan: Plan, stream: Stream) -> LoaderState:
+    cursors = tuple(saved_cursor(cursor, plan) for cursor in position)
+    return LoaderState(step, cursors, stream.before(max(cursor.position for cursor in cursors)))
+
+
+def saved_cursor(cursor: Cursor, plan: Plan) -> SavedCursor:
+    """Returns the cursor of a logical shard of a plan as a state has it."""
+    partition = plan.partition
+    position, whole_blocks = cursor.block * partition.global_block, partition.whole_blocks
+    return SavedCursor(
+        # After a short or padded batch, the end of the order: the remainder of its block has no records.
+        position=position if partition.length is None else min(position, partition.length),
+        skip=cursor.skip,
+        is_final=whole_blocks is not None and cursor.block > whole_blocks if plan.one_to_one else cursor.is_final,
+    )
+
+
+def count_outputs(plan: Plan, owner: str) -> int:
+    """Returns the number of outputs of a stream. If it is unknown, a TypeError says why `owner` has no `len()`."""
+    if not plan.one_to_one:
+        raise TypeError(f"This {owner} has no len(): the number of outputs depends on {plan.deciding}.")
+    num_blocks = plan.shards[0].num_blocks
+    if num_blocks is None:
+        raise TypeError(f"This {owner} has no len(): its sampler is endless. Pass num_epochs to the sampler.")
+    return num_blocks
+
+
+def epoch_of(plan: Plan, position: Position) -> int | None:
+    """Returns the epoch of the first record that is not consumed, from 0; None if the order has no epochs."""
+    num_records, length = plan.pipeline.order.num_records, plan.pipeline.order.length
+    epoch = plan.pipeline.epoch
+    if not num_records:
+        return epoch if num_records is None else num_records
+    first_epoch: int = getattr(plan.pipeline.sampler, "first_epoch", epoch or 0)
+    first = min(cursor.block for cursor in position) * plan.partition.global_block
+    return first_epoch + (first if length is None else min(first, length)) // num_records

@@ -8,8 +8,16 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 
-from millstream.loader.reporting.phrases import count_text, seconds_text, share_text, size_text
-from millstream.loader.reporting.snapshot import Kind, LoaderSnapshot, Location, StageSnapshot
+from millstream.loader.reporting.snapshot import (
+    Kind,
+    LoaderSnapshot,
+    Location,
+    StageSnapshot,
+    count_text,
+    seconds_text,
+    share_text,
+    size_text,
+)
 
 MIN_SECONDS = 0.05
 """Shortest measurement, in seconds, that advice may be based on."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from millstream.core import tree
 from millstream.core.html_fragments import document, escaped, figure, table
-from millstream.loader.reporting.phrases import count_text
+from millstream.loader.reporting.snapshot import count_text
 
 Decode: TypeAlias = Callable[[list[int]], str]
 IMAGE_PIXELS = 256

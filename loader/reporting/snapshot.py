@@ -1,12 +1,27 @@
-"""The state of a loader at one moment: its configuration and its measurements, as plain data."""
+"""The state of a loader at one moment as plain data, its configuration and measurements, and phrases about it.
+
+The description of a loader reads no record. Renderings share the phrases: numbers with a unit, tables of them, the
+threads and workers, and the trainer.
+"""
 
 import dataclasses
 import enum
 import functools
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias, final
 
-from millstream.loader.measuring import LOADER, Front
+from millstream.core.descriptions import Rendered, described
+from millstream.loader.measuring import HAND_OVER, LOADER, Front
+from millstream.loader.pipeline.pipeline import source_name
+from millstream.loader.pipeline.plan import KEYS, READ, Plan
+from millstream.loader.pipeline.stages import split_stages
+from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
+from millstream.samplers.base import AdaptedSampler
+from millstream.samplers.epochs import EpochSampler
+from millstream.samplers.protocols import is_mixed
+from millstream.sources.source_checks import batched_read_of, reads_one_by_one
 
 Bars: TypeAlias = tuple[tuple[str, Sequence[tuple[str, float]]], ...]
 """Bars that are divided in proportion: each has a caption, and the names and sizes of its parts."""
@@ -229,3 +244,344 @@ class LoaderSnapshot:
     def stage(self, kind: Kind) -> StageSnapshot:
         """Returns the only stage of a kind: KEYS, READ or HAND_OVER."""
         return next(stage for stage in self.stages if stage.kind is kind)
+
+
+Streams = Sequence[tuple[str, LoaderSnapshot]]
+"""Snapshots of the iterators that another one draws from, each with a prefix for the labels of its stages."""
+
+
+def joined(own: LoaderSnapshot, below: Streams, replaced: LoaderSnapshot | None = None) -> LoaderSnapshot:
+    """Returns the snapshot of an iterator with the stages below it. Stages with equal labels are sums.
+
+    Streams without workers of their own run in those of `own`, if it has some. `replaced` has the sums of the streams
+    that others have replaced.
+    """
+    earlier: Streams = [] if replaced is None else [("", replaced)]
+    streams = [*earlier, *below]
+    runs = [own, *(snapshot for _, snapshot in below or earlier)]
+    return dataclasses.replace(
+        own,
+        stages=tuple(_stages(own, streams)),
+        measured=dataclasses.replace(own.measured, **_trouble([own, *(snapshot for _, snapshot in streams)])),
+        num_workers=sum(run.num_workers for run in runs),
+        worker_buffer=max(run.worker_buffer for run in runs),
+        num_threads=max(run.num_threads for run in runs),
+        records_ahead=sum(run.records_ahead for run in runs),
+    )
+
+
+def added(before: LoaderSnapshot, last: LoaderSnapshot) -> LoaderSnapshot:
+    """Returns the last snapshot of two, with the sums of what both measured."""
+    return dataclasses.replace(
+        last,
+        stages=tuple(_merged([*before.stages, *last.stages])),
+        measured=dataclasses.replace(last.measured, **_trouble([before, last])),
+    )
+
+
+def _stages(own: LoaderSnapshot, streams: Streams) -> list[StageSnapshot]:
+    keys, read, *operations, hand_over = own.stages
+    below = [stage for prefix, snapshot in streams for stage in _stages_of(prefix, snapshot, own)]
+    reads = any(stage.kind is Kind.READ for stage in below)
+    # If the streams alone have workers, this process runs the operations after them.
+    after = [dataclasses.replace(stage, is_local=stage.is_local or not own.num_workers) for stage in operations]
+    whole = _merged([keys, *([] if reads else [read]), *below, *after, hand_over])
+    return sorted(whole, key=lambda stage: stage.kind is Kind.HAND_OVER)
+
+
+def _stages_of(prefix: str, snapshot: LoaderSnapshot, own: LoaderSnapshot) -> Iterator[StageSnapshot]:
+    """Yields the stages of a stream. Reading and operations get the prefix."""
+    is_shared = own.num_workers > 0 and not snapshot.num_workers
+    for stage in snapshot.stages:
+        named = prefix if stage.kind in (Kind.READ, Kind.OPERATION) else ""
+        yield dataclasses.replace(
+            stage,
+            label=named + stage.label,
+            name=named + stage.name,
+            location=Location.WORKERS if is_shared else stage.location,
+            # If other streams have workers, this process still runs it.
+            is_local=not is_shared and (stage.is_local or not snapshot.num_workers),
+        )
+
+
+def _trouble(snapshots: Sequence[LoaderSnapshot]) -> dict[str, Any]:
+    """Returns the sums of errors, deaths, stalls, and the processor time of workers."""
+    measured = [snapshot.measured for snapshot in snapshots]
+    return {
+        "errors": sum(one.errors for one in measured),
+        "deaths": sum(one.deaths for one in measured),
+        "stalls": sum(one.stalls for one in measured),
+        "core_seconds": sum(one.core_seconds or 0.0 for one in measured) or None,
+        "delay_seconds": sum(one.delay_seconds for one in measured),
+    }
+
+
+def _merged(stages: Iterable[StageSnapshot]) -> list[StageSnapshot]:
+    """Returns the sums of the stages with equal labels, in order."""
+    sums: dict[str, StageSnapshot] = {}
+    for stage in stages:
+        if (before := sums.get(stage.label)) is not None:
+            is_remote = Location.WORKERS in (before.location, stage.location)
+            location = Location.WORKERS if is_remote else stage.location
+            stage = dataclasses.replace(stage, seconds=before.seconds + stage.seconds, location=location)  # noqa: PLW2901
+        sums[stage.label] = stage
+    return list(sums.values())
+
+
+def description_of(
+    plan: Plan, workers: MultiprocessingOptions, reading: ReadOptions, front: Front, num_cores: int | None
+) -> LoaderSnapshot:
+    """Returns the snapshot of a loader without measurements. `num_cores` is None for the cores of this process."""
+    pipeline = plan.pipeline
+    source, sampler = pipeline.source, pipeline.sampler
+    reads_ahead = reading.num_threads > 0 if workers.num_workers else reading.reads_ahead
+    return LoaderSnapshot(
+        source=SourceSnapshot(
+            name=source_name(source),
+            kind=type(source).__name__,
+            one_by_one=_one_by_one(source),
+            bars=_bars(source),
+            window_units=window if isinstance(window := getattr(source, "window_units", None), int) else None,
+        ),
+        order=OrderSnapshot(
+            name=described(sampler, with_defaults=False),
+            kind=type(sampler).__name__,
+            is_vectorised=not isinstance(pipeline.order, AdaptedSampler) or hasattr(sampler, "record_keys"),
+            bars=_bars(sampler),
+            is_global_shuffle=isinstance(sampler, EpochSampler)
+            and getattr(sampler, "shuffle", False)
+            and getattr(sampler, "window_units", None) is None,
+        ),
+        stages=tuple(_described_stages(plan, _location(workers, reading))),
+        shard=f"{pipeline.shard.shard_index} of {pipeline.shard.shard_count}",
+        num_workers=workers.num_workers,
+        worker_buffer=workers.per_worker_buffer_size,
+        num_threads=reading.num_threads if reads_ahead else 0,
+        records_ahead=0 if workers.num_workers else reading.prefetch_buffer_size,
+        num_cores=num_cores or available_cores(),
+        front=front,
+    )
+
+
+@final
+class ComponentCounter:
+    """Counts the elements of each component of a plan's mixture before a step. Each call continues the previous one.
+
+    Args:
+        earlier: the counts of epochs before this plan's, which are added; () for none.
+    """
+
+    def __init__(self, plan: Plan, earlier: tuple[ComponentSnapshot, ...] = ()) -> None:
+        order, self._partition = plan.pipeline.order, plan.partition
+        self._order = order if plan.one_to_one and is_mixed(order) else None
+        self._earlier = {component.name: component for component in earlier}
+        self._last: tuple[Sequence[int], Sequence[int | None]] = (), ()
+
+    def before(self, step: int) -> tuple[ComponentSnapshot, ...]:
+        """Returns the counts in the global batches before a step; () without a mixture. It is safe in any thread."""
+        order, length = self._order, self._partition.length
+        if order is None:
+            return ()
+        position = step * self._partition.global_block
+        drawn = order.drawn_before(position if length is None else min(position, length))
+        begun, counted = self._last
+        if not begun or any(map(operator.gt, begun, drawn)):
+            begun = counted = (0,) * len(drawn)
+        tokens = [
+            (own or 0) + sampler.tokens_between(start, stop) if hasattr(sampler, "tokens_between") else None
+            for sampler, own, start, stop in zip(order.samplers, counted, begun, drawn, strict=True)
+        ]
+        self._last = drawn, tokens
+        return tuple(map(self._with_earlier, map(str, order.names), drawn, tokens))
+
+    def _with_earlier(self, name: str, records: int, tokens: int | None) -> ComponentSnapshot:
+        _, before, tokens_before = self._earlier.get(name, (name, 0, 0))
+        return ComponentSnapshot(name, before + records, None if tokens is None else (tokens_before or 0) + tokens)
+
+
+def _one_by_one(source: object) -> str:
+    """Returns the name of the class that lacks a batched read, also if it is below a source that has one."""
+    if not reads_one_by_one([source]):
+        return ""
+    kind = type(source).__name__
+    return kind if batched_read_of(source) is None else f"the sources of {kind}"
+
+
+def _bars(whole: object) -> Bars:
+    """Returns the bars of the library's own sources and samplers, because attributes of user classes mean anything."""
+    return tuple(whole._card_bars()) if isinstance(whole, Rendered) else ()  # noqa: SLF001  (in its own library)
+
+
+def _location(workers: MultiprocessingOptions, reading: ReadOptions) -> Location:
+    if workers.num_workers:
+        return Location.WORKERS
+    return Location.THREADS if reading.reads_ahead else Location.TRAINER
+
+
+def _described_stages(plan: Plan, location: Location) -> Sequence[StageSnapshot]:
+    """Returns the stages, without the steps that a chain inserts between the user's operations.
+
+    With workers, the trainer's thread runs the operations that only copy elements.
+    """
+    pipeline = plan.pipeline
+    found = [
+        StageSnapshot(KEYS, "record keys", Kind.KEYS, location),
+        StageSnapshot(READ, "read", Kind.READ, location, includes=getattr(pipeline.source, "calls_in_reads", "")),
+    ]
+    numbers, num_remote = itertools.count(), len(pipeline.operations) - pipeline.num_local
+    for stage, group in zip(plan.stages, split_stages(pipeline.operations), strict=True):
+        is_copied_here = location is Location.WORKERS and not stage.runs_user_code
+        for operation in group:
+            number = next(numbers)
+            if operation.is_between:
+                continue
+            found.append(
+                StageSnapshot(
+                    pipeline.labels[number],
+                    pipeline.names[number],
+                    Kind.OPERATION,
+                    Location.TRAINER if is_copied_here or number >= num_remote else location,
+                    regroups=operation.regroups,
+                    keeps_count=operation.keeps_count,
+                    is_local=number >= num_remote,
+                )
+            )
+    found.append(StageSnapshot(HAND_OVER, "hand-over", Kind.HAND_OVER, location))
+    return found
+
+
+COMPONENTS_SHOWN = 8
+
+
+def bytes_text(number: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(number) < 999.5:
+            return _with_unit(number, unit)
+        number /= 1000
+    return _with_unit(number, "TB")
+
+
+def seconds_text(seconds: float) -> str:
+    if not seconds:
+        return "0 s"
+    for factor, unit in ((1e6, "µs"), (1e3, "ms")):
+        if seconds * factor < 999.5:
+            return _with_unit(seconds * factor, unit)
+    return _with_unit(seconds, "s")
+
+
+def share_text(share: float) -> str:
+    return f"{share:.0%}".replace("%", " %")
+
+
+def count_text(number: int, noun: str) -> str:
+    """Returns a count with its noun: `1 batch`, `12,000 records`."""
+    plural = noun if number == 1 else f"{noun}es" if noun.endswith(("ch", "s")) else f"{noun}s"
+    return f"{number:,} {plural}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Returns rows of a table as lines: the first `left` columns are aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    adjust = [str.ljust if number < left else str.rjust for number in range(len(widths))]
+    cells = ([fit(cell, width) for fit, cell, width in zip(adjust, row, widths, strict=True)] for row in rows)
+    return ["  ".join(row).rstrip() for row in cells]
+
+
+def _with_unit(number: float, unit: str) -> str:
+    # Two significant digits, as in 1.5 and 19.
+    digits = 0 if abs(number) >= 9.95 or number == int(number) else 1
+    return f"{number:,.{digits}f} {unit}"
+
+
+def workers_text(snapshot: LoaderSnapshot) -> str:
+    threads = count_text(snapshot.num_threads, "thread") if snapshot.num_threads else "no threads"
+    cores = count_text(snapshot.num_cores, "core")
+    if snapshot.num_workers:
+        workers = count_text(snapshot.num_workers, snapshot.front.worker)
+        each = " each" if snapshot.num_workers > 1 else ""
+        return f"{workers} with {threads}{each}, {cores}{' for them' if snapshot.front.is_on_cluster else ''}"
+    return f"no worker processes, {'up to ' if snapshot.num_threads else ''}{threads}, {cores}"
+
+
+def trainer_text(measured: Measurements) -> str:
+    if not measured.batches:
+        return "no batch yet"
+    size = "" if measured.batch_bytes is None else f" of {bytes_text(measured.batch_bytes)}"
+    batches = f"{count_text(measured.batches, 'batch')}{size}"
+    if not measured.seconds:
+        return batches
+    return f"{batches} in {seconds_text(measured.seconds)}, {share_text(measured.wait_share)} of it waiting"
+
+
+def mixture_texts(snapshot: LoaderSnapshot) -> Iterator[str]:
+    """Yields the shares of a mixture's weights, then its components so far.
+
+    The first is like `mixture web 75 %, books 25 %; from position 800: web 50 %, books 50 %`.
+    """
+    if snapshot.order.bars:
+        shares = [f"{f'{caption}: ' if caption else ''}{_shares_text(sizes)}" for caption, sizes in snapshot.order.bars]
+        yield f"mixture {'; '.join(shares)}"
+    if text := components_text(snapshot.measured):
+        yield text
+
+
+def components_text(measured: Measurements) -> str:
+    """Returns `so far web 1,200 records, books 400 records`; for rows of documents, `web 30 rows of 1,890 tokens`."""
+    if not measured.step or not measured.components:
+        return ""
+    noun = "record" if measured.components[0].tokens is None else "row"
+    counts = [
+        f"{name} {count_text(records, noun)}" + ("" if tokens is None else f" of {count_text(tokens, 'token')}")
+        for name, records, tokens in measured.components
+    ]
+    return f"so far {_listed(counts)}"
+
+
+def _shares_text(sizes: Sequence[tuple[str, float]]) -> str:
+    total = sum(size for _, size in sizes) or 1.0
+    return _listed([f"{name} {share_text(size / total)}" for name, size in sizes])
+
+
+def _listed(texts: Sequence[str]) -> str:
+    more = len(texts) - COMPONENTS_SHOWN
+    return ", ".join([*texts[:COMPONENTS_SHOWN], *([f"{more} more"] if more > 0 else [])])
+
+
+def size_text(snapshot: LoaderSnapshot) -> str:
+    size = snapshot.measured.batch_bytes
+    return "" if size is None else f" ({bytes_text(size)} each)"
+
+
+def stages_by_location(snapshot: LoaderSnapshot) -> Iterator[tuple[str, list[StageSnapshot]]]:
+    """Yields runs of consecutive stages that run in the same threads or processes, each with a name for these."""
+    shown = [stage for stage in snapshot.stages if stage.kind is not Kind.HAND_OVER]
+    runs = [(location, list(run)) for location, run in itertools.groupby(shown, key=lambda stage: stage.location)]
+    if snapshot.num_workers:
+        # The transfer comes after the workers' last stage, and before those of the trainer's thread.
+        row = next((number for number, (location, _) in enumerate(runs) if location is Location.WORKERS), -1)
+        runs[row][1].append(snapshot.stage(Kind.HAND_OVER))
+    return ((_location_text(snapshot, location), run) for location, run in runs)
+
+
+def is_measured(snapshot: LoaderSnapshot) -> bool:
+    """Returns True if there are batches, and durations of stages."""
+    return snapshot.measured.batches > 0 and snapshot.pipeline_seconds > 0
+
+
+def is_bottleneck(snapshot: LoaderSnapshot, stage: StageSnapshot) -> bool:
+    return is_measured(snapshot) and stage is snapshot.slowest
+
+
+def each_text(snapshot: LoaderSnapshot, stage: StageSnapshot) -> str:
+    return f"{seconds_text(stage.seconds / snapshot.measured.batches)} per batch"
+
+
+def _location_text(snapshot: LoaderSnapshot, location: Location) -> str:
+    threads = f" with up to {count_text(snapshot.num_threads, 'thread')}" if snapshot.num_threads else ""
+    if location is Location.WORKERS:
+        each = " each" if snapshot.num_workers > 1 else ""
+        return f"{count_text(snapshot.num_workers, snapshot.front.worker)}{threads}{each}"
+    if location is Location.THREADS:
+        return f"up to {count_text(snapshot.num_threads, 'thread')} of the trainer's process"
+    return "the trainer's thread"

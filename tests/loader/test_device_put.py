@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 import millstream
 from millstream.core import tree
 from millstream.loader import device_iterator
-from millstream.loader.devices.placement import Placement
+from millstream.loader.device_placement import Placement
 from millstream.loader.threads import shared_threads, waiting
 from millstream.transforms import Batch
 from support import laws

@@ -175,16 +175,16 @@ def test_what_a_killed_trainer_leaves_is_removed(tmp_path: Path) -> None:
 
 def test_a_stopped_trainer_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trainer that does not answer in time is a sentence, not a wait without end."""
-    from millstream.loader.monitoring import client
+    from millstream.loader import monitoring
 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(client, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(monitoring, "CONNECT_SECONDS", 0.2)
     with top_trainer(tmp_path, 0, MILLSTREAM_TOP="1") as trainer:
         trainer.send_signal(signal.SIGSTOP)
         # It goes on for a moment after the signal was sent.
         assert os.WIFSTOPPED(os.waitpid(trainer.pid, os.WUNTRACED)[1])
         with pytest.raises(TimeoutError, match=f"Process {trainer.pid} does not answer: it is stopped"):
-            client.query(trainer.pid, "snapshot")
+            monitoring.query(trainer.pid, "snapshot")
 
 
 def snapshot(batches: int, waited: float, at: float, **status: Any) -> dict[str, Any]:

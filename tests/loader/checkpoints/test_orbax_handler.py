@@ -16,7 +16,7 @@ from millstream.checkpoint import CheckpointHandler, CheckpointRestore, Checkpoi
 from millstream.dataset import MapDataset
 from millstream.errors import CheckpointError
 from millstream.loader import DataLoader, DataLoaderIterator, ReadOptions
-from millstream.loader.checkpoints.state_files import read_states, write_state
+from millstream.loader.checkpoints.checkpointable import read_states, write_state
 from millstream.samplers import IndexSampler
 from millstream.sources import DataSource
 from millstream.transforms import Batch, Transformation

@@ -12,7 +12,7 @@ import pytest
 
 import millstream
 from millstream import Batch
-from millstream.loader.checkpoints.snapshot import snapshot_of
+from millstream.loader.checkpoints.fingerprint import snapshot_of
 from millstream.record import RecordMetadata
 from millstream.transforms import Map, OnlyFor
 

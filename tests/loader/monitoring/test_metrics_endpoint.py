@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import millstream
-from millstream.loader.monitoring.metrics_endpoint import MetricsEndpoint, address_from
+from millstream.loader.monitoring import MetricsEndpoint, address_from
 from support.faults.user_faults import WAIT_SECONDS
 
 TRAINER = """

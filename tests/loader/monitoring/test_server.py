@@ -16,8 +16,8 @@ import cloudpickle
 import pytest
 
 import millstream
-from millstream.loader.monitoring import client, server
-from millstream.loader.monitoring.client import (
+from millstream.loader import monitoring
+from millstream.loader.monitoring import (
     NotServed,
     connected,
     private_folder,
@@ -42,9 +42,9 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("MILLSTREAM_TOP", raising=False)
     # However busy the machine is.
-    monkeypatch.setattr(server, "START_SECONDS", WAIT_SECONDS)
+    monkeypatch.setattr(monitoring, "START_SECONDS", WAIT_SECONDS)
     monkeypatch.setattr(process_report, "STACKS_SECONDS", WAIT_SECONDS)
-    monkeypatch.setattr(client, "CONNECT_SECONDS", 2 * WAIT_SECONDS)
+    monkeypatch.setattr(monitoring, "CONNECT_SECONDS", 2 * WAIT_SECONDS)
     return tmp_path
 
 

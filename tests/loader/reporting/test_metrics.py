@@ -12,7 +12,7 @@ from hypothesis import strategies
 from prometheus_client.parser import text_string_to_metric_families
 
 import millstream
-from millstream.loader.reporting.metrics import exposition, metrics_of
+from millstream.loader.reporting.summary import exposition, metrics_of
 from support.clocks.owned_clock import CLOCK, Spend
 from support.draw.loader_snapshots import snapshot_of_run, with_stage
 

@@ -18,8 +18,7 @@ import millstream
 from millstream.loader import measuring
 from millstream.loader.measuring import STARTS, TRAINER, TRAINS, WAITS, Event, Sample, Span
 from millstream.loader.processes.pool import Pool
-from millstream.loader.reporting.chrome_trace import chrome_trace
-from millstream.loader.reporting.report import WIDTH, timeline
+from millstream.loader.reporting.report import WIDTH, chrome_trace, timeline
 from support.documents.html_pages import Page
 
 # Workers cannot import a test module.

@@ -24,8 +24,8 @@ import pytest
 
 import millstream
 from millstream.core.signals import SignalSafeLock
-from millstream.loader.monitoring import served_pipelines, server
-from millstream.loader.monitoring.client import query
+from millstream.loader import monitoring
+from millstream.loader.monitoring import query
 from millstream.loader.threads import executors, shared_threads
 from millstream.sources import ParquetDataSource, TextLineDataSource
 from millstream.transforms import Filter, FlatMap
@@ -487,7 +487,7 @@ def test_a_loader_is_served_whatever_interrupts_the_start_of_it(
     When the loader is closed, the thread ends, and its socket goes.
     """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(server, "POLL_SECONDS", 0.002)
+    monkeypatch.setattr(monitoring, "POLL_SECONDS", 0.002)
     chance = random.Random(8)
     for trial in range(2 * TRIALS):
         with loader_of() as loader:
@@ -495,7 +495,7 @@ def test_a_loader_is_served_whatever_interrupts_the_start_of_it(
             loader.serve_top()
             assert len(query(os.getpid(), "snapshot")["pipelines"]) == 1
             # One too many, of the start that was interrupted, leaves when it runs.
-            await_ends_but_of(served_pipelines._server()._thread)
+            await_ends_but_of(monitoring._server()._thread)
         if trial % 2 == 0:
             await_ends_but_of(None)
             assert list((tmp_path / "millstream").iterdir()) == []

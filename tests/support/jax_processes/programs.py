@@ -25,8 +25,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import millstream
 from millstream.checkpoint import CheckpointRestore, CheckpointSave
+from millstream.loader.checkpoints.checkpointable import read_states, write_state
 from millstream.loader.checkpoints.state import LoaderState
-from millstream.loader.checkpoints.state_files import read_states, write_state
 from support.streams import equal_streams
 
 SIZE = 100

@@ -1,1 +1,0 @@
-"""Batches on devices: their transfer, and those that are transferred in advance."""
