@@ -15,7 +15,7 @@ from millstream.dataset.map_dataset import MapDataset, node_of
 from millstream.dataset.nodes.lowering import InOrder, lower
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept
-from millstream.loader.checkpoints.state import is_anything, is_dict, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import is_anything, is_dict, is_number, plain, sealed, unsealed
 from millstream.loader.execution import Execution
 from millstream.loader.measuring import ELASTIC
 from millstream.loader.pipeline.pipeline import Pipeline, check_kind
@@ -115,7 +115,9 @@ class ElasticIterator(EngineIterator):
     def get_state(self) -> dict[str, Any]:
         """Returns the position as a small dict for JSON, the same on all shards."""
         index = self._inner.step * self._global_batch
-        return sealed(_KIND, {"global_next_index": index, "dataset": self._identity, "content": self._content})
+        fields = {"global_next_index": index, "dataset": self._identity, "content": self._content}
+        state: dict[str, Any] = plain(sealed(_KIND, fields))
+        return state
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position recorded in a state of any shard, of any number of shards and workers.

@@ -232,6 +232,7 @@ class _InterleaveIterator(RecoveringIterator[Any]):
         for slot in self._slots:
             if slot.iterator is not None:
                 slot.iterator.start_prefetch()
+        self._is_prefetching = True
 
     def close(self) -> None:
         """Closes the open datasets."""

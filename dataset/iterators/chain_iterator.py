@@ -101,7 +101,7 @@ class ReadIterator(EngineIterator):
         if found.changes:
             warn_of_changes(found.changes)
 
-    def get_brief_state(self) -> str:
+    def _state_below(self) -> str:
         """Returns the state for iterators that draw from this one: without the fingerprint."""
         step, (known_step, text) = self._inner.step, self._brief
         if known_step == step:

@@ -12,7 +12,7 @@ from millstream.errors import CheckpointError
 from millstream.grain_kinds import STATS, Stats
 from millstream.loader.checkpoints.checkpointable import Checkpointable
 from millstream.loader.checkpoints.compatibility import accept
-from millstream.loader.checkpoints.state import is_dict, is_number, sealed, unsealed
+from millstream.loader.checkpoints.state import is_dict, is_number, plain, sealed, unsealed
 from millstream.loader.views import Insight, Inspectable
 
 T_co = TypeVar("T_co", covariant=True)
@@ -151,6 +151,10 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, {'closed' if self._closed else 'open'}{self._drawn_from()}>"
 
+    def _state_below(self) -> Any:
+        """Returns the state for an iterator that draws from this one, which does not change it."""
+        return self.get_state()
+
     def _with_own_states(self) -> "DatasetIterator[T_co]":
         return self if self._owns_states else UsersIterator(self)
 
@@ -248,9 +252,10 @@ class CountedIterator(ForeignHolder[Any]):
             self._release()
 
     def get_state(self) -> dict[str, Any]:
-        # The state belongs to the caller, and the description to all iterators of the dataset.
-        described = {name: dict(texts) for name, texts in self._described.items()}
-        return sealed(_COUNTED, {"count": self._count, **described})
+        return plain(self._state_below())  # type: ignore[no-any-return]  # a dict, too
+
+    def _state_below(self) -> Any:
+        return sealed(_COUNTED, {"count": self._count, **self._described})
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         self._check_open()

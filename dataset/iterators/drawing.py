@@ -14,7 +14,7 @@ from millstream.errors import CheckpointError
 
 def state_below(iterator: DatasetIterator[Any]) -> Any:
     """Returns the state of an iterator, for code that draws from it."""
-    return iterator.get_brief_state() if isinstance(iterator, ReadIterator) else iterator.get_state()
+    return iterator._state_below()  # noqa: SLF001  (of the library's base class)
 
 
 def move_to(iterator: DatasetIterator[Any], state: Any) -> None:

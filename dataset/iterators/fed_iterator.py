@@ -21,10 +21,12 @@ from millstream.dataset.nodes.lowering import InOrder
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import (
     LoaderState,
+    Sealed,
     canonical,
     is_anything,
     is_dict,
     is_number,
+    plain,
     sealed,
     state_at,
     stream_of,
@@ -97,6 +99,10 @@ class FedIterator(EngineIterator):
 
     def get_state(self) -> dict[str, Any]:
         """Returns an earlier position of the stream, and the progress of the operations since then."""
+        state: dict[str, Any] = plain(self._state_below())
+        return state
+
+    def _state_below(self) -> Sealed:
         # Before the position, which another thread may move on: the states before an earlier one may then be gone.
         states = self._feed.kept()
         made = self._inner.loader_state()
@@ -106,15 +112,14 @@ class FedIterator(EngineIterator):
         saved = self._saved
         if saved[0] is not kept:
             self._saved = saved = kept, canonical(kept)
-        # A copy, because the state belongs to the caller.
-        return _sealed(first, made, _copied(kept), saved[1])
+        return _sealed(first, made, *saved)
 
-    def state_of(self, position: Position, step: int, block: int, state: tuple[dict[str, Any], str]) -> dict[str, Any]:
+    def state_of(self, position: Position, step: int, block: int, state: Sealed) -> Sealed:
         """Returns the state at a position of the operations, after `step` elements.
 
-        The state of the stream, and its canonical JSON, is that at the beginning of a block at or before the position.
+        The state of the stream is that at the beginning of a block at or before the position.
         """
-        return _sealed(block, state_at(position, step, self._execution.plan, self.description), *state)
+        return _sealed(block, state_at(position, step, self._execution.plan, self.description), state, state.text)
 
     def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
         """Moves to the position in a state of any iterator over the same chain, with any threads and workers.
@@ -153,14 +158,7 @@ class FedIterator(EngineIterator):
             self._parent.start_prefetch()
 
 
-def _copied(state: Any) -> Any:
-    """Returns a state with dicts and lists of its own."""
-    if isinstance(state, dict):
-        return {name: _copied(value) for name, value in state.items()}
-    return [_copied(value) for value in state] if isinstance(state, list) else state
-
-
-def _sealed(block: int, made: LoaderState, stream: Any, stream_text: str) -> dict[str, Any]:
+def _sealed(block: int, made: LoaderState, stream: Any, stream_text: str) -> Sealed:
     """Returns a state, given the states of the operations and of the stream, and the canonical JSON of the latter."""
     text = made.encode().decode()
     return sealed(

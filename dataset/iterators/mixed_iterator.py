@@ -16,13 +16,13 @@ from millstream.dataset.iterators.running import Shared
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import (
     Check,
+    Sealed,
     canonical,
     is_anything,
     is_flag,
     is_list,
     is_number,
     sealed,
-    text_of,
     unsealed,
 )
 from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
@@ -106,8 +106,8 @@ class MixedIterator(RecoveringIterator[Any]):
             self._due = self._schedule.locate(positions)[0]
         return self._due[row : row + count]
 
-    def _state(self) -> dict[str, Any]:
-        return self._state_of([state_below(parent) for parent in self._parents], self._step, ended=self._ended)[0]
+    def _state(self) -> Sealed:
+        return self._state_of([state_below(parent) for parent in self._parents], self._step, ended=self._ended)
 
     def drawn_at(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each stream before a position, if all begin with the mixture."""
@@ -120,17 +120,15 @@ class MixedIterator(RecoveringIterator[Any]):
         known = tuple(count for count in counts if count is not None)
         return known if len(known) == len(counts) and not self._ended else None
 
-    def state_after(self, position: int, drawn: Sequence[int]) -> tuple[dict[str, Any], str]:
-        """Returns the state at a position, and its canonical JSON.
+    def state_after(self, position: int, drawn: Sequence[int]) -> Sealed:
+        """Returns the state at a position, given the number of elements drawn from each stream.
 
-        `drawn` has the number of elements drawn from each stream. All of them have random access.
+        All of them have random access.
         """
         states = [parent.brief_state_after(count) for parent, count in zip(self._parents, drawn, strict=True)]
-        state, texts = self._state_of(states, position, ended=False)
-        return state, text_of(state, texts)
+        return self._state_of(states, position, ended=False)
 
-    def _state_of(self, states: list[Any], position: int, *, ended: bool) -> tuple[dict[str, Any], dict[str, str]]:
-        """Returns a state, and the canonical JSON of some of its fields."""
+    def _state_of(self, states: list[Any], position: int, *, ended: bool) -> Sealed:
         fields: dict[str, Any] = {"position": position, "ended": ended}
         texts = {"ended": "true" if ended else "false"}
         if self._names is None:
@@ -141,7 +139,7 @@ class MixedIterator(RecoveringIterator[Any]):
                 texts["parents"] = '["' + '","'.join(states) + '"]'
         else:
             fields["parents"] = dict(zip(self._names, states, strict=True))
-        return sealed("a mixture", fields, texts), texts
+        return sealed("a mixture", fields, texts)
 
     def _move(self, state: dict[str, Any]) -> None:
         """Moves to a position. With names, unknown streams start at their beginning."""

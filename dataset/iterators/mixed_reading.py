@@ -29,6 +29,7 @@ from millstream.dataset.nodes.joining_nodes import Mixed
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.node import ENDLESS, Node, Positions
 from millstream.dataset.stream_nodes import ReadIterDataset
+from millstream.loader.checkpoints.state import Sealed, plain
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import MIXED_CHAIN
@@ -178,8 +179,12 @@ class MixtureIterator(EngineIterator):
         self._execution, self._inner = self._engine_of(self._mixed)
 
     def get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = plain(self._state_below())
+        return state
+
+    def _state_below(self) -> Sealed:
         if not self._is_random:
-            return self._fed.get_state()
+            return self._fed._state_below()  # noqa: SLF001  (of the same base class)
         position, step = self._inner.position_and_step()
         (cursor,) = position
         first = self._first_of(cursor.block, self._mixed_from)

@@ -16,6 +16,7 @@ from millstream.dataset.iterators.brief_states import accepting
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.join_insight import JoinInsight, insights_of
 from millstream.loader.checkpoints.checkpointable import Exclusive
+from millstream.loader.checkpoints.state import plain
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import Profiler
 from millstream.loader.scheduling.feed import KEPT_ELEMENTS
@@ -60,6 +61,8 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     """The description of what it iterates over."""
     _reads_together = False
     """True to start prefetching in all streams before the first of them is waited for."""
+    _is_prefetching = False
+    """True if the streams below have been told to prefetch from this position on."""
     dataset: "Combined | None" = None
     """The dataset that it iterates over; None if its elements cannot be drawn a second time for a preview."""
     replaced: "LoaderSnapshot | None" = None
@@ -80,6 +83,10 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     """The number of elements since `_kept_state`."""
     _run = 1
     """The maximum number of elements of the next run."""
+    _num_moves = 0
+    """The number of times that it has begun to draw, or was moved."""
+    _known: tuple[int, Any] = (-1, None)
+    """The last state that was taken, and `_num_moves` then."""
     _is_at_end = False
     """True if the stream ended before a draw had all of its elements."""
 
@@ -137,10 +144,10 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self._is_first = self._kept_state is None
             if self._is_first:
                 serve_if_requested(self)
-                if self._reads_together:
+                if self._reads_together and not self._is_prefetching:
                     self.start_prefetch()
             self._keep()
-        self._is_torn, self._is_at_end = True, False
+        self._is_torn, self._is_at_end, self._num_moves = True, False, self._num_moves + 1
 
     def draw(self, count: int) -> Drawn[T_co]:
         """Returns the next elements: fewer than `count` if they end, or if an error follows."""
@@ -189,6 +196,10 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         if self.leader is not None:
             self.leader.go(self.leader.position_in_plan(), 0)
 
+    def start_prefetch(self) -> None:
+        super().start_prefetch()
+        self._is_prefetching = True
+
     def count_delivered(self) -> None:
         # Each swap is one statement without a call, so that no two threads count the same.
         waits, self._waits = self._waits, []
@@ -229,12 +240,16 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self.replaced = snapshot if self.replaced is None else added(self.replaced, snapshot)
 
     def get_state(self) -> dict[str, Any]:
+        state: dict[str, Any] = plain(self._state_below())
+        return state
+
+    def _state_below(self) -> Any:
         for _ in range(_TRIES):
             if self._is_in_use or self._is_torn:
                 # Refused if it is in use, also by a call that recovers.
                 self._alone(self._recover)
             step = self._step
-            state = self._state()
+            state = self._state_here()
             # Another thread may have drawn from some of the parents meanwhile.
             if step == self._step and not self._is_in_use:
                 return state
@@ -255,7 +270,9 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
         if not self._is_torn:
             self._keep()
         self._is_torn = True
+        self._is_prefetching = False
         move()
+        self._num_moves += 1
         self._counted_step = self._step
         self._kept_state, self._num_since, self._is_torn, self._is_at_end = None, 0, False, False
 
@@ -282,13 +299,23 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     def _move(self, state: dict[str, Any]) -> None:
         """Moves the parents and this iterator. The caller recovers from a failure."""
 
+    def _state_here(self) -> Any:
+        """Returns the state, which is taken once per position: all iterators above ask for it, at each of theirs."""
+        moves = self._num_moves
+        known_at, state = self._known
+        if known_at != moves:
+            state = self._state()
+            self._known = moves, state
+        return state
+
     def _keep(self) -> None:
-        self._kept_state, self._kept_step, self._num_since = self._state(), self._step, 0
+        self._kept_state, self._kept_step, self._num_since = self._state_here(), self._step, 0
 
     def _recover(self) -> None:
         if not self._is_torn:
             return
         self._move(self._kept_state)
+        self._num_moves += 1
         if self._num_since:
             _, error = self._draw_in_runs(self._num_since)
             if error is not None:

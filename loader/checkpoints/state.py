@@ -7,6 +7,7 @@ import json
 import operator
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any, NamedTuple, Self, TypeAlias, final
 
 from millstream.errors import CheckpointError
@@ -294,6 +295,7 @@ def _listed(what: str, numbers: Sequence[int]) -> str:
 
 MAX_NUMBER = 1 << 63
 _NO_TEXTS: Mapping[str, str] = {}
+_PLAIN = frozenset({bool, int, float, str, NoneType})
 STRAIGHT = "a chain over a MapDataset"
 """The kind of a chain whose state is a `LoaderState`, without an envelope of its own."""
 
@@ -323,17 +325,54 @@ def is_anything(value: Any) -> bool:
     return True
 
 
-def sealed(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> dict[str, Any]:
+class Sealed(dict[str, Any]):
+    """A state that knows its canonical JSON. Nothing changes it; `plain` returns a copy for others."""
+
+    __slots__ = ("_text", "_texts")
+
+    def __init__(self, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> None:
+        super().__init__(fields)
+        self._texts = texts
+        self._text = ""
+
+    @property
+    def text(self) -> str:
+        """The state as canonical JSON."""
+        self._text = self._text or f"{{{_members(self, self._texts)}}}"
+        return self._text
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)
+
+
+def sealed(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> Sealed:
     """Returns a state: a chain's own fields and the states of the iterators below, in an envelope.
 
     `texts` are the results of `canonical` for some of the fields, if they are known.
     """
-    return {**fields, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": _crc_of(kind, fields, texts)}
+    crc = _crc_of(kind, fields, texts)
+    return Sealed({**fields, "format": FORMAT, "kind": kind, "version": VERSION, "crc32": crc}, texts)
 
 
-def text_of(state: Mapping[str, Any], texts: Mapping[str, str]) -> str:
-    """Returns the result of `canonical` for a state that `sealed` returned, given those for some of its fields."""
-    return f"{{{_members(state, texts)}}}"
+def plain(state: Any) -> Any:
+    """Returns a state with dicts and lists of its own, which its owner may change."""
+    if isinstance(state, dict):
+        return {name: plain(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return list(state) if _PLAIN.issuperset(map(type, state)) else list(map(plain, state))
+    return state
+
+
+def _with_texts(value: Any) -> Any:
+    """Returns a state, or a part of one, whose envelopes know their canonical JSON."""
+    if type(value) is dict:
+        items = {name: _with_texts(item) for name, item in value.items()}
+        if "crc32" in items and items.get("format") == FORMAT:
+            return Sealed(items)
+        return items if any(items[name] is not item for name, item in value.items()) else value
+    if type(value) is list and not _PLAIN.issuperset(map(type, value)):
+        return list(map(_with_texts, value))
+    return value
 
 
 def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, Any]:
@@ -342,6 +381,10 @@ def unsealed(state: Any, kind: str, checks: Mapping[str, Check]) -> dict[str, An
         raise CheckpointError(f"A state of {kind} must be a dict, got {type(state).__name__}.")
     if state.get("kind") != kind or state.get("format") != FORMAT:
         raise wrong_kind(kind, state)
+    try:
+        state = _with_texts(state)
+    except RecursionError as error:
+        raise CheckpointError(f"Cannot read the state of {kind}: {error}.") from error
     if state.get("version") != VERSION:
         raise CheckpointError(
             f"The state has version {state.get('version')!r:.40}, and this millstream reads version {VERSION}: another "
@@ -376,9 +419,30 @@ def canonical(value: Any) -> str:
         return str(value)
     if type(value) is str:
         return json.dumps(value)
+    if type(value) is Sealed:
+        return value.text
+    if _holds_envelopes(value):
+        if not isinstance(value, dict):
+            return f"[{','.join(map(canonical, value))}]"
+        members = {_key_of(name): canonical(item) for name, item in value.items()}
+        return f"{{{','.join(f'{json.dumps(name)}:{members[name]}' for name in sorted(members))}}}"
     # Twice, because JSON turns keys into strings: only then they have the order that a state read from a file has.
     read = json.loads(json.dumps(value, default=_type_name))
     return json.dumps(read, sort_keys=True, separators=(",", ":"))
+
+
+def _holds_envelopes(value: Any) -> bool:
+    if type(value) is dict:
+        return any(map(_holds_envelopes, value.values()))
+    if type(value) is list:
+        return not _PLAIN.issuperset(map(type, value)) and any(map(_holds_envelopes, value))
+    return type(value) is Sealed
+
+
+def _key_of(name: Any) -> str:
+    """Returns the string that JSON makes of a key."""
+    (key,) = json.loads(json.dumps({name: 0}))
+    return str(key)
 
 
 def _crc_of(kind: str, fields: Mapping[str, Any], texts: Mapping[str, str] = _NO_TEXTS) -> int:

@@ -26,11 +26,13 @@ def is_kept(number: int) -> bool:
     return number % 3 > 0
 
 
-def chains(*, filtered: bool = True, seed: int = 0, length: int = 40) -> list[IterDataset[Any]]:
+def chains(
+    *, filtered: bool = True, seed: int = 0, length: int = 40, num_streams: int = NUM_STREAMS
+) -> list[IterDataset[Any]]:
     """Returns chains over numbers that say which one they are of."""
     numbers = [
         MapDataset.range(1000 * stream, 1000 * stream + length).seed(seed).shuffle().to_iter_dataset()
-        for stream in range(NUM_STREAMS)
+        for stream in range(num_streams)
     ]
     return [stream.filter(is_kept) for stream in numbers] if filtered else numbers
 
@@ -86,6 +88,37 @@ def test_the_state_of_a_mixture_of_64_asks_only_the_chains_that_moved(is_followe
         iterator.set_state(state)
         assert iterator.get_state() == state
         assert [repr(next(iterator)) for _ in range(3)] == following
+
+
+def nested(levels: int) -> IterDataset[int]:
+    """Returns mixtures of mixtures, one in the other."""
+    dataset = MapDataset.range(100).to_iter_dataset(ReadOptions(0, 0))
+    for _ in range(levels):
+        dataset = IterDataset.mix([dataset, MapDataset.range(100).to_iter_dataset(ReadOptions(0, 0))])
+    return dataset
+
+
+@pytest.mark.parametrize("build", [nested, lambda count: IterDataset.mix(chains(num_streams=count))])
+def test_a_state_of_many_streams_costs_their_number(build: Callable[[int], IterDataset[int]]) -> None:
+    """Reading the first elements, saving and restoring, of mixtures in mixtures and of many in one."""
+
+    def costs(count: int) -> list[int]:
+        dataset = build(count)
+        with iter(dataset) as one, iter(dataset) as two:
+            states: list[Any] = []
+            following: list[list[int]] = []
+            steps: list[Callable[[], object]] = [
+                lambda: list(itertools.islice(one, 3)),
+                lambda: states.append(one.get_state()),
+                lambda: two.set_state(json.loads(json.dumps(states[0]))),
+                lambda: following.append(list(itertools.islice(two, 3))),
+            ]
+            counts = [calls_of(step) for step in steps]
+            assert following[0] == list(itertools.islice(one, 3))
+        return counts
+
+    costs(2)
+    assert all(many < 6 * few for few, many in zip(costs(20), costs(80), strict=True))
 
 
 def test_a_second_iterator_of_a_chain_calls_few_functions() -> None:
