@@ -18,6 +18,7 @@ from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.source_node import HANDED
 from millstream.dataset.options import DatasetOptions, options_of
 from millstream.dataset.stream_nodes import Ahead, Combined, Compiled, Operated, ReadIterDataset, Seeded
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -147,7 +148,7 @@ def _drawn_by_workers(leaf: Combined, chain: Chain, running: Running) -> tuple[D
         return stream, sharing
     nothing = InOrder(0, None)
     execution = sharing.execution("leader", Pipeline([], nothing, nothing, (), NoSharding()), FED_CHAIN)
-    leader = execution.begin()
+    leader = DataLoaderIterator.of(execution)
     shared_workers.start_on_demand(leader.start_prefetch)
     stream.led_by(leader)
     return stream, running

@@ -329,19 +329,21 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         return self._each_epoch(range(start, num_epochs), first)
 
     def _each_epoch(self, numbers: Iterable[int], pipeline: Pipeline) -> Iterator[tuple[int, DataLoaderIterator]]:
-        state = {name: value for name, value in self.__getstate__().items() if name != "_stream"}
         try:
             for number in numbers:
                 self._execution.check_open()
                 checked, pipeline = pipeline.order.length, self._pipeline.of_epoch(number)
                 if pipeline.order.length != checked:
                     pipeline.check_ends()
-                loader = DataLoader.__new__(DataLoader)
-                vars(loader).update(state | {"_pipeline": pipeline})
-                loader._begin(self)  # noqa: SLF001  (of this class)
-                with loader, contextlib.closing(iter(loader)) as batches:
+                self._origin.check_unchanged()
+                execution = self._execution.of_epoch(pipeline, self._instrument(pipeline))
+                stream = stream_of(execution.plan, fingerprint_of_pipeline(pipeline, self._declared))
+                with (
+                    contextlib.closing(execution),
+                    contextlib.closing(DataLoaderIterator.of(execution, stream)) as batches,
+                ):
                     # Registered here, too, so that closing this loader closes the iterator.
-                    self._execution.insight.begin_epoch(batches, loader._plan)  # noqa: SLF001  (of this class)
+                    self._execution.insight.begin_epoch(batches, execution.plan)
                     try:
                         yield number, batches
                     finally:
@@ -413,13 +415,9 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         """The description of the stream, made at construction. A pickled loader takes it along."""
         return stream_of(self._plan, fingerprint_of_pipeline(self._pipeline, self._declared))
 
-    def _begin(self, whole: "DataLoader | None" = None) -> None:
-        """Creates the parts that are not pickled.
-
-        Args:
-            whole: the loader that this one is an epoch of. It shares measurements and errors; None for none.
-        """
-        self._profiler = self._new_profiler() if whole is None else whole._profiler  # noqa: SLF001  (of this class)
+    def _begin(self) -> None:
+        """Creates the parts that are not pickled."""
+        self._profiler = Profiler(self._pipeline.labels, Recorder() if self._records_timeline else None)
         self._passes = RepeatedPasses(self._pipeline)
         workers = self._workers
         if self._ray_workers is not None:
@@ -429,26 +427,17 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
             workers,
             self._read_options,
             profiler=self._profiler,
-            instrument=self._instrument(),
-            whole=None if whole is None else whole._execution,  # noqa: SLF001  (of this class)
+            instrument=self._instrument(self._pipeline),
             ray_workers=self._ray_workers,
             front=DEBUGGED if self._is_debugging else ACTORS if self._ray_workers is not None else LOADER,
         )
         self._plan = self._execution.plan
-        if whole is not None:
-            self._plan.errors = whole._plan.errors  # noqa: SLF001  (of this class)
 
-    def _new_profiler(self) -> Profiler:
-        if not self._records_timeline:
-            return Profiler(self._pipeline.labels)
-
-        return Profiler(self._pipeline.labels, Recorder())
-
-    def _instrument(self) -> Instrument:
+    def _instrument(self, pipeline: Pipeline) -> Instrument:
         timed = self._profiler.timed
         if not self._is_debugging:
             return timed
         from millstream.loader.debugging import DebugChecks  # noqa: PLC0415  (lazy: off by default)
 
-        checks = DebugChecks(self._pipeline)
+        checks = DebugChecks(pipeline)
         return lambda label, function: timed(label, checks.watch(label, function))

@@ -19,6 +19,7 @@ import numpy as np
 from millstream.core import tree
 from millstream.core.warn import warn
 from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements, Origins, describe_origin
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.pipeline.plan import READ, Plan
@@ -259,7 +260,7 @@ def _in_worker(pipeline: Pipeline) -> Mapping[str, Results]:
     )
     workers = MultiprocessingOptions(num_workers=1, per_worker_buffer_size=1)
     with contextlib.closing(Execution(asked, workers, ReadOptions(num_threads=0))) as execution:
-        found: Mapping[str, Results] = next(execution.begin())
+        found: Mapping[str, Results] = next(DataLoaderIterator.of(execution))
     return found
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, final
 
 from millstream.configuration import config
-from millstream.loader.checkpoints.state import Stream, stream_of
-from millstream.loader.iterator import Beginning, DataLoaderIterator
 from millstream.loader.measuring import LOADER, Front, Profiler
 from millstream.loader.pipeline.calls import Position
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -18,7 +16,7 @@ from millstream.loader.pipeline.stages import Instrument
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.threads.reader_threads import CLOSE_SECONDS
-from millstream.loader.views import Insight, serve_if_requested
+from millstream.loader.views import Insight, Measured, serve_if_requested
 
 if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 @final
 class Execution:
-    """Creates the iterators of a pipeline.
+    """Creates the executors of a pipeline, and keeps the iterators that use them.
 
     Args:
         workers: the options of worker processes or actors.
@@ -43,7 +41,7 @@ class Execution:
         name: the name of this pipeline among those of the shared workers.
         threads: the threads of this process if they are shared with other pipelines; None for its own.
         local_reading: the threads that run local operations in advance; None to run them on demand.
-        whole: the execution that this one is an epoch of, whose workers it uses; None for its own.
+        parent: the execution that this one is an epoch of, whose workers it uses; None for its own.
 
     Attributes:
         insight: the views of the pipeline, which know its iterators.
@@ -65,7 +63,7 @@ class Execution:
         name: Hashable = None,
         threads: "SharedThreads | None" = None,
         local_reading: ReadOptions | None = None,
-        whole: "Execution | None" = None,
+        parent: "Execution | None" = None,
     ) -> None:
         if config.py_debug_mode:
             pipeline = dataclasses.replace(pipeline, measures_costs=True)
@@ -73,6 +71,7 @@ class Execution:
             pipeline = dataclasses.replace(pipeline, worker_init_fn=workers.worker_init_fn)
         self.pipeline = pipeline
         self._ray_workers = ray_workers
+        self._front = front
         self.workers = workers
         self.reading = reading
         self.stall_timeout = workers.stall_timeout
@@ -85,9 +84,9 @@ class Execution:
             shared_workers.register(name, pipeline)
         # Modules are imported now: a trainer that changes its folder later must not import files from there.
         self.pools: WarmPools[Any] | None = None
-        self._whole = whole
-        if whole is not None:
-            self.pools = whole.pools
+        self._parent = parent
+        if parent is not None:
+            self.pools = parent.pools
         elif workers.num_workers:
             self.pools = self._pools_of(pipeline, reading)
         if self.pools is None:
@@ -99,12 +98,22 @@ class Execution:
         cores = None if ray_workers is None else ray_workers.num_cores
         self.insight = Insight(self.plan, self.profiler, workers, reading, front=front, num_cores=cores)
 
-    def begin(self, stream: Stream | None = None) -> DataLoaderIterator:
-        """Returns a new iterator at the beginning of the stream. Fingerprints the stream if `stream` is None."""
-        # Before any user operation has run, because an operation may change itself, for instance by counting calls.
-        return DataLoaderIterator(Beginning(self, stream_of(self.plan) if stream is None else stream))
+    def of_epoch(self, pipeline: Pipeline, instrument: Instrument) -> "Execution":
+        """Returns the execution of an epoch's pipeline. It uses the workers, measurements and errors of this one."""
+        epoch = Execution(
+            pipeline,
+            self.workers,
+            self.reading,
+            profiler=self.profiler,
+            instrument=instrument,
+            ray_workers=self._ray_workers,
+            front=self._front,
+            parent=self,
+        )
+        epoch.plan.errors = self.plan.errors
+        return epoch
 
-    def register(self, iterator: DataLoaderIterator) -> None:
+    def register(self, iterator: Measured) -> None:
         """Adds a new iterator to those that the views know, and that `close` closes."""
         self.insight.iterators[id(iterator)] = iterator
         # Checked after the iterator is registered, because another thread may close the loader.
@@ -121,14 +130,14 @@ class Execution:
 
     def serve_if_requested(self) -> None:
         """Lets other processes query this pipeline, or the one that it is an epoch of, if the environment says so."""
-        serve_if_requested(self if self._whole is None else self._whole)
+        serve_if_requested(self if self._parent is None else self._parent)
 
     def check_open(self) -> None:
         if self.insight.is_closed:
             raise ValueError("This DataLoader is closed: build a new one.")
 
     def stop_idle_workers(self) -> None:
-        if self.pools is not None and self._whole is None:
+        if self.pools is not None and self._parent is None:
             self.pools.stop_idle()
 
     def close(self) -> None:
@@ -137,9 +146,8 @@ class Execution:
         # One for all: threads that hang are not waited for one iterator after another.
         deadline = time.monotonic() + CLOSE_SECONDS
         for iterator in self.insight.living_iterators():
-            if isinstance(iterator, DataLoaderIterator):
-                iterator.close_with_loader(deadline)
-        if self.pools is not None and self._whole is None:
+            iterator.close_with_loader(deadline)
+        if self.pools is not None and self._parent is None:
             self.pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":

@@ -15,13 +15,22 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, final
 
 from millstream.core.checks import as_integer
 from millstream.core.warn import log_warning
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.checkpointable import ResumableIterator
-from millstream.loader.checkpoints.state import LoaderState, Stream, combined, count_outputs, epoch_of, state_at
+from millstream.loader.checkpoints.state import (
+    LoaderState,
+    Stream,
+    combined,
+    count_outputs,
+    epoch_of,
+    state_at,
+    stream_of,
+)
+from millstream.loader.execution import Execution
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded, seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -33,8 +42,6 @@ from millstream.sharding import ShardOptions
 from millstream.transforms import RandomMap
 
 if TYPE_CHECKING:
-    from millstream.loader.data_loader import DataLoader
-    from millstream.loader.execution import Execution
     from millstream.loader.scheduling.status import ExecutorStatus
 
 
@@ -66,9 +73,15 @@ class RepeatedPasses:
 class Beginning(NamedTuple):
     """The beginning of a stream. `passes` warns of repeated passes; it is None if they are intended."""
 
-    execution: "Execution"
+    execution: Execution
     stream: Stream
     passes: RepeatedPasses | None = None
+
+
+class Iterated(Protocol):
+    """A `DataLoader`, which knows where its iterators begin."""
+
+    def _beginning(self) -> Beginning: ...
 
 
 @final
@@ -104,7 +117,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         1 True
     """
 
-    def __init__(self, data_loader: "DataLoader | Beginning", state: bytes | None = None) -> None:
+    def __init__(self, data_loader: Iterated | Beginning, state: bytes | None = None) -> None:
         beginning = data_loader if isinstance(data_loader, Beginning) else data_loader._beginning()  # noqa: SLF001
         self._execution = execution = beginning.execution
         self._plan = execution.plan
@@ -138,6 +151,12 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         if state is not None:
             self.set_state(state)
         execution.register(self)
+
+    @classmethod
+    def of(cls, execution: Execution, stream: Stream | None = None) -> Self:
+        """Returns an iterator at the beginning of a stream, which is fingerprinted if `stream` is None."""
+        # Before any user operation has run, because an operation may change itself, for instance by counting calls.
+        return cls(Beginning(execution, stream_of(execution.plan) if stream is None else stream))
 
     @property
     def step(self) -> int:

@@ -441,6 +441,13 @@ class Measured:
         """The word for its state: idle iterators prefetch nothing."""
         raise NotImplementedError
 
+    def close_with_loader(self, deadline: float | None = None) -> None:
+        """Closes an iterator of a loader that is closed, with the deadline of `Executor.close`. The default is none."""
+
+    def call_at_end(self, function: "Callable[[], object]") -> None:
+        """Calls a function when the stream has ended, and when the iterator is closed."""
+        raise NotImplementedError
+
     def let_measure(self, consumer: Consumer) -> None:
         """Lets a consumer, which the trainer calls instead, measure the trainer's waits from now on."""
         self.consumer = consumer

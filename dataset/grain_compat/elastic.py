@@ -17,6 +17,7 @@ from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept
 from millstream.loader.checkpoints.state import is_anything, is_dict, is_number, plain, sealed, unsealed
 from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import ELASTIC
 from millstream.loader.pipeline.pipeline import Pipeline, check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
@@ -106,7 +107,7 @@ class ElasticIterator(EngineIterator):
         shard = ShardOptions(shard_options.shard_index, shard_options.shard_count, drop_remainder=True)
         pipeline = Pipeline(source, order, order, operations, shard)
         self._execution = Execution(pipeline, workers, reading, front=ELASTIC)
-        self._inner = self._execution.begin()
+        self._inner = DataLoaderIterator.of(self._execution)
 
     def __len__(self) -> int:
         """Returns the number of batches left; of an endless dataset, about `sys.maxsize // global_batch_size`."""

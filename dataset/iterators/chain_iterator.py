@@ -20,6 +20,7 @@ from millstream.dataset.nodes.element_nodes import Batched
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import resumption, warn_of_changes
 from millstream.loader.checkpoints.state import STRAIGHT, LoaderState, Stream, saved_cursor, stream_of, wrong_kind
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import CHAIN
 from millstream.loader.pipeline.plan import Plan
 from millstream.transforms.of_chains import AbsentElement
@@ -58,7 +59,7 @@ class ReadIterator(EngineIterator):
         if not self._is_dense:
             self._sparse_plan = self._execution.plan
         self._own_stream = stream_of(self._execution.plan, self._fingerprint)
-        self._inner = self._execution.begin(self._own_stream)
+        self._inner = DataLoaderIterator.of(self._execution, self._own_stream)
 
     @functools.cached_property
     def _sparse_plan(self) -> Plan:
@@ -196,7 +197,7 @@ class ReadIterator(EngineIterator):
         """Changes to the sparse plan at a position of this stream. This iterator changes only when that succeeds."""
         execution = self._running.execution("sparse", self._sparse, CHAIN)
         stream = self._sparse_stream
-        inner = execution.begin(stream)
+        inner = DataLoaderIterator.of(execution, stream)
         inner.set_state(saved._replace(stream=stream).encode())
         dense = self._execution, self._inner
         self._execution, self._own_stream, self._is_dense, self._inner = execution, stream, False, inner

@@ -89,7 +89,7 @@ class FedIterator(EngineIterator):
         self._execution = running.execution("fed", pipeline, FED_CHAIN, self._feed)
         self._execution.insight.streams = functools.partial(insights_below, stream)
         self.description = stream_of(self._execution.plan, fingerprint)
-        self._inner = self._execution.begin(self.description)
+        self._inner = DataLoaderIterator.of(self._execution, self.description)
         # The saved state of the stream that the last state contains, and its canonical JSON.
         self._saved: tuple[Any, str] = None, ""
 

@@ -276,7 +276,7 @@ class MixtureIterator(EngineIterator):
             stage = f"mixture from {mixed.begin} with {mixed.lead}"
         execution = running.execution(stage, pipeline, MIXED_CHAIN)
         # Its states are those of the operations after the stream.
-        return execution, execution.begin(self._fed.description)
+        return execution, DataLoaderIterator.of(execution, self._fed.description)
 
     def _draw(self) -> None:
         """Draws from the stream from now on."""

@@ -18,6 +18,7 @@ import pytest
 import millstream
 from millstream.dataset import InterleaveIterDataset
 from millstream.loader.execution import Execution
+from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.messages import Task
@@ -240,7 +241,7 @@ def test_operations_of_two_places_cannot_run_in_one() -> None:
     pipeline = Pipeline.of(range(10), sampler, [abs], millstream.NoSharding())
     vars(pipeline)["num_local"] = 1
     execution = Execution(pipeline, MultiprocessingOptions(), NO_THREADS)
-    with execution.begin() as iterator, pytest.raises(AssertionError, match="in one place"):
+    with DataLoaderIterator.of(execution) as iterator, pytest.raises(AssertionError, match="in one place"):
         next(iterator)
 
 
