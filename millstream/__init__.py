@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     )
     from millstream.samplers import (
         BalancedSampler,
+        BucketSampler,
         HierarchicalSampler,
         MixtureSampler,
         PackingSampler,
@@ -127,6 +128,7 @@ __all__ = [
     "Batch",
     "BestFitPack",
     "BucketBatch",
+    "BucketSampler",
     "CheckpointError",
     "ConcatThenSplit",
     "ConcatenatedDataSource",

@@ -3,9 +3,10 @@
 `IndexSampler` serves nearly everyone: in order or globally shuffled, for one epoch or endlessly. `SequentialSampler`
 is one epoch in order. `HierarchicalSampler` is a shuffle for sources that are read in units. `WeightedSampler` draws
 records in proportion to weights. `MixtureSampler` mixes the orders of several sources. `PackingSampler` makes rows of
-several documents. `BalancedSampler` deals the rows of each global batch of another order so that its parts cost alike.
-An order of your own is a class with `__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers
-for whole blocks (`VectorisedSampler`).
+several documents, `BucketSampler` global batches of records of similar length. `BalancedSampler` deals the rows of each
+global batch of another order so that its parts cost alike. An order of your own is a class with
+`__getitem__(position) -> RecordMetadata` (`Sampler`), or, faster, one that answers for whole blocks
+(`VectorisedSampler`).
 """
 
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from millstream.samplers.index import IndexSampler, SequentialSampler
 if TYPE_CHECKING:
     from millstream.core.segments import Segments
     from millstream.samplers.balanced import BalancedSampler
+    from millstream.samplers.buckets import BucketSampler
     from millstream.samplers.hierarchical import HierarchicalSampler
     from millstream.samplers.mixtures.mixture import MixtureSampler
     from millstream.samplers.rows.packing import PackingSampler
@@ -26,6 +28,7 @@ else:
         __name__,
         {
             "BalancedSampler": "millstream.samplers.balanced",
+            "BucketSampler": "millstream.samplers.buckets",
             "HierarchicalSampler": "millstream.samplers.hierarchical",
             "MixtureSampler": "millstream.samplers.mixtures.mixture",
             "PackingSampler": "millstream.samplers.rows.packing",
@@ -36,6 +39,7 @@ else:
 
 __all__ = [
     "BalancedSampler",
+    "BucketSampler",
     "HierarchicalSampler",
     "IndexSampler",
     "MixtureSampler",

@@ -113,6 +113,10 @@ class BalancedSampler(Order):
         return starts
 
     @property
+    def given_batch(self) -> tuple[str, int]:
+        return "global_batch_size", self.global_batch_size
+
+    @property
     def seed(self) -> int | None:
         """The seed of the order."""
         return self._vectorised.seed

@@ -37,10 +37,10 @@ class EpochSampler(Order):
     def fingerprint(self) -> str:
         """Returns the class and everything that determines the order, in words; not num_epochs, and not the shard."""
 
-    def drawn_keys(self) -> NDArray[np.int64] | None:
-        """Returns the keys of the records that take part, ascending; None if all up to the largest key do."""
+    def key_groups(self) -> list[NDArray[np.int64]] | None:
+        """Returns groups of keys that can replace each other, each ascending; None if all keys can."""
         keys = getattr(self, "keys", None)
-        return None if keys is None else np.unique(np.asarray(keys, np.int64))
+        return None if keys is None else [np.unique(np.asarray(keys, np.int64))]
 
     @abc.abstractmethod
     def _keys_of_epoch(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]: ...

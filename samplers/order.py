@@ -51,6 +51,11 @@ class Order(Rendered, abc.ABC):
     def length(self) -> int | None:
         """The number of positions; None if the order is endless."""
 
+    @property
+    def given_batch(self) -> tuple[str, int] | None:
+        """The name of the argument with the size of the global batch, and that size; None if it may have any."""
+        return None
+
     @abc.abstractmethod
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the record keys of positions that are checked."""

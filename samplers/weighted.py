@@ -176,12 +176,12 @@ class WeightedSampler(EpochSampler):
         copied._changes = changes  # noqa: SLF001  (of this class)
         return copied
 
-    def drawn_keys(self) -> NDArray[np.int64] | None:
-        """Returns the keys of the records with a weight above 0, ascending; None if these are all records."""
+    def key_groups(self) -> list[NDArray[np.int64]] | None:
+        """Returns the keys of the records with a weight above 0, as one group; None if these are all records."""
         is_drawn = np.zeros(self.num_source_records, np.bool_)
         for _, shares in self._changes:
             is_drawn |= shares.are_above_0()
-        return None if is_drawn.all() else np.flatnonzero(is_drawn)
+        return None if is_drawn.all() else [np.flatnonzero(is_drawn)]
 
     def _record_keys(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(positions):

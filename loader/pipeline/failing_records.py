@@ -266,7 +266,7 @@ class KeyCycle:
     """The order in which keys are tried as substitutes: ascending, and from the last one to the first.
 
     The keys are those that the sampler draws: only the given ones of an IndexSampler with `keys`, those of the same
-    component in a mixture, otherwise all keys up to the largest one.
+    component in a mixture, those of the same class of a BucketSampler, otherwise all keys up to the largest one.
 
     Attributes:
         count: the number of keys; in a mixture, of its largest component.
@@ -275,7 +275,7 @@ class KeyCycle:
     def __init__(self, sampler: Any, num_records: int) -> None:
         self.count: int
         self._components: list[KeyCycle] = []
-        self._chosen: NDArray[np.int64] | None = None
+        self._groups: list[NDArray[np.int64]] | None = None
         self._starts = np.zeros(0, np.int64)
         if is_mixed(sampler):
             pairs = zip(sampler.samplers, sampler.source_lengths, strict=True)
@@ -286,11 +286,11 @@ class KeyCycle:
         if isinstance(sampler, BalancedSampler):
             sampler = sampler.order
         if isinstance(sampler, EpochSampler):
-            self._chosen = sampler.drawn_keys()
+            self._groups = sampler.key_groups()
         largest = largest_key(sampler)
         self.count = num_records if largest is None else min(num_records, largest + 1)
-        if self._chosen is not None:
-            self.count = len(self._chosen)
+        if self._groups is not None:
+            self.count = max(map(len, self._groups))
 
     def following(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._components:
@@ -300,7 +300,11 @@ class KeyCycle:
                 own, start = numbers == number, self._starts[number]
                 following[own] = start + self._components[number].following(keys[own] - start)
             return following
-        if self._chosen is not None:
-            chosen: NDArray[np.int64] = self._chosen[np.searchsorted(self._chosen, keys, side="right") % self.count]
-            return chosen
+        if self._groups is not None:
+            following = keys.copy()
+            for group in self._groups:
+                after = np.searchsorted(group, keys, side="right")
+                is_of_group = group[after - 1] == keys
+                following[is_of_group] = group[after[is_of_group] % len(group)]
+            return following
         return np.mod(keys + 1, self.count)

@@ -433,24 +433,29 @@ def check_padding(operations: Sequence[Transformation], shard: ShardOptions) -> 
         )
 
 
-def check_balance(
+def check_global_batch(
     operations: Sequence[Transformation],
     sampler: VectorisedSampler | AdaptedSampler,
     batch_size: int,
     shard_count: int,
 ) -> None:
+    order: Any = sampler
+    while (given := getattr(order, "given_batch", None)) is not None:
+        kind, (argument, size) = type(order).__name__, given
+        if (number := first_dynamic(operations)) is not None:
+            raise ValueError(
+                f"A {kind} with {argument} needs a 1:1 pipeline, got operations[{number}], "
+                f"{described(operations[number])}: the elements of a batch depend on their content, so the sampler "
+                "cannot decide in advance which come together."
+            )
+        if size != batch_size * shard_count:
+            raise ValueError(
+                f"{argument} of the {kind} must be {batch_size * shard_count}, the batch size of the pipeline times "
+                f"the number of shards, {batch_size} * {shard_count}, got {size}."
+            )
+        order = getattr(order, "order", None)
     if not isinstance(sampler, BalancedSampler):
         return
-    if (number := first_dynamic(operations)) is not None:
-        raise ValueError(
-            f"A BalancedSampler needs a 1:1 pipeline, got operations[{number}], {described(operations[number])}: the "
-            "elements of a batch depend on their content, so it cannot be dealt in advance."
-        )
-    if sampler.global_batch_size != batch_size * shard_count:
-        raise ValueError(
-            f"global_batch_size of the BalancedSampler must be {batch_size * shard_count}, the batch size of the "
-            f"pipeline times the number of shards, {batch_size} * {shard_count}, got {sampler.global_batch_size}."
-        )
     if sampler.parts % shard_count:
         raise ValueError(
             f"parts of the BalancedSampler must be a multiple of the number of shards, {shard_count}, got "
@@ -464,8 +469,8 @@ def check_shapes(operations: Sequence[Transformation], shard: ShardOptions) -> N
             raise ValueError(
                 f"operations[{number}], {described(operation)}, cannot run on {shard.shard_count} shards: the shapes "
                 "of its batches depend on their elements, so the shards of a step would differ in shape, which a "
-                "global array cannot. Pack rows of one length (PackingSampler and Pack, or FirstFitPack), or pad to "
-                "one length (PadTo and Batch); or read a single shard."
+                "global array cannot. Pack rows of one length (PackingSampler and Pack, or FirstFitPack), pad to "
+                "one length (PadTo and Batch), or to one per step (BucketSampler); or read a single shard."
             )
 
 

@@ -30,7 +30,7 @@ from millstream.loader.pipeline.elements import (
 )
 from millstream.loader.pipeline.failing_records import ErrorLog, KeyCycle, with_substitutes, without_failures
 from millstream.loader.pipeline.order import Locator, max_batches
-from millstream.loader.pipeline.pipeline import Pipeline, check_balance, check_groupings
+from millstream.loader.pipeline.pipeline import Pipeline, check_global_batch, check_groupings
 from millstream.loader.pipeline.shards import Partition, first_dynamic
 from millstream.loader.pipeline.stages import Instrument, LogicalShard, compile_stages, records_per_block, split_stages
 from millstream.loader.pipeline.steps import (
@@ -337,7 +337,7 @@ def _with_shuffled_batches(pipeline: Pipeline, stages: Sequence[Sequence[Transfo
     rows at the end of the order are the first ones of the same batch in a longer order.
     """
     order, num_shards = pipeline.order, pipeline.logical_shards[0].shard_count
-    check_balance(pipeline.operations, order, records_per_block(stages, pipeline.share), num_shards)
+    check_global_batch(pipeline.operations, order, records_per_block(stages, pipeline.share), num_shards)
     if not is_mixed(order) or (num_shards == 1 and first_dynamic(pipeline.operations) is not None):
         return pipeline
     size = records_per_block(stages, pipeline.share) * num_shards

@@ -139,6 +139,16 @@ def _not_an_integer(value: object, name: str) -> str:
     return f"{name} must be an integer, got {value!r} of type {type(value).__name__}."
 
 
+def as_boundaries(value: object) -> tuple[int, ...]:
+    """Returns the largest lengths of classes of lengths: plain ints from 1 on, ascending."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+        raise TypeError(f"boundaries must be a list of integers, one per bucket, got {value!r}.")
+    boundaries = [as_integer(one, f"boundaries[{row}]", minimum=1) for row, one in enumerate(value)]
+    if not boundaries or sorted(set(boundaries)) != boundaries:
+        raise ValueError(f"boundaries must be a non-empty, ascending list, got {boundaries}.")
+    return tuple(boundaries)
+
+
 OVERFLOWS = ("error", "truncate", "split", "drop")
 """The treatments of a document that is longer than a row, common to all packers."""
 

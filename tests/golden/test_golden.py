@@ -23,6 +23,7 @@ from millstream import transforms
 from millstream.experimental import WindowShuffleIterDataset, WindowShuffleMapDataset
 from millstream.samplers import (
     BalancedSampler,
+    BucketSampler,
     HierarchicalSampler,
     IndexSampler,
     MixtureSampler,
@@ -149,6 +150,9 @@ CASES: dict[str, Callable[[], list[int]]] = {
     "MixtureSampler, second epochs": lambda: keys_of(
         MixtureSampler([IndexSampler(4, shuffle=True, seed=1), IndexSampler(9, shuffle=True, seed=2)], [1, 2])
     ),
+    "BucketSampler": lambda: keys_of(
+        BucketSampler(LENGTHS, [4, 8, 12], global_batch_size=4, seed=7, shuffle=True, drop_remainder=False)
+    ),
     "WeightedSampler": lambda: keys_of(
         WeightedSampler([5, 0, 1, 0.25, 3], seed=7, num_records=20).reweighted(30, [1, 1, 1, 1, 0])
     ),
@@ -170,6 +174,7 @@ CASES: dict[str, Callable[[], list[int]]] = {
         )
     ),
     "PadTo": lambda: values_of(documents(PadTo({"tokens": 11}))),
+    "PadTo of boundaries": lambda: values_of(documents(PadTo([4, 8, 12], feature="tokens", mask=True))),
     "PackAndBatchOperation": lambda: values_of(documents(PackAndBatchOperation(ROWS, batch_size=2))),
     "Rebatch": lambda: values_of(numbers(Batch(5), Rebatch(7))),
     "RandomMap": lambda: values_of(numbers(RandomMap(add_draw), RandomMap(add_draw))),

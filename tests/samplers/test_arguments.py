@@ -10,6 +10,7 @@ import pytest
 import millstream
 from millstream.samplers import (
     BalancedSampler,
+    BucketSampler,
     HierarchicalSampler,
     IndexSampler,
     MixtureSampler,
@@ -23,6 +24,9 @@ from support.draw.orders import public_samplers
 SAMPLERS: dict[str, Callable[..., Any]] = {
     "BalancedSampler": lambda **options: BalancedSampler(
         IndexSampler(4), **{"costs": [1] * 4, "global_batch_size": 2, "parts": 2, **options}
+    ),
+    "BucketSampler": lambda lengths=(1,) * 4, boundaries=(2,), **options: BucketSampler(
+        lengths, boundaries, **{"global_batch_size": 2, **options}
     ),
     "HierarchicalSampler": lambda sizes=(2, 2), **options: HierarchicalSampler(
         sizes, **{"window_units": 1, "seed": 0, **options}
@@ -62,7 +66,9 @@ def test_nothing_is_shuffled_ended_or_seeded_by_default(name: str) -> None:
         assert np.array_equal(np.sort(sampler.record_keys(4, 8)), [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("name", ["BalancedSampler", "IndexSampler", "MixtureSampler", "PackingSampler"])
+@pytest.mark.parametrize(
+    "name", ["BalancedSampler", "BucketSampler", "IndexSampler", "MixtureSampler", "PackingSampler"]
+)
 def test_random_operations_need_a_seed(name: str) -> None:
     """Without a seed, an operation that draws is refused with the same words for every order."""
     packing = [millstream.Pack({"x": 1})] if name == "PackingSampler" else []
@@ -161,6 +167,24 @@ WRONG: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"changes": [5]}, TypeError, r"pairs of .*, positions ascending, got \(5,\)"),
         ({"changes": [(5, [1]), (5, [2])]}, ValueError, "got position 5 after 5"),
         ({"changes": [(5, [1, 2])]}, ValueError, "one number for each of the 1 components"),
+    ],
+    "BucketSampler": [
+        (
+            {"lengths": [1, 5, 2, 7]},
+            ValueError,
+            r"at most 2, the last boundary, got 5 for record 1 \(longer records: 2",
+        ),
+        ({"lengths": [1.5]}, TypeError, "must be integers"),
+        ({"lengths": []}, ValueError, "at least one integer"),
+        ({"boundaries": []}, ValueError, "boundaries must be a non-empty, ascending list"),
+        ({"boundaries": [4, 2]}, ValueError, "boundaries must be a non-empty, ascending list"),
+        ({"boundaries": 4}, TypeError, "boundaries must be a list of integers"),
+        ({"global_batch_size": 0}, ValueError, "global_batch_size must be at least 1"),
+        ({"global_batch_size": 5}, ValueError, "got 5 for classes of 4 of at most 2"),
+        ({"global_batch_size": [2]}, TypeError, "global_batch_size must be an integer"),
+        ({"shuffle": True}, ValueError, NO_SEED),
+        ({"drop_remainder": 1}, TypeError, "drop_remainder must be True or False"),
+        ({"boundary": 1}, TypeError, "did you mean 'boundaries'"),
     ],
     "WeightedSampler": [
         ({"weights": []}, ValueError, r"one-dimensional array of numbers, got an array of shape \(0,\)"),

@@ -14,9 +14,9 @@ import millstream
 from millstream import BalancedSampler, IndexSampler, MixtureSampler, NoSharding, ShardOptions
 from millstream.core.randomness import generator
 from millstream.loader.pipeline import order
-from support.draw.orders import balanced, mixtures, orders, records_at
+from support.draw.orders import balanced, buckets, mixtures, orders, records_at
 
-PLAIN = orders() | orders(rows=True) | mixtures() | mixtures(rows=True)
+PLAIN = orders() | orders(rows=True) | mixtures() | mixtures(rows=True) | buckets()
 LARGE = st.builds(
     lambda size, *options: (IndexSampler(size, NoSharding(), *options), size),
     st.sampled_from([257, 1000, 10**9, 2**40 + 1, 2**63 - 1, 2**63]),

@@ -160,6 +160,9 @@ class Course:
     def _balanced(self, chance: random.Random) -> "Course":
         if chance.random() < 0.5:
             return self
+        if chance.random() < 0.5:
+            num_epochs = self.sampler.num_epochs or 1
+            return dataclasses.replace(self, sampler=forms.buckets(chance, self.size, self.batch, num_epochs))
         sampler = forms.balanced(chance, self.sampler, self.size, self.batch)
         counts = tuple(count for count in self.shard_counts if sampler.parts % count == 0)
         return dataclasses.replace(self, sampler=sampler, shard_counts=counts)

@@ -78,6 +78,15 @@ def weighted(chance: random.Random, size: int, num_epochs: int) -> millstream.We
     return sampler.reweighted(chance.randrange(sampler.length or 1), weights())
 
 
+def buckets(chance: random.Random, size: int, batch: int, num_epochs: int) -> millstream.BucketSampler:
+    """Returns an order of global batches of one class each."""
+    lengths = [length_of(number) for number in range(size)]
+    bounds, seed = [LONGEST // 2, LONGEST], chance.getrandbits(64)
+    return millstream.BucketSampler(
+        lengths, bounds, global_batch_size=batch, seed=seed, shuffle=True, num_epochs=num_epochs, drop_remainder=False
+    )
+
+
 def balanced(chance: random.Random, order: Any, size: int, batch: int) -> millstream.BalancedSampler:
     """Returns an order whose global batches are dealt to parts of equal cost."""
     parts = chance.choice([count for count in (1, 2, 3, 4) if batch % count == 0])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from millstream.transforms import PadTo
+import millstream
+from millstream.transforms import BucketBatch, PadTo, TokenBudgetBatch
 from millstream.transforms.batch import PaddedBatch
 from millstream.transforms.batching.pad import pad
 from millstream.transforms.batching.stack import stack
@@ -107,7 +108,10 @@ def test_features_are_filled_up_at_the_end(length: int, padding: int, dtype: str
             ValueError,
             "feature 'a': its mask would be lost",
         ),
-        ((["a"],), {}, TypeError, "map features to row lengths"),
+        ((["a"],), {}, TypeError, r"boundaries\[0\] must be an integer, got 'a'"),
+        (([2, 1],), {}, ValueError, "boundaries must be a non-empty, ascending list"),
+        (([2, 4],), {"tokens": np.ones(5)}, ValueError, "Cannot pad 'tokens' to 4: an element has 5"),
+        (([2], None, 3), {}, TypeError, "too many positional arguments"),
         (({"a": 0},), {}, ValueError, "at least 1"),
         (({"a": 1 << 32},), {}, ValueError, r"length_struct\['a'\] must be at most 2,147,483,648"),
         (({"a": 3}, {"a": 1.5}), {"a": np.arange(2)}, ValueError, r"padding_struct\['a'\] must be a value of int64"),
@@ -122,3 +126,39 @@ def test_what_cannot_be_padded_is_an_error(
     """Bad arguments are errors at construction; of an element, it says which feature."""
     with pytest.raises(error, match=message):
         PadTo(*arguments).map(element)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=2, max_size=2),
+    boundaries=st.sets(st.integers(1, 20), max_size=4),
+    padding=st.integers(-3, 3),
+)
+def test_boundaries_and_masks(lengths: list[int], boundaries: set[int], padding: int) -> None:
+    """Features are padded to the smallest boundary that holds the longest of them; a mask is True at what was there."""
+    element = {"a": np.full(lengths[0], 7), "b": np.full((lengths[1], 2), 7.0), "c": "kept"}
+    bounds = sorted(boundaries | {9})
+    made = PadTo(bounds, {"a": padding}, feature=["a", "b"], mask=True).map(element)
+    length = min(bound for bound in bounds if bound >= max(lengths))
+    for name, own, value in (("a", lengths[0], padding), ("b", lengths[1], 0)):
+        assert (len(made[name]), made[f"{name}_mask"].dtype) == (length, np.bool_)
+        assert made[f"{name}_mask"].tolist() == [True] * own + [False] * (length - own)
+        assert (made[name][own:] == value).all()
+        assert (made[name][:own] == 7).all()
+    assert made.keys() == {*element, "a_mask", "b_mask"}
+
+
+@pytest.mark.parametrize("of", [BucketBatch([4, 8], [2, 2], "t", mask=True), TokenBudgetBatch(16, "t", mask=True)])
+def test_batches_of_similar_lengths_have_masks(of: Any) -> None:
+    """`t_mask` has the shape of the padded feature, and counts the tokens of each element."""
+    elements = [{"t": np.full(length, length)} for length in (3, 7, 1, 8, 2, 4)]
+    for batch in millstream.load(elements, num_epochs=1, transformations=[of]):
+        assert batch["t_mask"].shape == batch["t"].shape
+        assert batch["t_mask"].sum(axis=1).tolist() == batch["t"].max(axis=1).tolist()
+
+
+def test_an_element_with_a_mask_of_that_name_is_refused() -> None:
+    """It is not overwritten, and other features may be named."""
+    with pytest.raises(ValueError, match="Cannot add 'a_mask': the element has it already"):
+        PadTo({"a": 3}, mask=True).map({"a": np.ones(2), "a_mask": np.ones(2)})
+    with pytest.raises(ValueError, match="feature must be left out if length_struct names the features"):
+        PadTo({"a": 3}, feature="a")

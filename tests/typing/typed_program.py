@@ -90,6 +90,8 @@ def samplers() -> None:
     own: Sampler = Backwards()
     mixture = millstream.MixtureSampler({"a": millstream.IndexSampler(10)}, {"a": 1.0})
     units: VectorisedSampler = millstream.HierarchicalSampler([5, 5], window_units=1, seed=0, keys=[1, 7])
+    buckets: VectorisedSampler = millstream.BucketSampler([3, 5], [8], global_batch_size=2)
+    assert_type(buckets.length, int | None)
     drawn = millstream.WeightedSampler([0.5, 2], seed=0)
     assert_type(drawn.reweighted(10, np.ones(2)), millstream.WeightedSampler)
     balanced: VectorisedSampler = millstream.BalancedSampler(own, costs=[1] * 10, global_batch_size=4, parts=2)

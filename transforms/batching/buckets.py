@@ -8,7 +8,7 @@ from typing import Any, ClassVar, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_integer, named_arguments
+from millstream.core.checks import as_boundaries, as_integer, named_arguments
 from millstream.core.columnar import Allocate
 from millstream.core.segments import Segments
 from millstream.transforms.batching.pad_to import PaddedFeatures
@@ -32,6 +32,7 @@ class BucketBatch(GroupingOperation):
         window_size: the number of elements per window, at least 1. They are in memory together. Larger windows have
             fewer short batches.
         padding_struct: the padding value, per feature; 0 for the other features.
+        mask: True to add `NAME_mask` for each feature: bool, shape (batch, length), True at what is not padding.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if an
@@ -57,20 +58,18 @@ class BucketBatch(GroupingOperation):
         *,
         window_size: SupportsIndex = 4096,
         padding_struct: Mapping[str, Any] | None = None,
+        mask: bool = False,
     ) -> None:
-        for name, given in (("boundaries", boundaries), ("batch_sizes", batch_sizes)):
-            if not hasattr(given, "__iter__"):
-                raise TypeError(f"{name} must be a list of integers, one per bucket, got {given!r}.")
-        self.boundaries = [as_integer(one, f"boundaries[{row}]", minimum=1) for row, one in enumerate(boundaries)]
+        self.boundaries = list(as_boundaries(boundaries))
+        if not hasattr(batch_sizes, "__iter__"):
+            raise TypeError(f"batch_sizes must be a list of integers, one per bucket, got {batch_sizes!r}.")
         self.batch_sizes = [as_integer(one, f"batch_sizes[{row}]", minimum=1) for row, one in enumerate(batch_sizes)]
-        if not self.boundaries or sorted(set(self.boundaries)) != self.boundaries:
-            raise ValueError(f"boundaries must be a non-empty, ascending list, got {self.boundaries}.")
         if len(self.boundaries) != len(self.batch_sizes):
             raise ValueError(
                 f"batch_sizes must have one size per boundary, got {len(self.batch_sizes)} sizes and "
                 f"{len(self.boundaries)} boundaries."
             )
-        self.features = PaddedFeatures(feature, padding_struct)
+        self.features = PaddedFeatures(feature, padding_struct, mask)
         self.window_size = as_integer(window_size, "window_size", minimum=1)
 
     def __repr__(self) -> str:

@@ -57,6 +57,7 @@ class TokenBudgetBatch(GroupingOperation):
         feature: the name of the feature that is counted and padded, or a list of names, of which the longest counts.
         max_batch_size: the maximum number of elements per batch; None for no limit.
         padding_struct: the padding value, per feature; 0 for the other features.
+        mask: True to add `NAME_mask` for each feature: bool, shape (batch, length), True at what is not padding.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or is out of range. While reading, a ValueError if an
@@ -81,10 +82,11 @@ class TokenBudgetBatch(GroupingOperation):
         *,
         max_batch_size: SupportsIndex | None = None,
         padding_struct: Mapping[str, Any] | None = None,
+        mask: bool = False,
     ) -> None:
         self.budget = as_integer(budget, "budget", minimum=1)
         self.max_batch_size = as_integer_or_none(max_batch_size, "max_batch_size")
-        self.features = PaddedFeatures(feature, padding_struct)
+        self.features = PaddedFeatures(feature, padding_struct, mask)
 
     def __repr__(self) -> str:
         return f"TokenBudgetBatch({self.budget}, {self.features})"

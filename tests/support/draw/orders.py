@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from millstream import (
     BalancedSampler,
+    BucketSampler,
     HierarchicalSampler,
     IndexSampler,
     MixtureSampler,
@@ -75,6 +76,16 @@ def weighted(draw: st.DrawFn, size: int, seed: int, num_epochs: int | None) -> W
         if sampler.length is None or position < sampler.length:
             sampler = sampler.reweighted(position, draw(weights))
     return sampler
+
+
+@st.composite
+def buckets(draw: st.DrawFn) -> tuple[BucketSampler, int]:
+    """Draws an order of global batches of one class each."""
+    lengths = draw(st.lists(st.integers(0, 8), min_size=1, max_size=40))
+    options: dict[str, Any] = {name: draw(st.booleans()) for name in ("shuffle", "drop_remainder")}
+    size = draw(st.integers(1, 1 if options["drop_remainder"] and len(lengths) < 12 else 4))
+    options |= {"seed": draw(st.integers(0, 9)), "num_epochs": draw(st.none() | st.integers(1, 3))}
+    return BucketSampler(lengths, [2, 5, 8], global_batch_size=size, **options), len(lengths)
 
 
 @st.composite
