@@ -151,7 +151,7 @@ class Execution:
             self.pools.close()
 
     def _pools_of(self, pipeline: Pipeline, reading: ReadOptions) -> "WarmPools[Any]":
-        from millstream.loader.processes.interpreter import launch_context  # noqa: PLC0415  (lazy: slow to import)
+        from millstream.loader.processes.fork_servers import FORK_SERVERS, launch_context  # noqa: PLC0415  (lazy: slow)
         from millstream.loader.workers.process_settings import ProcessSettings  # noqa: PLC0415
         from millstream.loader.workers.warm_pools import WarmPools  # noqa: PLC0415
 
@@ -162,9 +162,9 @@ class Execution:
             pipelines: dict[Hashable, Pipeline] = {self._name: pipeline}
             if self._shared_workers is not None:
                 pipelines = self._shared_workers.take_pipelines(self._name, pipeline)
-            context = launch_context()
-
-            workers = self.workers
+            context, workers = launch_context(), self.workers
+            # It imports while the program builds its model.
+            FORK_SERVERS.prepare(context)
             return WarmPools(
                 lambda settings: Pool(pipelines, workers, reading, context, settings=settings),
                 lambda: ProcessSettings.taken(pipelines.values()),

@@ -18,6 +18,7 @@ import pytest
 with contextlib.suppress(ValueError):
     sys.path.remove(str(Path(__file__).parents[1]))
 
+from millstream.loader.processes.fork_servers import FORK_SERVERS
 from millstream.sources.files import spans
 from support.processes.process_tree import is_named, open_descriptors, processes_below, settled_descriptors
 from support.stores.object_server import ObjectServer, serving
@@ -75,6 +76,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    """Lets tests have the same environment, so that their loaders share a fork server."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -89,6 +96,8 @@ def pytest_runtest_makereport(
 @pytest.fixture(autouse=True)
 def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves threads, processes, descriptors or shared memory of the library behind.
+
+    An idle fork server is not left behind: it serves the next test.
 
     A test that failed is not checked: its traceback may hold an iterator that is still open. A test that is marked as
     one on a Ray cluster has the cluster's processes below this one, and its fixture ends them. Of these, only actors of
@@ -128,7 +137,8 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def our_threads() -> list[threading.Thread]:
     """Returns the threads of the library that still run."""
-    running = [thread for thread in threading.enumerate() if thread.name.startswith("millstream")]
+    waiting = {server.retirement and server.retirement.thread for server in FORK_SERVERS.idle}
+    running = {thread for thread in threading.enumerate() if thread.name.startswith("millstream")} - waiting
     return [thread for thread in running if id(thread) not in EXCUSED]
 
 

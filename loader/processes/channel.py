@@ -102,7 +102,7 @@ class Channel:
         """Reads once, and yields the messages that are complete. At the end of the connection, `is_open` becomes False.
 
         Raises:
-            OSError: descriptors were lost because this process may not open more.
+            OSError: descriptors were lost because this process may not open more. The messages came without them.
         """
         try:
             data, descriptors, flags, _ = socket.recv_fds(self._socket, _RECEIVE_BYTES, _MAX_DESCRIPTORS)
@@ -116,8 +116,6 @@ class Channel:
             # Programs that user code starts must not inherit a worker's descriptors.
             os.set_inheritable(descriptor, False)
         self._received.extend(descriptors)
-        if flags & _DESCRIPTORS_LOST:
-            raise OSError(errno.EMFILE, "Too many open files: raise the limit (`ulimit -n`) or use fewer workers")
         if not data:
             self.is_open = False
         self._inbox += data
@@ -125,12 +123,14 @@ class Channel:
             num_bytes, num_descriptors = _HEADER.unpack_from(self._inbox)
             end = _HEADER.size + num_bytes
             if len(self._inbox) < end:
-                return
+                break
             body = bytes(self._inbox[_HEADER.size : end])
             del self._inbox[:end]
             self._arrived += self._received[:num_descriptors]
             del self._received[:num_descriptors]
             yield from_wire(pickle.loads(body))  # noqa: S301  (written by the other end of our own socket pair)
+        if flags & _DESCRIPTORS_LOST:
+            raise OSError(errno.EMFILE, "Too many open files: raise the limit (`ulimit -n`) or use fewer workers")
 
     def receive_rest(self) -> Iterator[Any]:
         """Yields all remaining messages of the other side, which is dead."""

@@ -1,9 +1,10 @@
-"""The fork server: a small process without JAX that forks the workers and reports their exits.
+"""The fork server: a small process without JAX that forks the workers of all pools and reports their exits.
 
 Guarantees:
     * It runs no user code. It therefore notices the end of the parent immediately, whatever the workers do, and kills
       them and all processes that they have started.
-    * It has one thread, so its forks are safe.
+    * It has one thread, so its forks are safe. It never waits for one pool, whose workers may not exit, or whose
+      consumer may not receive.
     * A worker's process group is killed before the worker is reaped. Until then, no other process can get its ID. The
       processes that it has started in other groups and sessions are killed next, if the system lets it adopt orphans.
     * SIGTERM and SIGINT to all processes of a job reach the trainer alone: it and its workers ignore them.
@@ -12,34 +13,42 @@ Guarantees:
 """
 
 import contextlib
+import errno
 import gc
 import os
 import select
 import signal
 import socket
 import sys
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any, NoReturn, final
 
 from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.interpreter import keep_tracker, share_tracker
-from millstream.loader.processes.messages import Exited, Fork, Forked, Kill, NotForked
+from millstream.loader.processes.messages import End, Ended, Exited, Fork, Forked, NotForked
 from millstream.loader.processes.process_control import (
+    SLICE_SECONDS,
     adopt_orphans,
     children,
     die_with_parent,
     ignore_termination,
+    keep_tracker,
     kill_group,
     let_children_terminate,
     name_process,
     open_handle,
+    share_tracker,
     wait_slices,
     worker_name,
 )
 from millstream.loader.processes.process_report import FAILED
 from millstream.loader.processes.worker import work
 
+NUM_DESCRIPTORS = 4
+"""The number of descriptors that come with a `Fork`."""
+
 GRACE_SECONDS = 0.5
-"""The time that workers get to exit when the parent has closed the connection or died."""
+"""The time that workers get to exit when their pool ends, or the parent."""
 
 REAP_SECONDS = 0.25
 """The time to wait for killed workers to exit. A worker blocked in a device driver may not exit."""
@@ -49,7 +58,10 @@ PARENT_SECONDS = 0.25
 
 
 def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
-    """Runs the fork server, given the descriptors of the channel to the parent and of its resource tracker, if any."""
+    """Runs the fork server, given the descriptors of the connection to the parent and of its resource tracker, if any.
+
+    The parent sends the end of a socket pair for each pool.
+    """
     os.set_inheritable(control, False)
     if tracker is not None:
         keep_tracker(tracker)
@@ -61,66 +73,111 @@ def main(parent_pid: int, control: int, tracker: int | None = None) -> NoReturn:
     # Imported modules stay. Excluding them from garbage collection keeps workers from copying their pages.
     gc.freeze()
     gc.enable()
-    fork_server = ForkServer(Channel(socket.socket(fileno=control), blocking=True), parent_pid, tracker)
+    fork_server = ForkServer(socket.socket(fileno=control), parent_pid, tracker)
     fork_server.run()
     # Exit directly, while the fork server object exists: the signal of a killed worker is still written to its socket.
     os._exit(0)
 
 
 @final
-class ForkServer:
-    """Forks, kills and reports until the parent has ended."""
+class _Pool:
+    """A pool of the parent: the connection to it, and the remaining steps of its end if that has begun."""
 
-    def __init__(self, control: Channel, parent_pid: int, tracker: int | None = None) -> None:
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.ending: Iterator[float] | None = None
+
+
+@final
+class ForkServer:
+    """Forks, kills and reports for the pools of the parent until it has ended."""
+
+    def __init__(self, control: socket.socket, parent_pid: int, tracker: int | None = None) -> None:
         self._control = control
         self._tracker = tracker
-        self._workers: set[int] = set()
-        self._poll = select.poll()
-        self._poll.register(control.fileno(), select.POLLIN)
+        self._pools: list[_Pool] = []
+        self._workers: dict[int, _Pool] = {}
         self._parent_pid = parent_pid
         self._parent = open_handle(parent_pid)
-        if self._parent is not None:
-            self._poll.register(self._parent, select.POLLIN)
         # A signal makes this socket readable, so the loop can wait for children and for the parent.
         self._wakeup, wakeup_end = socket.socketpair()
         self._wakeup.setblocking(False)
         wakeup_end.setblocking(False)
         self._wakeup_end = wakeup_end
-        self._poll.register(self._wakeup.fileno(), select.POLLIN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wakeup_end.fileno(), warn_on_full_buffer=False)
 
     def run(self) -> None:
-        milliseconds = None if self._parent is not None else PARENT_SECONDS * 1000
-        while self._control.is_open and os.getppid() == self._parent_pid:
-            ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}
+        has_parent = True
+        while has_parent or self._pools:
+            ready = self._wait(has_parent=has_parent)
             if self._wakeup.fileno() in ready:
                 self._reap()
-            if self._parent in ready:
-                break
-            if self._control.fileno() in ready:
-                for request in self._control.receive():
-                    self._serve(request)
-        self._end_workers()
+            if self._parent in ready or os.getppid() != self._parent_pid:
+                has_parent = False
+            elif self._control.fileno() in ready:
+                has_parent = self._add_pool()
+            for pool in list(self._pools):
+                if pool.channel.fileno() in ready:
+                    self._serve(pool)
+                if pool.ending is None and not (has_parent and pool.channel.is_open):
+                    pool.ending = self._end(pool)
+                if pool.ending is not None and next(pool.ending, None) is None:
+                    self._pools.remove(pool)
+                    pool.channel.shut_down()
 
-    def _serve(self, request: Fork | Kill) -> None:
-        if isinstance(request, Kill):
-            if request.pid in self._workers:
-                kill_group(request.pid)
-            return
-        descriptors = self._control.take_descriptors()
+    def _wait(self, *, has_parent: bool) -> set[int]:
+        """Waits for an event. Returns the descriptors that are ready."""
+        poll = select.poll()
+        poll.register(self._wakeup.fileno(), select.POLLIN)
+        if has_parent:
+            poll.register(self._control.fileno(), select.POLLIN)
+            if self._parent is not None:
+                poll.register(self._parent, select.POLLIN)
+        for pool in self._pools:
+            if pool.channel.is_open:
+                poll.register(pool.channel.fileno(), select.POLLIN | (select.POLLOUT if pool.channel.has_unsent else 0))
+        seconds = None if self._parent is not None else PARENT_SECONDS
+        if any(pool.ending is not None for pool in self._pools):
+            seconds = SLICE_SECONDS
+        return {descriptor for descriptor, _ in poll.poll(None if seconds is None else seconds * 1000)}
+
+    def _add_pool(self) -> bool:
+        """Receives the connection of a new pool. Returns False if the parent has closed its end."""
+        data, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+            # A parent that does not receive must not block the others.
+            self._pools.append(_Pool(Channel(socket.socket(fileno=descriptor), blocking=False)))
+        return bool(data)
+
+    def _serve(self, pool: _Pool) -> None:
+        # Without its descriptors, a request is answered by an error.
+        with contextlib.suppress(OSError):
+            for request in pool.channel.receive():
+                if isinstance(request, End):
+                    pool.ending = self._end(pool)
+                elif isinstance(request, Fork):
+                    self._fork(pool, request)
+                elif self._workers.get(request.pid) is pool:
+                    kill_group(request.pid)
+        pool.channel.flush()
+
+    def _fork(self, pool: _Pool, request: Fork) -> None:
+        descriptors = pool.channel.take_descriptors()
         try:
+            check_complete(descriptors)
             pid = os.fork()
         except OSError as error:
             close_all(descriptors)
-            self._control.send(NotForked(error.errno or 0))
+            pool.channel.send(NotForked(error.errno or 0))
             return
         if pid == 0:
             self._become_worker(request, descriptors)
-        self._workers.add(pid)
+        self._workers[pid] = pool
         close_all(descriptors)
         handle = open_handle(pid)
-        self._control.send(Forked(request.number, pid), [] if handle is None else [handle])
+        pool.channel.send(Forked(request.number, pid), [] if handle is None else [handle])
         if handle is not None:
             os.close(handle)
 
@@ -137,6 +194,8 @@ class ForkServer:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
+            for pool in self._pools:
+                pool.channel.close()
             self._wakeup.close()
             self._wakeup_end.close()
             if self._parent is not None:
@@ -163,10 +222,9 @@ class ForkServer:
             self._wakeup.recv(4096)
         while (ended := self._next_ended()) is not None:
             pid, status, usage = ended
-            if pid in self._workers:
-                self._workers.discard(pid)
+            if (pool := self._workers.pop(pid, None)) is not None:
                 peak_bytes = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-                self._control.send(Exited(pid, os.waitstatus_to_exitcode(status), peak_bytes))
+                pool.channel.send(Exited(pid, os.waitstatus_to_exitcode(status), peak_bytes))
             # The orphans of the worker have become children of this process.
             self._kill_orphans()
 
@@ -194,22 +252,27 @@ class ForkServer:
             if pid not in self._workers:
                 kill_group(pid)
 
-    def _end_workers(self) -> None:
-        """Lets idle workers exit, then kills all others.
+    def _end(self, pool: _Pool) -> Iterator[float]:
+        """Lets the idle workers of a pool exit, then kills all others. Yields when it waits, so that others are served.
 
         Killed processes are reaped as well. Otherwise process 1 would have to, which in a container is the trainer.
         """
-        self._reap_for(GRACE_SECONDS)
-        for pid in self._workers:
+        yield from takewhile(lambda _: self._has_processes(pool), wait_slices(GRACE_SECONDS))
+        for pid in self._workers_of(pool):
             kill_group(pid)
         self._kill_orphans()
-        self._reap_for(REAP_SECONDS)
+        yield from takewhile(lambda _: self._has_processes(pool), wait_slices(REAP_SECONDS))
+        pool.channel.send(Ended())
+        yield from takewhile(lambda _: pool.channel.has_unsent, wait_slices(REAP_SECONDS))
 
-    def _reap_for(self, seconds: float) -> None:
-        waiter = select.poll()
-        waiter.register(self._wakeup.fileno(), select.POLLIN)
-        for current in wait_slices(seconds):
-            if not self._workers and not children():
-                break
-            waiter.poll(current * 1000)
-            self._reap()
+    def _has_processes(self, pool: _Pool) -> bool:
+        return bool(self._workers_of(pool)) or not self._workers.keys() >= set(children())
+
+    def _workers_of(self, pool: _Pool) -> list[int]:
+        return [pid for pid, other in self._workers.items() if other is pool]
+
+
+def check_complete(descriptors: list[int]) -> None:
+    """Raises an OSError if descriptors of a `Fork` are missing, because this process may not open more."""
+    if len(descriptors) != NUM_DESCRIPTORS:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

@@ -1,10 +1,11 @@
 """The messages between the parent, the fork server and the workers.
 
-    parent → fork server   Fork, Kill            fork server → parent   Forked, NotForked, Exited
+    parent → fork server   Fork, Kill, End       fork server → parent   Forked, NotForked, Exited, Ended
     parent → worker        Task, Load, Unload    worker → parent        Ready, PipelineFailed, Imported, Logged, Result
 
-A connection ends with its socket. If the parent closes its end, the other side stops. If a worker's end closes first,
-the worker has died.
+Each pool has a connection of its own to the fork server. A connection ends with its socket. If the parent closes its
+end, the other side stops. If a worker's end closes first, the worker has died; so has the fork server, unless it has
+sent `Ended`.
 """
 
 from typing import Any, NamedTuple, TypeAlias, get_args
@@ -36,6 +37,14 @@ class Kill(NamedTuple):
     """Requests that a worker and all processes that it has started are killed."""
 
     pid: int
+
+
+class End(NamedTuple):
+    """Requests the end of all workers of the pool."""
+
+
+class Ended(NamedTuple):
+    """Reports that the workers of the pool have ended, and all processes that they had started."""
 
 
 class Forked(NamedTuple):
@@ -136,6 +145,8 @@ class Result(NamedTuple):
 Message: TypeAlias = (
     Fork
     | Kill
+    | End
+    | Ended
     | Forked
     | NotForked
     | Exited

@@ -8,7 +8,8 @@ Guarantees:
     * Only time that the consumer spends waiting counts as a stall. If a wait outlasts its timeout, the machine was
       suspended, and the excess does not count.
 
-A pool costs three descriptors per worker (channel, process handle, crash log), and two for itself.
+A pool costs three descriptors per worker (channel, process handle, crash log), and two for itself. Its fork server
+costs one.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias, final
 
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.interpreter import LaunchContext
+from millstream.loader.processes.fork_servers import LaunchContext
 from millstream.loader.processes.limits import arena_size, explained_limits
 from millstream.loader.processes.loaded_pipelines import LoadedPipelines
 from millstream.loader.processes.log_records import log_here
@@ -100,8 +101,8 @@ class Pool:
         self._finalizer = weakref.finalize(self, PoolProcesses.shut_down, self._state)
         try:
             with explained_limits(self._options.num_workers):
-                # Started first, because it takes longest: meanwhile, the pipelines are pickled.
-                in_fresh_thread(self._state.start_fork_server)
+                # First, because a new fork server takes longest: meanwhile, the pipelines are pickled.
+                in_fresh_thread(self._state.connect)
                 chunks, self._pipeline_file, self.classes = pack_pipelines(list(pipelines.values()))
                 in_fresh_thread(functools.partial(self._state.store, chunks))
                 self._arena_bytes = arena_size(
@@ -146,7 +147,8 @@ class Pool:
     def restart(self) -> None:
         self._state.stop()
         with explained_limits(self._options.num_workers):
-            in_fresh_thread(self._state.start_fork_server)
+            # A pipeline that kills its fork server again and again must not harm other pools.
+            in_fresh_thread(functools.partial(self._state.connect, shared=False))
             in_fresh_thread(self._fork_missing)
 
     def replace(self, worker: Worker) -> None:
@@ -180,8 +182,7 @@ class Pool:
         reports = [(worker, ready.get(worker.channel.fileno(), 0), worker.handle in ready) for worker in self.workers]
         if ready.get(self._control.fileno(), 0) & ~select.POLLOUT:
             self._receive_from_fork_server()
-        with self._state.lock:
-            self._control.flush()
+        self._flush(control)
         for worker, flags, handle_is_ready in reports:
             worker.waited += waited
             if flags & select.POLLOUT:
@@ -198,8 +199,7 @@ class Pool:
     def kill(self, worker: Worker) -> None:
         """Kills a worker and all processes that it has started."""
         if worker.pid is not None:
-            with self._state.lock:
-                self._control.send(Kill(worker.pid))
+            self._kill(worker.pid)
 
     @contextlib.contextmanager
     def open_crash_log(self, worker: Worker) -> Iterator[int]:
@@ -228,6 +228,15 @@ class Pool:
     def stop(self) -> None:
         self._state.shut_down()
         self._finalizer.detach()
+
+    # In fresh threads: the fork server serves other pools, so no interrupt may leave half a message for it.
+
+    def _kill(self, pid: int) -> None:
+        in_fresh_thread(functools.partial(self._control.send, Kill(pid)))
+
+    def _flush(self, control: Channel) -> None:
+        if control.has_unsent:
+            in_fresh_thread(control.flush)
 
     @property
     def _control(self) -> Channel:
@@ -346,7 +355,7 @@ class Pool:
         worker = next((worker for worker in self.workers if worker.number == forked.number), None)
         if worker is None:
             # Replaced before it was forked.
-            self._control.send(Kill(forked.pid))
+            self._kill(forked.pid)
             close_all(handles)
         else:
             worker.set_process(forked.pid, handles[0] if handles else None)

@@ -1,9 +1,9 @@
 """The processes and descriptors of a pool: started once, and ended by any thread.
 
 Guarantees:
-    * `stop()` and the pool's finalizer take at most CLOSE_SECONDS, and leave no process and no descriptor. Any thread
-      may call `stop()`: one lock guards the list of workers and every transfer of descriptors, so each descriptor is
-      closed exactly once.
+    * `stop()` and the pool's finalizer take at most `fork_servers.CLOSE_SECONDS`, and leave no process of the pool and
+      no descriptor. Any thread may call `stop()`: one lock guards the list of workers and every transfer of
+      descriptors, so each descriptor is closed exactly once.
     * Processes are started and reaped, and descriptors opened, in fresh threads, where Ctrl-C and other signal handlers
       cannot interrupt. Every process and descriptor therefore has an owner, and no zombie remains.
 """
@@ -12,35 +12,22 @@ import contextlib
 import functools
 import os
 import signal
-import socket
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, final
 
 from millstream.core.signals import SignalSafeLock
 from millstream.loader.processes.channel import Channel, close_all
-from millstream.loader.processes.interpreter import (
-    LaunchContext,
-    command,
-    current_folder,
-    tracker_descriptor,
-    write_launch_context,
-)
-from millstream.loader.processes.process_control import kill_session, wait_slices
+from millstream.loader.processes.fork_servers import FORK_SERVERS, Connection, Launch, LaunchContext
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.arena import ArenaView
 from millstream.loader.transport.pipeline_file import write_chunks
 from millstream.loader.workers.any_worker import AnyWorker
 
 if TYPE_CHECKING:
+    import subprocess
+
     from millstream.loader.processes.messages import Exited
-
-CLOSE_SECONDS = 2.0
-"""Upper bound for stopping a pool. Workers get a quarter of it to exit, then the fork server kills them."""
-
-_SINGLE_THREADED = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "OPENCV_FOR_THREADS_NUM")
-"""Variables that keep libraries from starting a thread per core in each worker, unless the program has set them."""
 
 
 @final
@@ -91,8 +78,8 @@ class PoolProcesses:
 
     def __init__(self, context: LaunchContext, environment: Mapping[str, str]) -> None:
         self._context = context
-        self._environment = {**dict.fromkeys(_SINGLE_THREADED, "1"), **environment, "JAX_PLATFORMS": "cpu"}
-        self.fork_server: subprocess.Popen[bytes] | None = None
+        self._environment = environment
+        self._connection: Connection | None = None
         self.control: Channel | None = None
         self.workers: list[Worker] = []
         self.owner = os.getpid()
@@ -101,6 +88,11 @@ class PoolProcesses:
         # One thread may close the iterator while another one, waiting for a batch, restarts the pool.
         self.lock = SignalSafeLock(threading.RLock())
         self.is_shut_down = False  # True once the end of the pool has begun.
+
+    @property
+    def fork_server(self) -> "subprocess.Popen[bytes] | None":
+        """The process of the fork server; None before the start and after the end of the pool."""
+        return None if self._connection is None else self._connection.server.process
 
     @property
     def pipelines(self) -> int:
@@ -120,30 +112,13 @@ class PoolProcesses:
                 file.append(write_chunks(chunks))
             return file
 
-    def start_fork_server(self) -> None:
-        """Starts a fork server, unless the pool was stopped."""
+    def connect(self, *, shared: bool = True) -> None:
+        """Gets a fork server, unless the pool was stopped. No other pool uses it if it is not `shared`."""
         with self.lock:
-            if self.is_shut_down:
-                return
-            ours, theirs = socket.socketpair()
-            # Stored before the process can exist: closing this channel ends it, whatever fails below.
-            self.control = Channel(ours, blocking=False)
-            with theirs, os.fdopen(write_launch_context(self._context)) as written:
-                tracker = tracker_descriptor()
-                inherited = [written.fileno(), theirs.fileno(), *([] if tracker is None else [tracker])]
-                # Until it ignores SIGTERM, it inherits that this thread does not get it.
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-                try:
-                    self.fork_server = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)
-                        command(inherited[0], self.owner, *inherited[1:]),
-                        stdin=subprocess.DEVNULL,
-                        pass_fds=inherited,
-                        env=self._environment,
-                        cwd=None if self._context.folder == current_folder() else self._context.folder,
-                        start_new_session=True,
-                    )
-                finally:
-                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if not self.is_shut_down:
+                launch = Launch.now(self._context, self._environment)
+                self._connection = FORK_SERVERS.connect(launch, self.workers, shared=shared)
+                self.control = self._connection.channel
 
     def release(self, worker: Worker) -> None:
         """Closes the parent's descriptors of a worker, and removes it from the pool."""
@@ -160,26 +135,23 @@ class PoolProcesses:
             return
         # An interrupt may end any step, and the next call repeats it. So state is cleared after a step is complete.
         with self.lock:
-            if self.control is not None:
-                self.control.shut_down()
-                self.control = None
+            self.control = None
             # All channels close before the first wait, so that workers exit together.
             for worker in self.workers:
                 worker.channel.shut_down()
-        if (fork_server := self.fork_server) is not None:
+        if (connection := self._connection) is not None:
             # A list instead of an Event: `append` is atomic, but a signal handler may interrupt `Event.set` halfway.
             interrupted: list[bool] = []
             try:
-                pids = [worker.pid for worker in self.workers if worker.pid is not None]
                 # In a fresh thread: an interrupt inside Popen.wait may leave its lock locked, and the process unreaped.
-                in_fresh_thread(functools.partial(_reap_fork_server, fork_server, pids, interrupted))
+                in_fresh_thread(functools.partial(connection.close, interrupted))
             except BaseException:
                 # A second Ctrl-C.
                 interrupted.append(True)
                 raise
             finally:
-                # Kept until it is reaped. Afterwards, its process ID may be reused.
-                self.fork_server = None if fork_server.returncode is not None else fork_server
+                if connection.is_closed:
+                    self._connection = None
         with self.lock:
             while self.workers:
                 self.workers[-1].close()
@@ -197,28 +169,3 @@ class PoolProcesses:
         finally:
             for file in self._files:
                 close_all(file)
-
-
-def _reap_fork_server(fork_server: subprocess.Popen[bytes], workers: list[int], interrupted: list[bool]) -> None:
-    """Waits for the fork server to exit after its channel was closed, and kills any processes that it leaves.
-
-    Stops waiting for a clean exit once `interrupted` has an item.
-    """
-    status = _wait_for_status(fork_server, interrupted)
-    if status is None:
-        # It may be stopped, for instance by SIGSTOP.
-        fork_server.kill()
-    if status != 0:
-        # On Linux, the kernel kills the workers with it, but not the processes that they have started.
-        kill_session(fork_server.pid, workers)
-    _wait_for_status(fork_server, [])
-
-
-def _wait_for_status(fork_server: subprocess.Popen[bytes], interrupted: list[bool]) -> int | None:
-    """Returns the exit status of the fork server, or None if it has not exited in time."""
-    for seconds in wait_slices(CLOSE_SECONDS / 2):
-        if interrupted:
-            break
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return fork_server.wait(seconds)
-    return None

@@ -117,6 +117,24 @@ def children() -> list[int]:
         return []
 
 
+def keep_tracker(descriptor: int) -> None:
+    """Imports the module that `share_tracker` needs, before any fork."""
+    from multiprocessing import resource_tracker  # noqa: F401, PLC0415  (lazy: slow to import, and rarely needed)
+
+    os.set_inheritable(descriptor, False)
+
+
+def share_tracker(descriptor: int) -> None:
+    """Makes this process use the resource tracker of another one.
+
+    Called after the fork: Python 3.14 closes the descriptor of its known tracker in a forked process, which would then
+    start its own.
+    """
+    from multiprocessing import resource_tracker  # noqa: PLC0415  (lazy, as above)
+
+    resource_tracker._resource_tracker._fd = descriptor  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 def worker_name(number: int) -> str:
     return f"millstream-w{number}"
 

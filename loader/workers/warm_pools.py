@@ -64,26 +64,36 @@ class Pool(Protocol[WorkerT]):
 
 
 PoolT = TypeVar("PoolT", bound=Pool[Any])
+Removed = TypeVar("Removed")
 
 
-class _Retirement:
-    """The scheduled end of an idle pool."""
+class Keeper(Protocol):
+    """Keeps what is idle for its next use."""
 
-    def __init__(self, pools: "weakref.ref[WarmPools[PoolT]]", pool: PoolT) -> None:
-        self._pools = pools
+    def retire(self, retirement: "Retirement") -> None:
+        """Ends what has been idle for IDLE_SECONDS, unless it has been used since."""
+
+
+@final
+class Retirement:
+    """The scheduled end of a pool, or of a fork server, that is idle, and the thread that waits for it."""
+
+    def __init__(self, keeper: "weakref.ref[Keeper]", idle: object, thread_name: str) -> None:
+        self._keeper = keeper
+        self.thread = threading.Thread(target=self._run, name=thread_name, daemon=True)
         # Held until it is cancelled, because releasing it never waits.
         self._lock = threading.Lock()
         self._lock.acquire()
-        # The pool may end with the loader. The thread then stops waiting.
-        self._ending = weakref.finalize(pool, self._release)
+        # A pool may end with the loader. The thread then stops waiting.
+        self._ending = weakref.finalize(idle, self._release)
 
     def begin(self) -> None:
-        """Starts the thread that waits. If the system has no thread left, the pool stays as long as the loader."""
+        """Starts the thread that waits. If the system has no thread left, a pool stays as long as the loader."""
         with contextlib.suppress(RuntimeError, MemoryError):
-            threading.Thread(target=self._run, name="millstream-idle", daemon=True).start()
+            self.thread.start()
 
     def cancel(self) -> None:
-        """Keeps the pool alive. Idempotent."""
+        """Keeps the idle object alive. Idempotent."""
         self._ending.detach()
         self._release()
 
@@ -94,15 +104,15 @@ class _Retirement:
     def _run(self) -> None:
         if self._lock.acquire(timeout=IDLE_SECONDS):
             return
-        if (pools := self._pools()) is not None:
-            pools.retire(self)
+        if (keeper := self._keeper()) is not None:
+            keeper.retire(self)
 
 
 class _Idle(NamedTuple, Generic[PoolT]):
     """An idle pool."""
 
     pool: PoolT
-    retirement: _Retirement
+    retirement: Retirement
 
 
 @final
@@ -125,7 +135,7 @@ class WarmPools(Generic[PoolT]):
         """Returns a pool whose workers have the settings that this process has now. An idle one with others ends."""
         settings = self._take_settings()
         for idle in list(self._idle):
-            if idle.pool.is_usable and _remove(self._idle, idle):
+            if idle.pool.is_usable and removed(self._idle, idle):
                 idle.retirement.cancel()
                 if idle.pool.settings == settings:
                     return idle.pool
@@ -137,7 +147,7 @@ class WarmPools(Generic[PoolT]):
         if not pool.is_usable or any(idle.is_usable for idle in self.idle):
             pool.stop()
             return
-        retirement = _Retirement(weakref.ref(self), pool)
+        retirement = Retirement(weakref.ref(self), pool, "millstream-idle")
         # Appended before its thread can run.
         self._idle.append(_Idle(pool, retirement))
         retirement.begin()
@@ -145,16 +155,16 @@ class WarmPools(Generic[PoolT]):
             # Closed before, or just now by another thread, which did not see this pool.
             self.stop_idle()
 
-    def retire(self, retirement: _Retirement) -> None:
+    def retire(self, retirement: Retirement) -> None:
         """Stops a pool whose time is over, if it is still idle."""
         for idle in list(self._idle):
-            if idle.retirement is retirement and _remove(self._idle, idle):
+            if idle.retirement is retirement and removed(self._idle, idle):
                 idle.pool.stop()
 
     def stop_idle(self) -> None:
         for idle in list(self._idle):
             # Removed first, so that no iterator gets it while it ends.
-            if _remove(self._idle, idle):
+            if removed(self._idle, idle):
                 idle.retirement.cancel()
                 try:
                     idle.pool.stop()
@@ -178,10 +188,10 @@ def check_process(pool: Pool[Any]) -> None:
         )
 
 
-def _remove(pools: list[_Idle[PoolT]], idle: _Idle[PoolT]) -> bool:
-    """Removes an idle pool. Returns False if another thread has removed it."""
+def removed(objects: list[Removed], one: Removed) -> bool:
+    """Removes an object from a list. Returns False if another thread has removed it."""
     try:
-        pools.remove(idle)
+        objects.remove(one)
     except ValueError:
         return False
     return True

@@ -12,7 +12,7 @@ import pytest
 
 import millstream
 from millstream.errors import WorkerDiedError, WorkerStalledError
-from millstream.loader.processes import pool, pool_processes
+from millstream.loader.processes import fork_servers, pool
 from millstream.loader.processes.messages import Result
 from millstream.loader.processes.pool import Died
 from support.faults import user_faults
@@ -182,7 +182,7 @@ def test_a_fork_server_that_dies_each_time_is_an_error() -> None:
 def test_a_stopped_fork_server_delays_only_replacements(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers carry on while the fork server is stopped; one that dies then is an error in time."""
     monkeypatch.setattr(pool, "EXIT_SECONDS", 0.01)
-    monkeypatch.setattr(pool_processes, "CLOSE_SECONDS", 0.4)
+    monkeypatch.setattr(fork_servers, "CLOSE_SECONDS", 0.4)
     iterator = iter(loader_of(worker_count=1))
     assert next(iterator).tolist() == EXPECTED[0]
     processes = [*pids_of(iterator), fork_server_of(iterator)]

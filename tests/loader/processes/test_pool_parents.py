@@ -125,9 +125,8 @@ def test_a_trainer_that_is_process_1_gets_no_zombies(tmp_path: Path) -> None:
     code = """
 import ctypes, sys
 from pathlib import Path
-import psutil
 from support.faults import user_faults
-from support.processes import worker_pools
+from support.processes import process_tree, worker_pools
 ADOPT_ORPHANS = 36
 assert ctypes.CDLL(None).prctl(ADOPT_ORPHANS, 1) == 0
 with user_faults.Pipe(Path(sys.argv[1])) as there:
@@ -135,7 +134,7 @@ with user_faults.Pipe(Path(sys.argv[1])) as there:
     with iter(worker_pools.loader_of(operation)) as iterator:
         next(iterator)
         there.take()
-print(psutil.Process().children())
+print(process_tree.processes_below())
 """
     done = python("-c", code, str(tmp_path / "there"))
 

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from millstream.loader.processes.fork_servers import FORK_SERVERS
 from support.faults.user_faults import WAIT_SECONDS
 
 
@@ -42,9 +43,10 @@ class MemoryLimit:
 
 @contextlib.contextmanager
 def memory_limit(num_bytes: int) -> Iterator[MemoryLimit]:
-    """Yields a limit; all that it was applied to must have ended when it ends."""
+    """Yields a limit; all that it was applied to must have ended when it ends, but for an idle fork server."""
     limit = MemoryLimit(num_bytes)
     yield limit
+    FORK_SERVERS.end_idle()
     if limit.group is not None:
         deadline = time.monotonic() + WAIT_SECONDS
         while (limit.group / "cgroup.procs").read_text():

@@ -1,4 +1,7 @@
-"""The processes that this one has started, and the descriptors that it has open."""
+"""The processes that this one has started, and the descriptors that it has open.
+
+An idle fork server, which waits for the next loader, is not among them, nor is its descriptor. One that serves is.
+"""
 
 import contextlib
 import os
@@ -6,6 +9,8 @@ import sys
 import time
 
 import psutil
+
+from millstream.loader.processes.fork_servers import FORK_SERVERS
 
 SETTLE_SECONDS = 5.0
 """Time limit for descriptors that are open for a moment: several times a minute, threads of Ray open a socket, also
@@ -21,7 +26,8 @@ def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return []  # It is quicker to ask than to list all processes of the machine.
-    found: list[psutil.Process] = psutil.Process().children(recursive=recursive)
+    idle = {server.process.pid for server in FORK_SERVERS.idle}
+    found = [process for process in psutil.Process().children(recursive=recursive) if process.pid not in idle]
     if sys.hexversion < 0x30E0000:
         return found
     return [process for process in found if not is_named(process, "multiprocessing.resource_tracker")]
@@ -36,9 +42,11 @@ def open_descriptors() -> set[str]:
     """Returns this process's open descriptors and their targets, without that of Python's own resource tracker."""
     found = set()
     tracker = sys.modules.get("multiprocessing.resource_tracker")
-    of_tracker = None if tracker is None else str(tracker._resource_tracker._fd)
+    ignored = {str(server._control.fileno()) for server in FORK_SERVERS.idle}
+    if tracker is not None:
+        ignored.add(str(tracker._resource_tracker._fd))
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  (the names are wanted)
-        if descriptor == of_tracker:
+        if descriptor in ignored:
             continue
         try:
             found.add(f"{descriptor} -> {os.readlink(f'/proc/self/fd/{descriptor}')}")  # noqa: PTH115

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import millstream
-from millstream.loader.processes import interpreter, pool_processes
+from millstream.loader.processes import fork_servers
+from millstream.loader.processes.fork_servers import FORK_SERVERS
 from millstream.loader.processes.pool import Pool
 from millstream.loader.processes.pool_executor import PoolExecutor
 from millstream.loader.processes.pool_processes import Worker
@@ -141,8 +142,10 @@ def send(worker: Worker, number: signal.Signals) -> bool:
 def still_there(pids: Iterable[int], seconds: float = 2.0) -> list[int]:
     """Returns the processes that have not ended after the given seconds. They may be children of other processes.
 
-    They have more time where the machine is busy with other things.
+    They have more time where the machine is busy with other things. An idle fork server of this process counts as
+    ended: it has no workers, and waits for the next loader.
     """
+    pids = [pid for pid in pids if pid not in {server.process.pid for server in FORK_SERVERS.idle}]
     waits = wait_slices(seconds + LATE_SECONDS if seconds else 0.0)
     left = [pid for pid in pids if not has_ended(pid, waits)]
     if left and (factor := slowness()) > 1:
@@ -232,14 +235,14 @@ def sooner_than(timeout: float) -> Iterator[None]:
 @contextlib.contextmanager
 def patient_pools() -> Iterator[None]:
     """Lets pools that start within wait a minute for workers to exit, before they kill them: see `assert_exits`."""
-    start, seconds = interpreter._START, pool_processes.CLOSE_SECONDS
+    start, seconds = fork_servers._START, fork_servers.CLOSE_SECONDS
     patience = f"from millstream.loader.processes import fork_server\nfork_server.GRACE_SECONDS = {WAIT_SECONDS}\nmain("
-    interpreter._START = start.replace("main(", patience)
-    pool_processes.CLOSE_SECONDS = 4 * WAIT_SECONDS
+    fork_servers._START = start.replace("main(", patience)
+    fork_servers.CLOSE_SECONDS = 4 * WAIT_SECONDS
     try:
         yield
     finally:
-        interpreter._START, pool_processes.CLOSE_SECONDS = start, seconds
+        fork_servers._START, fork_servers.CLOSE_SECONDS = start, seconds
 
 
 def assert_exits(iterator: millstream.DataLoaderIterator, processes: Iterable[int]) -> None:

@@ -1,0 +1,181 @@
+"""One fork server serves all pools of a process, and none of them notices the others."""
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream.loader.processes.fork_servers import FORK_SERVERS
+from millstream.loader.workers import warm_pools
+from support.faults import user_faults
+from support.faults.memory_limits import limited
+from support.faults.user_faults import WAIT_SECONDS, At, Pipe, ReportThen
+from support.processes.process_tree import processes_below
+from support.processes.worker_pools import (
+    BAD,
+    EXPECTED,
+    at_most,
+    batches,
+    fork_server_of,
+    has_ended,
+    loader_of,
+    pids_of,
+    processes_of,
+    python,
+    still_there,
+)
+
+
+@pytest.fixture(autouse=True)
+def own_fork_servers() -> Iterator[None]:
+    """Ends the fork server of other tests before, and that of this test after it."""
+    FORK_SERVERS.end_idle()
+    yield
+    FORK_SERVERS.end_idle()
+
+
+def test_building_a_loader_starts_the_fork_server_of_all() -> None:
+    """It is there before the first `next`, serves loaders at the same time and one after another, and never leaves."""
+    loaders = [loader_of() for _ in range(3)]
+    (server,) = FORK_SERVERS.idle
+    with iter(loaders[0]) as one, iter(loaders[1]) as two:
+        assert next(one).tolist() == next(two).tolist() == EXPECTED[0]
+        assert {fork_server_of(one), fork_server_of(two)} == {server.process.pid}
+        assert FORK_SERVERS.idle == []
+    assert batches(loaders[2]) == EXPECTED
+    loaders[2].close()
+    assert FORK_SERVERS.idle == [server]
+
+
+CHANGES: dict[str, Callable[[pytest.MonkeyPatch, contextlib.ExitStack, Path], object]] = {
+    "environment": lambda patch, *_: patch.setenv("ANOTHER", "variable"),
+    "path": lambda patch, *_: patch.setattr(sys, "path", [*sys.path, "/nowhere"]),
+    "folder": lambda patch, _, folder: patch.chdir(folder),
+    "flags": lambda patch, *_: patch.setattr(sys, "warnoptions", [*sys.warnoptions, "ignore"]),
+    "umask": lambda _, ends, __: ends.callback(os.umask, os.umask(0o031)),
+    "limit": lambda _, ends, __: ends.enter_context(
+        limited(resource.RLIMIT_NOFILE, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - 1)
+    ),
+}
+"""Changes of a program that a new process would have."""
+
+
+def surroundings(_: int) -> str:
+    mask = os.umask(0)
+    os.umask(mask)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return str((os.environ.get("ANOTHER"), sys.path[-1], sys.argv, Path.cwd(), sys.warnoptions, mask, limit))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_workers_have_what_a_new_process_would_have(change: str, tmp_path: Path) -> None:
+    """After a change, a loader gets another fork server, and the idle one ends: its workers see the change."""
+
+    def seen(worker_count: int) -> Any:
+        with millstream.load([0], transformations=[surroundings], worker_count=worker_count) as loader:
+            return next(iter(loader))
+
+    assert seen(1) == seen(0)
+    (before,) = FORK_SERVERS.idle
+    with contextlib.ExitStack() as ends:
+        CHANGES[change](ends.enter_context(pytest.MonkeyPatch.context()), ends, tmp_path)
+        assert seen(1) == seen(0)
+        (server,) = FORK_SERVERS.idle
+        assert server is not before
+        assert before.process.returncode is not None
+
+
+def test_a_pool_that_does_not_end_delays_no_other(tmp_path: Path) -> None:
+    """While one pool waits for workers that hang, others lose and get workers, begin and end."""
+    with Pipe(tmp_path / "there") as there:
+        hanging = iter(loader_of(At(EXPECTED[0][0], ReportThen(there.path, user_faults.hang_in_c, children=2))))
+        hanging.start_prefetch()
+        processes = there.take_numbers()
+        other = iter(loader_of())
+        assert next(other).tolist() == EXPECTED[0]
+        pids = pids_of(other)
+        closing = threading.Thread(target=hanging.close)
+        closing.start()
+        os.kill(pids[0], signal.SIGKILL)
+        assert next(other).tolist() == EXPECTED[1]
+        assert pids[1] in pids_of(other)
+        assert [batch.tolist() for batch in other] == EXPECTED[2:]
+        assert batches(loader_of()) == EXPECTED
+        closing.join(WAIT_SECONDS)
+        assert still_there(processes) == []
+        other.close()
+
+
+@pytest.mark.parametrize("fault", ["killed", "stopped"])
+def test_pools_outlive_their_fork_server(fault: str) -> None:
+    """It may be killed, or be killed because it does not answer to a pool that ends: the others start new ones."""
+    one, two, three = (iter(loader_of()) for _ in range(3))
+    for iterator in (one, two, three):
+        assert next(iterator).tolist() == EXPECTED[0]
+    processes = processes_of(one)
+    os.kill(processes[0], signal.SIGKILL if fault == "killed" else signal.SIGSTOP)
+    with at_most(2.0):
+        one.close()
+    assert still_there(processes) == []
+    for iterator in (two, three):
+        assert [batch.tolist() for batch in iterator] == EXPECTED[1:]
+        iterator.close()
+    assert processes_below() == []
+
+
+def test_a_pipeline_that_kills_its_fork_server_harms_no_other() -> None:
+    """The second time, it is the fork server of this pool alone."""
+    with iter(loader_of()) as other:
+        assert next(other).tolist() == EXPECTED[0]
+        with pytest.raises(millstream.errors.WorkerDiedError, match="The fork server died 2 times"):
+            batches(loader_of(At(BAD, user_faults.end_parent), worker_count=1, worker_buffer_size=1))
+        assert [batch.tolist() for batch in other] == EXPECTED[1:]
+
+
+@pytest.mark.parametrize("end", ["time", "death", "interpreter"])
+def test_an_idle_fork_server_ends(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves no process, zombie or thread: after a while, when it has died, and at the end of the interpreter."""
+    if end == "interpreter":
+        code = """
+from millstream.loader.processes.fork_servers import FORK_SERVERS
+from support.processes import worker_pools
+loader = worker_pools.loader_of()
+print(FORK_SERVERS.idle[0].process.pid)
+"""
+        done = python("-X", "dev", "-c", code)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert has_ended(int(done.stdout), iter([]))
+        return
+    monkeypatch.setattr(warm_pools, "IDLE_SECONDS", 0.5 if end == "time" else WAIT_SECONDS)
+    loader = loader_of()
+    (server,) = FORK_SERVERS.idle
+    if end == "time" and server.retirement is not None:
+        server.retirement.thread.join(WAIT_SECONDS)
+        assert server.process.returncode is not None
+    else:
+        server.process.kill()
+    assert batches(loader) == EXPECTED
+    assert server.process.returncode is not None
+
+
+def test_threads_share_a_fork_server() -> None:
+    """Loaders that begin and end in several threads at once get their own streams, and none loses its workers."""
+    loaders = [loader_of(worker_count=1) for _ in range(6)]
+    results: list[Any] = []
+    threads = [threading.Thread(target=lambda loader=loader: results.append(batches(loader))) for loader in loaders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+    assert results == [EXPECTED] * 6
+    for loader in loaders:
+        loader.close()
+    assert len(FORK_SERVERS.idle) == 1
