@@ -29,6 +29,7 @@ def load(
     *,
     weights: Mapping[str, Any] | Sequence[Any] | NDArray[Any] | None = None,
     stop: str = "first_exhausted",
+    batches_of: int | None = None,
     num_epochs: int | None = None,
     shuffle: bool = False,
     seed: int | None = None,
@@ -57,6 +58,8 @@ def load(
         weights: the proportions of the components' records, by name or in order; for one source, an array of a weight
             for each record, which are then drawn by a `WeightedSampler`; None for all records alike.
         stop: the end of a mixture, see `MixtureSampler`.
+        batches_of: the size of the global batch, for batches that have records of one component of a mixture each, see
+            `MixtureSampler`; None to mix the records of each batch.
         num_epochs: the number of passes over the source, or over each source; None for an endless stream.
         shuffle: True to shuffle, with a new order in each epoch; needs a seed. The shuffle is global, an
             `IndexSampler`, unless the source is read in units that do not all fit into memory (`source.window_units` is
@@ -102,13 +105,15 @@ def load(
     if batch_fn is not None and batch_size is None:
         raise ValueError("batch_fn needs a batch_size, got batch_size=None. Pass both, or neither.")
     sampler: Sampler
+    if batches_of is not None and not is_mixture:
+        raise ValueError(f"batches_of must be left out without sources by name and their weights, got {batches_of}.")
     if is_mixture:
         source = sources.ConcatenatedDataSource(cast("Mapping[str, DataSource[Any]]", source))
         orders = {
             name: _order(component, shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
             for number, (name, component) in enumerate(source.parts.items())
         }
-        sampler = samplers.MixtureSampler(orders, cast("Mapping[str, Any]", weights), stop=stop)
+        sampler = samplers.MixtureSampler(orders, cast("Mapping[str, Any]", weights), stop=stop, batches_of=batches_of)
     elif weights is not None:
         sampler = _weighted(cast("DataSource[Any]", source), weights, stop, num_epochs=num_epochs, seed=seed)
     else:
@@ -134,18 +139,19 @@ def load(
 
 def _weighted(source: DataSource[Any], weights: Any, stop: str, *, num_epochs: int | None, seed: int | None) -> Sampler:
     """Returns the order that draws the records of one source by weights."""
-    if isinstance(weights, Mapping):
+    is_list = isinstance(source, list | tuple)
+    are_sources = is_list and all(hasattr(each, "fingerprint") for each in source)
+    if isinstance(weights, Mapping) or are_sources or (is_list and seed is None):
         raise TypeError(
-            f"source must be a mapping from names to sources if weights have names, got {type(source).__name__}. Write "
-            "load({'web': web, 'books': books}, weights=...)."
+            f"source must be a mapping from names to sources to mix them, got {type(source).__name__}. Write "
+            "load({'web': web, 'books': books}, weights=...). Weights of the records of one source need a seed."
         )
     if stop != "first_exhausted":
         raise ValueError(f"stop must be left out for one source, which ends by num_epochs, got {stop!r}.")
     if seed is None:
         raise ValueError("seed must be given with weights of records, which are drawn in a shuffled order, got None.")
     sampler = samplers.WeightedSampler(weights, num_epochs=num_epochs, seed=seed)
-    are_sources = isinstance(source, list | tuple) and all(hasattr(each, "fingerprint") for each in source)
-    if are_sources or sampler.num_source_records != len(source):
+    if sampler.num_source_records != len(source):
         raise ValueError(
             f"weights must have one number for each of the {len(source)} records, got {sampler.num_source_records}. To "
             "mix several sources, pass a mapping from names to sources."

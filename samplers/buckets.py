@@ -57,9 +57,9 @@ class BucketSampler(EpochSampler):
         >>> lengths = np.array([3, 9, 4, 2, 8, 1, 7, 3])
         >>> sampler = millstream.BucketSampler(lengths, [4, 10], global_batch_size=2, seed=0, shuffle=True)
         >>> lengths[sampler.record_keys(0, 6)].reshape(3, 2)
-        array([[3, 2],
-               [4, 1],
-               [9, 7]])
+        array([[9, 8],
+               [3, 4],
+               [1, 2]])
     """
 
     @named_arguments()

@@ -26,6 +26,20 @@ from millstream.samplers.order import by_number
 FIRST_EXHAUSTED, ALL_EXHAUSTED, DROP_EXHAUSTED = "first_exhausted", "all_exhausted", "drop_exhausted"
 
 
+def batches_in(length: int | None, size: int, stop: str, name: object) -> int | None:
+    """Returns the number of batches that a component has until it is exhausted; None for endlessly many."""
+    if length is None:
+        return None
+    if stop == ALL_EXHAUSTED:
+        return -(-length // size)
+    if length < size:
+        raise ValueError(
+            f"batches_of must be at most the number of positions of each component, got {size}, but the sampler of "
+            f"component {name!r} has {length}. Use stop={ALL_EXHAUSTED!r}, or an endless sampler (num_epochs=None)."
+        )
+    return length // size
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Phase:
     """A run of positions with one set of weights.
@@ -101,6 +115,7 @@ class MixingSchedule:
         lengths: the number of elements of each component; None for endlessly many.
         stop: the rule that decides about the end.
         before: phases that come before the changes.
+        batch: the number of records that a position stands for; only errors need it.
 
     Raises:
         ValueError: the mixture ends before a change.
@@ -112,8 +127,9 @@ class MixingSchedule:
         lengths: Sequence[int | None],
         stop: str,
         before: Sequence[Phase] = (),
+        batch: int = 1,
     ) -> None:
-        self._lengths, self._stop = tuple(lengths), stop
+        self._lengths, self._stop, self._batch = tuple(lengths), stop, batch
         # The phases up to the last change of weights. `_whole` finds those that follow.
         self._begun = list(before)
         for position, weights in changes:
@@ -125,7 +141,7 @@ class MixingSchedule:
         Changes at the position and after it are dropped.
         """
         before = self._begun[: bisect.bisect_left(self._begun, position, key=_start)]
-        return MixingSchedule([(position, weights)], self._lengths, self._stop, before)
+        return MixingSchedule([(position, weights)], self._lengths, self._stop, before, self._batch)
 
     @property
     def phases(self) -> Sequence[Phase]:
@@ -172,8 +188,9 @@ class MixingSchedule:
             end = self._end(self._begun, position)
             if end is not None:
                 raise ValueError(
-                    f"position must be between 0 and {end}, because the mixture ends there, got {position}. For "
-                    "positions in later epochs, give the samplers of the components a larger num_epochs, or None."
+                    f"position must be between 0 and {end * self._batch}, because the mixture ends there, got "
+                    f"{position * self._batch}. For positions in later epochs, give the samplers of the components a "
+                    "larger num_epochs, or None."
                 )
             drawn = self._begun[-1].drawn_at(position) if weights else drawn
         if weights:

@@ -1,6 +1,7 @@
 """Several orders mixed into one, in exact proportions: which component stands at which position is arithmetic."""
 
 import bisect
+import dataclasses
 import functools
 import itertools
 import operator
@@ -10,12 +11,27 @@ from typing import Any, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.core.checks import as_integer, as_options, named_arguments
+from millstream.core.checks import as_integer, as_integer_or_none, as_options, named_arguments
 from millstream.core.segments import Segments
 from millstream.record import RecordMetadata
-from millstream.samplers.base import POSITION_LIMIT, checked_positions, largest_key, position_limit
-from millstream.samplers.mixtures.mixing_schedule import ALL_EXHAUSTED, DROP_EXHAUSTED, FIRST_EXHAUSTED, MixingSchedule
+from millstream.samplers.base import (
+    POSITION_LIMIT,
+    AdaptedSampler,
+    VectorisedSampler,
+    checked_positions,
+    largest_key,
+    position_limit,
+)
+from millstream.samplers.mixtures.mixing_schedule import (
+    ALL_EXHAUSTED,
+    DROP_EXHAUSTED,
+    FIRST_EXHAUSTED,
+    MixingSchedule,
+    Phase,
+    batches_in,
+)
 from millstream.samplers.mixtures.mixture_checks import (
+    check_batches,
     checked_component,
     checked_row_length,
     checked_source_lengths,
@@ -71,6 +87,10 @@ class MixtureSampler(Order):
         shard_options: the shard of every global batch that this process reads; None for all of it.
         source_lengths: the number of records of each source, in a list or by name; None for the samplers'
             `num_records`. It is required if a sampler leaves out records of its source.
+        batches_of: the number of records of a global batch, over all shards, for batches that have records of one
+            component each: then the weights count batches, and every prefix of the batches keeps to them. The loader
+            must have this global batch, and a 1:1 pipeline. Records of a component that do not fill a last batch are
+            left out, unless stop is "all_exhausted". None to mix the records of each batch.
         changes: the weights from later positions on: pairs of a position and weights, positions ascending, as
             `reweighted` would set them. The `changes` of another mixture are accepted, also after a round trip through
             JSON. A change at position 0 replaces `weights`.
@@ -110,6 +130,7 @@ class MixtureSampler(Order):
         weights: Weights,
         *,
         stop: str = FIRST_EXHAUSTED,
+        batches_of: int | None = None,
         shard_options: ShardOptions | None = None,
         source_lengths: Sequence[int] | Mapping[str, int] | None = None,
         changes: Sequence[tuple[int, Weights]] | Sequence[Sequence[Any]] = (),
@@ -121,14 +142,16 @@ class MixtureSampler(Order):
                 f"stop must be {FIRST_EXHAUSTED!r}, {ALL_EXHAUSTED!r} or {DROP_EXHAUSTED!r}, got {stop!r}."
             )
         self.stop = stop
+        self.batches_of = as_integer_or_none(batches_of, "batches_of")
         own = NoSharding() if shard_options is None else shard_options
         self.shard_options = as_options(own, "shard_options", ShardOptions)
         self.samplers = tuple(checked_component(name, sampler) for name, sampler in self.parts.items())
         self.row_length = checked_row_length(self.names, self.samplers)
         self.source_lengths = checked_source_lengths(self.parts, source_lengths)
+        check_batches(self.parts, self.batches_of)
         first = (0, checked_weights(weights, self.names))
         self._changes: tuple[tuple[int, tuple[int, ...]], ...] = (first,)
-        self._schedule = MixingSchedule([first], [sampler.length for sampler in self.samplers], stop)
+        self._schedule = self._scheduled([first], self.samplers)
         for position, changed in _checked_changes(changes):
             vars(self).update(self._changed(position, changed))
         if self.num_source_records > POSITION_LIMIT:
@@ -137,6 +160,7 @@ class MixtureSampler(Order):
     def __repr__(self) -> str:
         (_, first), *later = self.changes
         stop = "" if self.stop == FIRST_EXHAUSTED else f", stop={self.stop!r}"
+        stop += "" if self.batches_of is None else f", batches_of={self.batches_of}"
         text = f"MixtureSampler({first}{stop}{f', changes={later}' if later else ''})"
         if len(text) <= REPR_LENGTH:
             return text
@@ -154,8 +178,10 @@ class MixtureSampler(Order):
 
     def __getstate__(self) -> dict[str, Any]:
         # Not what is computed from these: it is as quickly computed again.
-        names = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "shard_options", "_changes")
-        return {name: getattr(self, name) for name in (*names, "_schedule", "_global_batch_size", "_batch_seed")}
+        names = ("names", "parts", "samplers", "row_length", "source_lengths", "stop", "batches_of", "shard_options")
+        return {
+            name: getattr(self, name) for name in (*names, "_changes", "_schedule", "_global_batch_size", "_batch_seed")
+        }
 
     def _copied(self, **changes: Any) -> Self:
         copied = object.__new__(type(self))
@@ -165,7 +191,25 @@ class MixtureSampler(Order):
     @property
     def length(self) -> int | None:
         """The number of positions; None if the order is endless."""
-        return self._schedule.length
+        return None if self._schedule.length is None else self._schedule.length * self._batch
+
+    @property
+    def given_batch(self) -> tuple[str, int] | None:
+        return None if self.batches_of is None else ("batches_of", self.batches_of)
+
+    @property
+    def _batch(self) -> int:
+        """The number of records for which the schedule has one position."""
+        return self.batches_of or 1
+
+    def _scheduled(
+        self, changes: Sequence[tuple[int, tuple[int, ...]]], samplers: Sequence[VectorisedSampler | AdaptedSampler]
+    ) -> MixingSchedule:
+        lengths = [sampler.length for sampler in samplers]
+        if (size := self.batches_of) is not None:
+            pairs = zip(lengths, self.names, strict=True)
+            lengths = [batches_in(length, size, self.stop, name) for length, name in pairs]
+        return MixingSchedule(changes, lengths, self.stop, batch=self._batch)
 
     @functools.cached_property
     def largest_key(self) -> int:
@@ -192,9 +236,10 @@ class MixtureSampler(Order):
         Weights that an earlier call set for this position, or for later ones, are replaced.
 
         Args:
-            position: the first position with these weights, 0 … 2**63 - 1: counted over all shards, so that the step is
-                multiplied by the size of the global batch, and over all epochs of `loader.epochs`. For a position
-                in a later epoch, the components' samplers need a larger `num_epochs`, or None.
+            position: the first position with these weights, 0 … 2**63 - 1, a multiple of batches_of: counted over all
+                shards, so that the step is multiplied by the size of the global batch, and over all epochs of
+                `loader.epochs`. For a position in a later epoch, the components' samplers need a larger `num_epochs`,
+                or None.
             weights: as for the constructor, also with zeros.
 
         Raises:
@@ -250,12 +295,12 @@ class MixtureSampler(Order):
     def _of_epoch(self, number: int, changes: tuple[tuple[int, tuple[int, ...]], ...]) -> Self:
         parts = {name: sampler.of_epoch(number) for name, sampler in self.parts.items()}
         samplers = tuple(checked_component(name, sampler) for name, sampler in parts.items())
-        schedule = MixingSchedule(changes[:1], [sampler.length for sampler in samplers], self.stop)
+        schedule = self._scheduled(changes[:1], samplers)
         count = 1
         for position, weights in changes[1:]:
-            if schedule.length is not None and position >= schedule.length:
+            if schedule.length is not None and position >= schedule.length * self._batch:
                 break
-            schedule, count = schedule.changed(position, weights), count + 1
+            schedule, count = schedule.changed(position // self._batch, weights), count + 1
         return self._copied(parts=parts, samplers=samplers, _schedule=schedule, _changes=changes[:count])
 
     def shuffled_within(self, global_batch_size: int, seed: int) -> Self:
@@ -269,6 +314,9 @@ class MixtureSampler(Order):
             global_batch_size: the number of rows per step, over all shards, at least 1.
             seed: selects the permutations, 0 … 2**64 - 1.
         """
+        if self.batches_of is not None:
+            # A batch has records of one component, whatever their order.
+            return self
         return self._copied(_global_batch_size=global_batch_size, _batch_seed=seed)
 
     def _permuted(self, positions: NDArray[np.int64], *, inverse: bool = False) -> NDArray[np.int64]:
@@ -287,11 +335,16 @@ class MixtureSampler(Order):
         position = as_integer(position, "position", minimum=0)
         if position >= POSITION_LIMIT:
             raise ValueError(f"position must be between 0 and {POSITION_LIMIT - 1}, got {position}.")
+        if position % self._batch:
+            raise ValueError(
+                f"position must be a multiple of batches_of={self.batches_of}, because a batch has one component, got "
+                f"{position}. Multiply the step by the global batch."
+            )
         changed = checked_weights(weights, self.names)
         kept = self._changes[: bisect.bisect_left(self._changes, position, key=operator.itemgetter(0))]
         # If the same weights still hold, a new part would begin their period again.
         is_same = bool(kept) and kept[-1][1] == changed
-        schedule = self._schedule.changed(position, None if is_same else changed)
+        schedule = self._schedule.changed(position // self._batch, None if is_same else changed)
         return {"_schedule": schedule, "_changes": kept if is_same else (*kept, (position, changed))}
 
     def fingerprint(self) -> str:
@@ -310,19 +363,33 @@ class MixtureSampler(Order):
     @functools.cached_property
     def _fingerprint(self) -> tuple[str, dict[str, int]]:
         lengths = [sampler.length if self.stop == ALL_EXHAUSTED else None for sampler in self._continued]
-        return mixture_fingerprint(self.parts, lengths, self.source_lengths, self._schedule.phases)
+        return mixture_fingerprint(self.parts, lengths, self.source_lengths, self._phases, self.batches_of)
 
     @functools.cached_property
     def first_turns(self) -> tuple[int | None, ...]:
         """For each component the position from which on it has a weight above 0; None if it never has one."""
-        return first_turns(self._schedule.phases, len(self.names))
+        return first_turns(self._phases, len(self.names))
+
+    @property
+    def _phases(self) -> Sequence[Phase]:
+        """The phases of the schedule, by positions of records."""
+        phases = self._schedule.phases
+        if self.batches_of is None:
+            return phases
+        return [dataclasses.replace(phase, start=phase.start * self.batches_of) for phase in phases]
 
     def drawn_before(self, position: int) -> tuple[int, ...]:
         """Returns the number of elements of each component before a position: 0 … length, and between global batches.
 
         Within a global batch, whose rows a loader permutes, it is that of the unpermuted order.
         """
-        return self._schedule.drawn_at(position)
+        if self.batches_of is None:
+            return self._schedule.drawn_at(position)
+        batch, rows = divmod(position, self.batches_of)
+        drawn = [count * self.batches_of for count in self._schedule.drawn_at(batch)]
+        if rows:
+            drawn[int(self._schedule.locate(np.array([batch]))[0][0])] += rows
+        return tuple(drawn)
 
     def components(self, start: int, stop: int) -> NDArray[np.int64]:
         """Returns the number of the component at each of the positions [start, stop), shape (stop - start,).
@@ -364,9 +431,15 @@ class MixtureSampler(Order):
             within, elements = sampler.occurrences(own[rows], turn)
             for start in range(0, count, turn):
                 is_drawn = elements + start < count
-                positions = self._schedule.positions_of(component, elements[is_drawn] + start)
+                positions = self._scheduled_at(component, elements[is_drawn] + start)
                 found.append(Occurrences(rows[within[is_drawn]], self._permuted(positions, inverse=True)))
         return Occurrences.concatenate(found)
+
+    def _scheduled_at(self, component: int, elements: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self.batches_of is None:
+            return self._schedule.positions_of(component, elements)
+        batches, rows = np.divmod(elements, self.batches_of)
+        return self._schedule.positions_of(component, batches) * self.batches_of + rows
 
     def locate(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the component at each position, and the position in the component's own order; both of shape (m,).
@@ -377,7 +450,13 @@ class MixtureSampler(Order):
         Raises:
             IndexError: a position is negative or beyond the end.
         """
-        components, indices = self._schedule.locate(self._permuted(checked_positions(positions, self.length)))
+        positions = self._permuted(checked_positions(positions, self.length))
+        if self.batches_of is None:
+            components, indices = self._schedule.locate(positions)
+        else:
+            batches, rows = np.divmod(positions, self.batches_of)
+            components, indices = self._schedule.locate(batches)
+            indices = indices * self.batches_of + rows
         if self._turns is not None:
             indices = indices % self._turns[components]
         return components, indices

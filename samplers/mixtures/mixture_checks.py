@@ -48,6 +48,17 @@ def checked_component(name: Any, sampler: Any) -> VectorisedSampler | AdaptedSam
     return ready
 
 
+def check_batches(components: Mapping[Any, Any], batches_of: int | None) -> None:
+    """Refuses components that decide which records a global batch has, unless the batches are theirs."""
+    for name, sampler in components.items():
+        given = getattr(sampler, "given_batch", None)
+        if given is not None and given[1] != batches_of:
+            raise ValueError(
+                f"batches_of must be {given[1]}, because the {type(sampler).__name__} of component {name!r} has "
+                f"{given[0]}={given[1]}, got {batches_of}."
+            )
+
+
 def checked_row_length(names: Sequence[Any], samplers: Sequence[VectorisedSampler | AdaptedSampler]) -> int | None:
     row_lengths = [sampler.row_length if is_packed(sampler) else None for sampler in samplers]
     for name, row_length in zip(names, row_lengths, strict=True):

@@ -17,7 +17,11 @@ def first_turns(phases: Sequence[Phase], count: int) -> tuple[int | None, ...]:
 
 
 def mixture_fingerprint(
-    samplers: Mapping[Any, Any], lengths: Sequence[int | None], source_lengths: Sequence[int], phases: Sequence[Phase]
+    samplers: Mapping[Any, Any],
+    lengths: Sequence[int | None],
+    source_lengths: Sequence[int],
+    phases: Sequence[Phase],
+    batches_of: int | None = None,
 ) -> tuple[str, dict[str, int]]:
     """Returns the fingerprint of a mixture, and by name the positions from which on some of its texts count.
 
@@ -43,7 +47,14 @@ def mixture_fingerprint(
     all_lengths = all_lengths if len(all_lengths) <= _SHOWN_WEIGHTS else _crc([all_lengths])
     weights = [f"weights_from_{phase.start}={_weights_text(phase.weights)}" for phase in phases]
     starts |= {f"weights_from_{phase.start}": phase.start for phase in phases}
-    texts = ["MixtureSampler", "batches=permuted", *always, f"source_lengths={all_lengths}", *later, *weights]
+    texts = [
+        "MixtureSampler",
+        "batches=permuted" if batches_of is None else f"batches_of={batches_of}",
+        *always,
+        f"source_lengths={all_lengths}",
+        *later,
+        *weights,
+    ]
     return " ".join(texts), starts
 
 

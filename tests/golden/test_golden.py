@@ -153,6 +153,11 @@ CASES: dict[str, Callable[[], list[int]]] = {
     "BucketSampler": lambda: keys_of(
         BucketSampler(LENGTHS, [4, 8, 12], global_batch_size=4, seed=7, shuffle=True, drop_remainder=False)
     ),
+    "MixtureSampler, batches_of": lambda: keys_of(
+        MixtureSampler(
+            [IndexSampler(9, shuffle=True, seed=1), IndexSampler(7, shuffle=True, seed=2)], [2, 1], batches_of=4
+        )
+    ),
     "WeightedSampler": lambda: keys_of(
         WeightedSampler([5, 0, 1, 0.25, 3], seed=7, num_records=20).reweighted(30, [1, 1, 1, 1, 0])
     ),

@@ -161,6 +161,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"samplers": [IndexSampler(2**63)] * 2, "weights": [1, 1]}, ValueError, r"2\*\*63 records at most"),
         ({"source_lengths": [3]}, ValueError, "up to 3, but source_lengths says that its source has 3"),
         *(({"source_lengths": wrong}, ValueError, "one number for each of") for wrong in ([9, 9], {"0": 9})),
+        ({"batches_of": 0}, ValueError, "batches_of must be at least 1"),
         ({"stop": "never"}, ValueError, "'all_exhausted' or 'drop_exhausted', got 'never'"),
         ({"weight": [1]}, TypeError, "did you mean 'weights'"),
         ({"changes": "no"}, TypeError, "changes must be pairs"),

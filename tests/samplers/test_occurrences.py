@@ -16,7 +16,7 @@ from millstream.core.randomness import generator
 from millstream.loader.pipeline import order
 from support.draw.orders import balanced, buckets, mixtures, orders, records_at
 
-PLAIN = orders() | orders(rows=True) | mixtures() | mixtures(rows=True) | buckets()
+PLAIN = orders() | orders(rows=True) | mixtures(batches=True) | mixtures(rows=True, batches=True) | buckets()
 LARGE = st.builds(
     lambda size, *options: (IndexSampler(size, NoSharding(), *options), size),
     st.sampled_from([257, 1000, 10**9, 2**40 + 1, 2**63 - 1, 2**63]),

@@ -138,8 +138,8 @@ def test_load_draws_the_records_of_one_source_by_weights() -> None:
         (
             [millstream.RangeDataSource(0, 9, 1)] * 2,
             {"weights": [1, 1], "seed": 0},
-            ValueError,
-            "pass a mapping from names to sources",
+            TypeError,
+            "source must be a mapping from names to sources to mix them, got list",
         ),
     ],
 )

@@ -89,21 +89,27 @@ def buckets(draw: st.DrawFn) -> tuple[BucketSampler, int]:
 
 
 @st.composite
-def mixtures(draw: st.DrawFn, *, rows: bool = False, depth: int = 1) -> tuple[Any, int]:
+def mixtures(draw: st.DrawFn, *, rows: bool = False, depth: int = 1, batches: bool = False) -> tuple[Any, int]:
     """Draws a mixture whose weights change, or one sampler."""
     if not draw(st.integers(0, 3)) or not depth:
         return draw(orders(rows=rows))
     parts = draw(st.lists(mixtures(rows=rows, depth=depth - 1), min_size=1, max_size=4))
+    stop = draw(st.sampled_from(STOPS))
+    shortest = min((part.length for part, _ in parts if part.length is not None and stop != "all_exhausted"), default=5)
+    size = draw(st.sampled_from([1, 2, 3, 5])) if batches and depth == 1 else 1
+    batches_of = size if 1 < size <= shortest else None
     weights = st.lists(st.integers(0, 6) | st.sampled_from([70_000]), min_size=len(parts), max_size=len(parts)).filter(
         any
     )
     mixture = MixtureSampler(
         [sampler for sampler, _ in parts],
         draw(weights),
-        stop=draw(st.sampled_from(STOPS)),
+        stop=stop,
+        batches_of=batches_of,
         source_lengths=[length for _, length in parts],
     )
-    for position in sorted(draw(st.sets(st.integers(1, 60), max_size=4))):
+    for drawn in sorted(draw(st.sets(st.integers(1, 60), max_size=4))):
+        position = drawn - drawn % (batches_of or 1)
         if mixture.length is None or position <= mixture.length:
             mixture = mixture.reweighted(position, draw(weights))
     return mixture, sum(length for _, length in parts)
