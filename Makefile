@@ -18,7 +18,7 @@ LOWEST := .venv-lowest
 # The oldest Lance allocates what a damaged file asks for, until the system ends the process: one test is left out.
 test-lowest: $(LOWEST)/.installed ## Run the tests of sources and states with the lowest versions that are supported.
 	$(LOWEST)/bin/pytest -n logical --maxprocesses=4 --dist=worksteal tests/sources tests/loader/checkpoints tests/golden \
-		--deselect tests/sources/tables/test_lance_rows.py::test_damage_is_an_error_or_what_stands_in_the_file
+		--deselect tests/sources/formats/test_lance_rows.py::test_damage_is_an_error_or_what_stands_in_the_file
 
 ROUNDS ?= 10
 explore: $(VENV)/.installed ## Run the tests that Hypothesis draws examples for, with new examples in each of ROUNDS=10 rounds.

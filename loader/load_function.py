@@ -1,5 +1,6 @@
 """Loaders in one call: `load` builds common ones, and `surviving_keys` filters their records in advance."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +17,7 @@ from millstream.loader.threads.options import ReadOptions
 from millstream.samplers import IndexSampler, Sampler, SequentialSampler
 from millstream.sharding import NoSharding, ShardOptions
 from millstream.sources import DataSource
-from millstream.sources.source_checks import check_no_columns, check_readable, check_source
+from millstream.sources.source_checks import check_no_columns, check_readable, check_source, opened
 from millstream.transforms import Batch, Filter, Map, MapWithIndex
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 @named_arguments(LOAD_REPLACEMENTS, LOAD_BY_NAME)
 def load(
-    source: DataSource[Any] | Mapping[str, DataSource[Any]],
+    source: DataSource[Any] | str | os.PathLike[str] | Mapping[str, DataSource[Any] | str | os.PathLike[str]],
     *,
     weights: Mapping[str, Any] | Sequence[Any] | NDArray[Any] | None = None,
     stop: str = "first_exhausted",
@@ -54,7 +55,9 @@ def load(
     With weights of several sources, it is a mixture of them, with an `IndexSampler` for each.
 
     Args:
-        source: the source of the records; or a mapping from names to sources, the components of a mixture.
+        source: the source of the records, or the path, glob or URL of files of a format that the name or the first
+            bytes tell, such as `"data/*.parquet"`; or a mapping from names to sources or paths, the components of a
+            mixture.
         weights: the proportions of the components' records, by name or in order; for one source, an array of a weight
             for each record, which are then drawn by a `WeightedSampler`; None for all records alike.
         stop: the end of a mixture, see `MixtureSampler`.
@@ -99,6 +102,7 @@ def load(
     """
     is_mixture = isinstance(source, Mapping) and weights is not None
     if not is_mixture:
+        source = opened(source)
         check_readable(source, "data_source")  # which refuses a mapping
         check_no_columns(source)
     check_list(transformations, "transformations")
@@ -108,7 +112,8 @@ def load(
     if batches_of is not None and not is_mixture:
         raise ValueError(f"batches_of must be left out without sources by name and their weights, got {batches_of}.")
     if is_mixture:
-        source = sources.ConcatenatedDataSource(cast("Mapping[str, DataSource[Any]]", source))
+        components = cast("Mapping[str, Any]", source)
+        source = sources.ConcatenatedDataSource({name: opened(component) for name, component in components.items()})
         orders = {
             name: _order(component, shuffle=shuffle, num_epochs=num_epochs, seed=_nth_seed(seed, number))
             for number, (name, component) in enumerate(source.parts.items())

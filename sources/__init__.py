@@ -10,50 +10,52 @@ RandomAccessDataSource = DataSource
 SharedMemoryDataSource = InMemoryDataSource
 
 if TYPE_CHECKING:
-    from millstream.sources.arrays.hdf5 import Hdf5DataSource
-    from millstream.sources.arrays.megatron import MegatronDataSource
-    from millstream.sources.arrays.tokens import TokenDataSource
-    from millstream.sources.arrays.zarr_arrays import ZarrDataSource
     from millstream.sources.concatenated import ConcatenatedDataSource
-    from millstream.sources.files.image_folder import ImageFolderDataSource
-    from millstream.sources.files.whole_files import FileDataSource
-    from millstream.sources.lines.csv_rows import CsvDataSource
-    from millstream.sources.lines.json_lines import JsonLinesDataSource
-    from millstream.sources.lines.text_lines import TextLineDataSource
-    from millstream.sources.records.array_record import ArrayRecordDataSource
-    from millstream.sources.records.bagz import BagzDataSource
-    from millstream.sources.records.mds import MdsDataSource
-    from millstream.sources.records.tfds import TfdsDataSource
-    from millstream.sources.records.tfrecord import TFRecordDataSource
-    from millstream.sources.records.webdataset import WebDatasetDataSource
-    from millstream.sources.storage.file_cache import FileCache
-    from millstream.sources.tables.hugging_face import HuggingFaceDataSource
-    from millstream.sources.tables.lance_rows import LanceDataSource
-    from millstream.sources.tables.parquet import ParquetDataSource
+    from millstream.sources.file_formats import FileFormat
+    from millstream.sources.files.file_cache import FileCache
+    from millstream.sources.files.spans import SpanFormat
+    from millstream.sources.formats.array_record import ArrayRecordDataSource
+    from millstream.sources.formats.bagz import BagzDataSource
+    from millstream.sources.formats.csv_rows import CsvDataSource
+    from millstream.sources.formats.hdf5 import Hdf5DataSource
+    from millstream.sources.formats.hugging_face import HuggingFaceDataSource
+    from millstream.sources.formats.json_lines import JsonLinesDataSource
+    from millstream.sources.formats.lance_rows import LanceDataSource
+    from millstream.sources.formats.mds import MdsDataSource
+    from millstream.sources.formats.parquet import ParquetDataSource
+    from millstream.sources.formats.text_lines import TextLineDataSource
+    from millstream.sources.formats.tfds import TfdsDataSource
+    from millstream.sources.formats.tfrecord import TFRecordDataSource
+    from millstream.sources.formats.tokens import MegatronDataSource, TokenDataSource
+    from millstream.sources.formats.webdataset import WebDatasetDataSource
+    from millstream.sources.formats.whole_files import FileDataSource, ImageFolderDataSource
+    from millstream.sources.formats.zarr_arrays import ZarrDataSource
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         {
-            "ArrayRecordDataSource": "millstream.sources.records.array_record",
-            "BagzDataSource": "millstream.sources.records.bagz",
+            "ArrayRecordDataSource": "millstream.sources.formats.array_record",
+            "BagzDataSource": "millstream.sources.formats.bagz",
             "ConcatenatedDataSource": "millstream.sources.concatenated",
-            "CsvDataSource": "millstream.sources.lines.csv_rows",
-            "FileCache": "millstream.sources.storage.file_cache",
-            "FileDataSource": "millstream.sources.files.whole_files",
-            "Hdf5DataSource": "millstream.sources.arrays.hdf5",
-            "HuggingFaceDataSource": "millstream.sources.tables.hugging_face",
-            "ImageFolderDataSource": "millstream.sources.files.image_folder",
-            "JsonLinesDataSource": "millstream.sources.lines.json_lines",
-            "LanceDataSource": "millstream.sources.tables.lance_rows",
-            "MdsDataSource": "millstream.sources.records.mds",
-            "MegatronDataSource": "millstream.sources.arrays.megatron",
-            "ParquetDataSource": "millstream.sources.tables.parquet",
-            "TFRecordDataSource": "millstream.sources.records.tfrecord",
-            "TextLineDataSource": "millstream.sources.lines.text_lines",
-            "TfdsDataSource": "millstream.sources.records.tfds",
-            "TokenDataSource": "millstream.sources.arrays.tokens",
-            "WebDatasetDataSource": "millstream.sources.records.webdataset",
-            "ZarrDataSource": "millstream.sources.arrays.zarr_arrays",
+            "CsvDataSource": "millstream.sources.formats.csv_rows",
+            "FileCache": "millstream.sources.files.file_cache",
+            "FileFormat": "millstream.sources.file_formats",
+            "SpanFormat": "millstream.sources.files.spans",
+            "FileDataSource": "millstream.sources.formats.whole_files",
+            "Hdf5DataSource": "millstream.sources.formats.hdf5",
+            "HuggingFaceDataSource": "millstream.sources.formats.hugging_face",
+            "ImageFolderDataSource": "millstream.sources.formats.whole_files",
+            "JsonLinesDataSource": "millstream.sources.formats.json_lines",
+            "LanceDataSource": "millstream.sources.formats.lance_rows",
+            "MdsDataSource": "millstream.sources.formats.mds",
+            "MegatronDataSource": "millstream.sources.formats.tokens",
+            "ParquetDataSource": "millstream.sources.formats.parquet",
+            "TFRecordDataSource": "millstream.sources.formats.tfrecord",
+            "TextLineDataSource": "millstream.sources.formats.text_lines",
+            "TfdsDataSource": "millstream.sources.formats.tfds",
+            "TokenDataSource": "millstream.sources.formats.tokens",
+            "WebDatasetDataSource": "millstream.sources.formats.webdataset",
+            "ZarrDataSource": "millstream.sources.formats.zarr_arrays",
         },
     )
 
@@ -65,6 +67,7 @@ __all__ = [
     "DataSource",
     "FileCache",
     "FileDataSource",
+    "FileFormat",
     "Hdf5DataSource",
     "HuggingFaceDataSource",
     "ImageFolderDataSource",
@@ -77,6 +80,7 @@ __all__ = [
     "RandomAccessDataSource",
     "RangeDataSource",
     "SharedMemoryDataSource",
+    "SpanFormat",
     "TFRecordDataSource",
     "TextLineDataSource",
     "TfdsDataSource",

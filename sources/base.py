@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from millstream.core.descriptions import Rendered
 
-_T = TypeVar("_T")
 T_co = TypeVar("T_co", covariant=True)
 
 RecordKeys = Sequence[int] | NDArray[np.integer]
@@ -130,33 +129,6 @@ def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:
     for several of them together.
     """
     return operator.itemgetter(*keys)(items) if len(keys) > 1 else [items[key] for key in keys]
-
-
-def explained(
-    read_all: Callable[[], _T],
-    read_one: Callable[[int], object],
-    keys: NDArray[np.int64],
-    explain: Callable[[int, Any], Exception],
-    failure: type[Exception] = ValueError,
-) -> _T:
-    """Reads the records of keys, or raises the error of the first record that fails alone.
-
-    Args:
-        read_all: reads all records.
-        read_one: reads the record of a key, by the number of the key.
-        keys: the record keys.
-        explain: returns the error to raise, given a record key and the failure of its record.
-        failure: the type of a failure. It is raised if no record fails alone.
-    """
-    try:
-        return read_all()
-    except failure:
-        for row, key in enumerate(keys.tolist()):
-            try:
-                read_one(row)
-            except failure as error:
-                raise explain(key, error) from error
-        raise
 
 
 _SAMPLED_RECORDS = 256

@@ -21,9 +21,9 @@ from millstream.sources.base import (
     is_held,
     loader_view,
 )
-from millstream.sources.column_records import ColumnsInMemory, RecordsInMemory, RecordsOfSources
-from millstream.sources.concurrent_reads import read_all
+from millstream.sources.memory import ColumnsInMemory, RecordsInMemory, RecordsOfSources
 from millstream.sources.pieces import Pieces, cut
+from millstream.sources.reads import read_all
 from millstream.sources.source_checks import batched_read_of, check_source, is_in_memory, reads_one_by_one
 
 _MAX_DESCRIPTION = 160

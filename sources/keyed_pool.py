@@ -22,6 +22,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, final
 
 from millstream.core.signals import SignalSafeLock
+from millstream.sources.reads import map_in_threads
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 T = TypeVar("T")
@@ -157,12 +158,7 @@ class UnitCache(KeyedPool[KeyT, UnitT]):
         with self._lock:
             found = {key: self._used(key, count) for key, count in wanted.items()}
         missing = [key for key, (_, is_new) in found.items() if is_new]
-        if len(missing) > 1 < max_threads:
-            from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  (lazy: it takes long to import)
-
-            with ThreadPoolExecutor(min(max_threads, len(missing)), "millstream-decode") as threads:
-                for _ in threads.map(lambda key: self._load(key, found[key][0], load), missing):
-                    pass
+        map_in_threads(lambda key: self._load(key, found[key][0], load), missing, max_threads, "millstream-decode")
         # A unit is set once, so it is safe to read it without the lock.
         return [entry.value or self._load(key, entry, load) for key, (entry, _) in found.items()]
 

@@ -79,10 +79,20 @@ def advice_for(value: object) -> str | None:
     return next(filter(None, found), None)
 
 
+def opened(value: Any) -> Any:
+    """Returns the source of the files that a path selects, if their format is known, and any other value itself."""
+    if not isinstance(value, str | os.PathLike):
+        return value
+    from millstream.sources.file_formats import open_path  # noqa: PLC0415  (lazy: only paths need it)
+
+    source = open_path(os.fsdecode(value))
+    return value if source is None else source
+
+
 def _advice_for_path(value: object) -> str | None:
     if not isinstance(value, str | os.PathLike):
         return None
-    from millstream.sources.formats import expression_for  # noqa: PLC0415  (lazy: only this error needs it)
+    from millstream.sources.file_formats import expression_for  # noqa: PLC0415  (lazy: only this error needs it)
 
     path = os.fsdecode(value)
     if expression := expression_for(path):
@@ -223,3 +233,51 @@ def check_range(numbers: range) -> None:
         len(numbers)
     except OverflowError:
         raise ValueError(f"A range must have fewer than 2**63 integers, got {numbers}.") from None
+
+
+def checked_columns(columns: Any) -> tuple[str, ...] | None:
+    """Returns the argument `columns` as a tuple: at least one name, each once, or None for all columns."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
+        raise TypeError(f"columns must be a sequence of names, or None for all columns, got {columns!r}.")
+    if not len(set(columns)) == len(columns) > 0:
+        raise ValueError(f"columns must be different names, at least one, or None for all columns, got {columns!r}.")
+    return tuple(columns)
+
+
+def check_file_columns(path: str, names: Sequence[str], wanted: Sequence[str], *, is_all: bool) -> None:
+    """Raises ValueError unless a file has the wanted columns, once each.
+
+    Args:
+        path: the file.
+        names: the names of its columns.
+        wanted: the names of the wanted columns.
+        is_all: True if these are all columns of the first file: the file must then not have any other.
+    """
+    missing = [name for name in wanted if name not in names]
+    others = [name for name in names if name not in wanted] if is_all else []
+    if missing or others:
+        origin = "are those of the first file" if is_all else "are wanted"
+        raise ValueError(
+            f"{path!r} has the columns {', '.join(map(repr, names))}, but {', '.join(map(repr, wanted))} {origin}. "
+            "Pass columns=[...] that all have."
+        )
+    twice = [name for name in wanted if names.count(name) > 1]
+    if twice:
+        raise ValueError(f"{path!r} has the column {twice[0]!r} twice. Pass columns=[...] without it.")
+    if not names:
+        raise ValueError(f"{path!r} has no columns.")
+
+
+def paths_of_columns(paths: Any, name: str, example: str) -> dict[str, str]:
+    if not isinstance(paths, Mapping) or not all(
+        isinstance(column, str) and isinstance(path, str | os.PathLike) for column, path in paths.items()
+    ):
+        raise TypeError(
+            f"{name} must be a mapping of columns to the paths of their {name}, such as {{'x': {example!r}}}, got "
+            f"{paths!r}."
+        )
+    if not paths:
+        raise ValueError(f"{name} must have at least one column, got none.")
+    return {column: os.fsdecode(path) for column, path in paths.items()}

@@ -18,11 +18,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CORE = "millstream"
 PARTS = {"dataset", "loader", "samplers", "sources", "tools", "transforms"}
-FORMATS = {
-    *("base", "column_names", "column_records", "digests", "files", "keyed_pool", "library_reads", "memory", "pieces"),
-    *("remote", "storage"),
-}
-"""The parts of sources/ that the sources of file formats may import."""
 ROOMS: dict[str, dict[str, set[str]]] = {
     "loader": {
         "checkpoints": {"pipeline"},
@@ -39,13 +34,13 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     },
     "dataset": {"nodes": set()},
     "sources": {
-        "remote": {"library_reads"},
-        "storage": {"remote", "digests", "keyed_pool"},
-        "files": {"storage", "remote", "base", "digests", "pieces"},
-        "tables": FORMATS,
-        "records": FORMATS,
-        "lines": FORMATS,
-        "arrays": FORMATS,
+        "remote": {"reads"},
+        "files": {"remote", "base", "digests", "keyed_pool", "pieces"},
+        "arrow": {"base", "pieces", "reads"},
+        "formats": {
+            *("arrow", "files", "remote", "base", "digests", "file_formats", "keyed_pool", "memory", "pieces", "reads"),
+            "source_checks",
+        },
     },
     "samplers": {
         "mixtures": {"base", "index", "order", "permutation", "protocols"},
@@ -66,21 +61,22 @@ FACADE = {
 }
 
 IMPORTERS = {
-    "array_record": {"millstream.sources.records.array_record", "millstream.tools.record_writers"},
+    "array_record": {"millstream.sources.formats.array_record", "millstream.tools.record_writers"},
     # What is quicker or nicer where it is installed.
-    "tensorstore": {"millstream.sources.arrays.zarr_arrays"},
-    "lance": {"millstream.sources.tables.lance_rows"},
-    "h5py": {"millstream.sources.arrays.hdf5_layout"},
-    "google_crc32c": {"millstream.sources.records.tfrecord"},
-    "orjson": {"millstream.sources.lines.json_lines"},
-    "pyarrow": {"millstream.sources.tables.arrow_tables", "millstream.sources.tables.parquet_file"},
+    "tensorstore": {"millstream.sources.formats.zarr_arrays"},
+    "lance": {"millstream.sources.formats.lance_rows"},
+    "h5py": {"millstream.sources.formats.hdf5"},
+    "google_crc32c": {"millstream.sources.formats.tfrecord"},
+    "orjson": {"millstream.sources.formats.json_lines"},
+    "pyarrow": {"millstream.sources.arrow.tables", "millstream.sources.formats.parquet"},
     # An engine that is there, or is not.
     "ray": {"millstream.loader.cluster.actor_pool", "millstream.loader.cluster.options"},
     "rich": {"millstream.tools.top_command"},
+    "botocore": {"millstream.sources.remote.object_clients"},
     "obstore": {"millstream.sources.remote.object_clients"},
-    "huggingface_hub": {"millstream.sources.remote.hugging_face_hub"},
-    "tqdm": {"millstream.sources.storage.progress"},
-    "zstandard": {"millstream.sources.storage.compression"},
+    "huggingface_hub": {"millstream.sources.remote.object_clients"},
+    "tqdm": {"millstream.sources.files.progress"},
+    "zstandard": {"millstream.sources.files.compression"},
     # Which process this is; and where its batches go.
     "keras": {"millstream.keras"},
     "jax": {"millstream.sharding", "millstream.loader.device_placement"},
@@ -90,7 +86,7 @@ IMPORTERS = {
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
 LATE_IMPORTS = {
-    *("array_record", "google_crc32c", "huggingface_hub", "jax", "obstore", "orjson"),
+    *("array_record", "botocore", "google_crc32c", "huggingface_hub", "jax", "obstore", "orjson"),
     *("pyarrow", "ray", "rich", "tqdm", "zstandard"),
 }
 """Packages that are imported inside functions only. The modules that import the others are themselves imported late."""
@@ -321,7 +317,7 @@ def test_third_parties_are_declared() -> None:
         ("millstream.samplers.index", "def f():\n    from millstream.transforms import Map", "samplers imports transf"),
         ("millstream.loader.pipeline.plan", "def f():\n    from threading import Lock", "pipeline imports threading"),
         ("millstream.loader.pipeline.plan", "import millstream.loader.threads.options", "pipeline imports threads"),
-        ("millstream.sources.storage.paths", "import millstream.sources.files.spans", "storage imports files"),
+        ("millstream.sources.files.paths", "import millstream.sources.memory", "files imports"),
         ("millstream.loader.pipeline.plan", "from millstream.checkpoint import CheckpointSave", "façade"),
         ("millstream.loader.pipeline.plan", "if True:\n    import orbax.checkpoint as ocp", "imports orbax"),
         ("millstream.samplers.base", "import cloudpickle", "imports cloudpickle"),

@@ -42,6 +42,9 @@ OWN_TERMS = {
     "mix_words": {"millstream/core/randomness.py"},
     "n_words": {"millstream/core/randomness.py"},
     "num_parts": {"millstream/sharding.py"},
+    "piece": {"sources/pieces.py"},
+    "pieces": {"sources/pieces.py"},
+    "_pieces": {"sources/arrow/tables.py", "sources/concatenated.py", "sources/files/multi_file.py"},
     "words": {"millstream/core/philox_state.py", "millstream/core/randomness.py", "samplers/permutation.py"},
 }
 """The modules in which such a name is the term of the field, 64-bit words, or a public attribute."""

@@ -1,14 +1,13 @@
 """The arguments of commands: the files that they select, grouped by format, and the objects that they name."""
 
-import glob
 import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from millstream.sources.formats import FORMATS, FileFormat, expression_for, format_of_file
-from millstream.sources.storage.paths import FileRange, resolve_paths
+from millstream.sources.file_formats import FileFormat, all_formats, files_at, format_of_file
+from millstream.sources.files.paths import FileRange
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -28,7 +27,7 @@ def find_files(
         format_name: the format of all files; None to detect the format of each from its name or first bytes.
         on_error: called with the error of each path or file that cannot be used; None to raise the first one.
     """
-    chosen = next((kind for kind in FORMATS if kind.name == format_name), None)
+    chosen = next((kind for kind in all_formats() if kind.name == format_name), None)
     found: FilesByFormat = {}
 
     def add(file: FileRange) -> None:
@@ -43,7 +42,7 @@ def find_files(
             of_kind.append(path)
 
     for path in paths:
-        for file in _attempt(_ranges, path, on_error) or ():
+        for file in _attempt(files_at, path, on_error) or ():
             _attempt(add, file, on_error)
     return found
 
@@ -56,21 +55,6 @@ def _attempt(action: Callable[[T], Result], argument: T, on_error: Callable[[Exc
             raise
         on_error(error)
         return None
-
-
-def _ranges(path: str) -> list[FileRange]:
-    if not os.path.exists(path) and os.path.exists(f"{path}.idx"):  # noqa: PTH110
-        path = f"{path}.bin"
-    ranges = resolve_paths(path, "data")
-    for file in ranges:
-        if os.path.isdir(file.path):  # noqa: PTH112
-            expression = expression_for(file.path)
-            if expression is not None and "/*" not in expression:
-                raise IsADirectoryError(f"{file.path!r} is a directory. In Python, write {expression} to read it.")
-            raise IsADirectoryError(
-                f"{file.path!r} is a directory. Pass its files, such as {os.path.join(glob.escape(file.path), '*')!r}."  # noqa: PTH118
-            )
-    return ranges
 
 
 def load_callable(name: str, argument: str) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from millstream import __version__
 from millstream.errors import WorkerDiedError, WorkerError, WorkerStalledError
-from millstream.sources.formats import FORMATS
+from millstream.sources.file_formats import format_names
 from millstream.tools.cli_paths import find_files
 
 _EXPECTED_ERRORS = (OSError, ValueError, ImportError, WorkerDiedError, WorkerError, WorkerStalledError)
@@ -199,9 +199,10 @@ def _add_paths(command: argparse.ArgumentParser, name: str, metavar: str) -> Non
     command.add_argument(
         name, nargs="+", metavar=metavar, help="a file, a quoted glob, or a file with a record range, 'a.txt[0:100]'"
     )
-    names = [kind.name for kind in FORMATS]
     command.add_argument(
-        "--format", choices=names, help="format of all files (default: detected from their names or first bytes)"
+        "--format",
+        choices=format_names(),
+        help="format of all files (default: detected from their names or first bytes)",
     )
 
 

@@ -29,10 +29,9 @@ from millstream.loader.threads.options import available_cores
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources import DataSource
-from millstream.sources.source_checks import check_source
-from millstream.sources.storage.new_files import new_file
-from millstream.sources.storage.private_folders import check_private, open_private
-from millstream.sources.storage.progress import Progress
+from millstream.sources.files.private_files import check_private, new_file, open_private
+from millstream.sources.files.progress import Progress
+from millstream.sources.source_checks import check_source, opened
 from millstream.tools.conversion_shards import Conversion, write_shard
 from millstream.tools.record_encoding import (
     AUTO,
@@ -55,7 +54,7 @@ _LAST_WRITERS_SECONDS = 20.0
 
 @named_arguments()
 def convert(
-    data_source: DataSource[Any],
+    data_source: DataSource[Any] | str | os.PathLike[str],
     destination: str | os.PathLike[str],
     *,
     encode: str = AUTO,
@@ -72,8 +71,8 @@ def convert(
     the number of records done. A conversion that was killed continues when it is called again with the same arguments.
 
     Args:
-        data_source: the records. Elements of a `MapDataset` that are None, such as those that a filter drops, are
-            skipped.
+        data_source: the records, or the path, glob or URL of files of a format that `load` knows. Elements of a
+            `MapDataset` that are None, such as those that a filter drops, are skipped.
         destination: the file to write. Its extension selects the format: `.array_record`, `.bag` or `.bagz` hold
             records of bytes; `.bin` holds tokens, with their lengths in an `.idx` file beside it, to be read by
             `TokenDataSource` and `MegatronDataSource`.
@@ -110,6 +109,7 @@ def convert(
             f"data_source must have random access, as a source or a MapDataset has, got {type(data_source).__name__}. "
             "Write the operations as MapDataset.source(source).map(function)."
         )
+    data_source = opened(data_source)
     check_source(data_source, "data_source")
     check_end(data_source)
     path = os.path.join(os.getcwd(), os.path.expanduser(os.fspath(destination)))  # noqa: PTH109, PTH111, PTH118

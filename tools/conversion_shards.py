@@ -18,9 +18,9 @@ from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.checkpoints.fingerprint import fingerprint_of
 from millstream.samplers import SequentialSampler
 from millstream.sources.digests import digest
+from millstream.sources.files.paths import FileIdentity
+from millstream.sources.files.private_files import new_file
 from millstream.sources.source_checks import batched_read_of
-from millstream.sources.storage.new_files import new_file
-from millstream.sources.storage.paths import FileIdentity
 from millstream.tools.record_encoding import Encoding, encode_records
 from millstream.tools.record_writers import companion_of, compression_level, new_writer
 from millstream.tools.underlying_sources import files_of, inputs_of, origin_of, underlying_sources

@@ -2,14 +2,12 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.reporting.snapshot import bytes_text
 from millstream.loader.threads.options import available_cores
-from millstream.sources.lines.json_lines import JsonTexts
-from millstream.sources.storage.byte_files import refuse_placeholder
-from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib
+from millstream.sources.files.byte_files import refuse_placeholder
+from millstream.sources.files.compression import HEAD_BYTES, compression_of, is_zlib
 from millstream.tools.cli_paths import find_files, load_callable
 from millstream.tools.conversion import convert
 from millstream.tools.record_writers import BIN_EXTENSION, EXTENSIONS
@@ -44,9 +42,9 @@ def run_convert(
     ((kind, paths),) = found.values()
     keeps_json = kind.name == "jsonl" and function is None and encode != "example"
     keeps_json = keeps_json and not destination.endswith(BIN_EXTENSION)
-    # JSON that stays JSON is checked, but neither parsed nor formatted again.
-    opened: Any = JsonTexts(paths) if keeps_json else kind.open(paths)
-    with opened as source:
+    with kind.open(paths) as opened:
+        # JSON that stays JSON is checked, but neither parsed nor formatted again.
+        source = opened.as_texts() if keeps_json else opened
         if not len(source):
             raise ValueError(f"SRC must have at least one record, got none in {', '.join(paths)}.")
         targets = convert(
@@ -54,7 +52,7 @@ def run_convert(
             if function is None
             else MapDataset.source(source).map(load_callable(function, "--map must be MODULE:FUNCTION")),
             destination,
-            encode="raw" if isinstance(source, JsonTexts) else encode,
+            encode="raw" if keeps_json else encode,
             feature=feature,
             dtype=dtype,
             compression=compression,

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.loader.reporting.snapshot import bytes_text
-from millstream.sources.files.file_records import FileRecords
+from millstream.sources.file_formats import FileFormat
+from millstream.sources.files.multi_file import FileRecords
+from millstream.sources.files.offset_index import Placement
 from millstream.sources.files.spans import SpanRecords
-from millstream.sources.formats import FileFormat
-from millstream.sources.storage.offset_index import Placement
 from millstream.tf_example.features import KINDS
 from millstream.tf_example.wire import WireData, WireError, fields_of
 from millstream.transforms import VariableLengthFeature, decode_examples
@@ -27,7 +27,7 @@ _BAR_WIDTH = 40
 
 def build_index(kind: FileFormat, paths: Sequence[str]) -> str:
     """Builds the indices of files, stores them beside the files, and returns a summary in one line."""
-    with kind.open(list(paths), Placement.BESIDE) as source:
+    with kind.open_with_indices(list(paths), Placement.BESIDE) as source:
         number = len(source.files)
         summary = f"{kind.name}: {len(source):,} records in {number:,} file{'s'[: number > 1]}"
         if not isinstance(source, SpanRecords):
@@ -42,7 +42,7 @@ def build_index(kind: FileFormat, paths: Sequence[str]) -> str:
 
 def inspect_files(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
     """Yields lines about the files of one format: their number, the sizes of their records, and the first record."""
-    with kind.open(list(paths), Placement.NOWHERE) as source:
+    with kind.open_with_indices(list(paths), Placement.NOWHERE) as source:
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         yield f"{escaped(paths[0])}{more}"
         for label, lines in _sections(kind, source):
@@ -51,7 +51,7 @@ def inspect_files(kind: FileFormat, paths: Sequence[str]) -> Iterator[str]:
 
 
 def _sections(kind: FileFormat, source: Any) -> Iterator[tuple[str, list[str]]]:
-    yield "format", [f"{kind.name}, read by millstream.{kind.source}"]
+    yield "format", [f"{kind.name}, read by {kind.class_name}"]
     sizes = [identity.size for identity in source.files.values()]
     yield "files", [f"{len(sizes):,}, {bytes_text(sum(sizes))}"]
     yield "records", [f"{len(source):,}"]

@@ -16,11 +16,10 @@ from millstream.loader.pipeline.pipeline import Operations, check_operations
 from millstream.samplers import SequentialSampler
 from millstream.sharding import NoSharding
 from millstream.sources import DataSource, MegatronDataSource
+from millstream.sources.files.offset_index import DamagedIndexError, IndexKey, Placement, find_offsets, store_offsets
+from millstream.sources.files.paths import FileIdentity
+from millstream.sources.files.progress import Progress
 from millstream.sources.source_checks import check_source
-from millstream.sources.storage.offset_index import IndexKey, Placement, find_offsets, store_offsets
-from millstream.sources.storage.offsets import DamagedIndexError
-from millstream.sources.storage.paths import FileIdentity
-from millstream.sources.storage.progress import Progress
 from millstream.tools.underlying_sources import check_end, files_of, is_told_apart, origin_of, underlying_sources
 from millstream.transforms import Batch, Map, Transformation
 

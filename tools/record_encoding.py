@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from millstream.core.array_likes import find_loss
 from millstream.errors import DataSourceError
-from millstream.sources.arrays.megatron import DTYPES
+from millstream.sources.files.megatron_index import DTYPES
 from millstream.transforms import encode_example
 
 AUTO = "auto"

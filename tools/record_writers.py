@@ -6,9 +6,9 @@ from typing import Any, final
 
 import numpy as np
 
-from millstream.sources.arrays import megatron
-from millstream.sources.records.array_record_file import count_records
-from millstream.sources.storage.compression import zstandard_library
+from millstream.sources.file_formats import format_of_file
+from millstream.sources.files import megatron_index
+from millstream.sources.files.compression import zstandard_library
 from millstream.tools.record_encoding import TOKENS, Encoding
 
 RECORD_EXTENSIONS = (".array_record", ".bag", ".bagz")
@@ -77,7 +77,9 @@ class _ArrayRecordFile:
             self._writer.close()
         except RuntimeError as error:
             raise self._error(error) from error
-        if (count := count_records(self._path)) != self._count:
+        with format_of_file(self._path).open(self._path) as source:
+            count = len(source)
+        if count != self._count:
             raise OSError(f"{self._path!r} has {count} records after {self._count} were written to it.")
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
@@ -125,7 +127,7 @@ class _BagzFile:
 
 @final
 class _TokenFile:
-    """Concatenated tokens, and Megatron's index with the length of each record (see `sources/arrays/megatron.py`)."""
+    """Concatenated tokens, and Megatron's index with the length of each record (see `megatron_index`)."""
 
     def __init__(self, path: str, dtype: str) -> None:
         self._index_path = f"{companion_of(path)}"
@@ -142,9 +144,11 @@ class _TokenFile:
         lengths = sizes // np.dtype(self._dtype).itemsize
         if lengths.max(initial=0) > np.iinfo(np.int32).max:
             raise OSError("Cannot write a record of more than 2,147,483,647 tokens: Megatron's index has 32 bits.")
-        (code,) = (code for code, dtype in megatron.DTYPES.items() if dtype == self._dtype)
+        (code,) = (code for code, dtype in megatron_index.DTYPES.items() if dtype == self._dtype)
         with open(self._index_path, "wb") as index:  # noqa: PTH123
-            index.write(megatron.HEADER.pack(megatron.MAGIC, megatron.VERSION, code, count, count + 1))
+            index.write(
+                megatron_index.HEADER.pack(megatron_index.MAGIC, megatron_index.VERSION, code, count, count + 1)
+            )
             index.write(lengths.astype("<i4").tobytes())
             index.write((np.cumsum(sizes) - sizes).astype("<i8").tobytes())
             index.write(np.arange(count + 1, dtype="<i8").tobytes())

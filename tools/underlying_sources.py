@@ -20,7 +20,7 @@ from millstream.sources import (
     ZarrDataSource,
 )
 from millstream.sources.files.multi_file import Files
-from millstream.sources.storage.paths import FileIdentity
+from millstream.sources.files.paths import FileIdentity
 
 
 def check_end(source: Any) -> None:

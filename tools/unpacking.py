@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, final
 
 from millstream.errors import DataSourceError
-from millstream.sources.storage.compression import HEAD_BYTES, compression_of, is_zlib, zstandard_library
-from millstream.sources.storage.new_files import new_file
-from millstream.sources.storage.progress import Progress
+from millstream.sources.files.compression import HEAD_BYTES, compression_of, is_zlib, zstandard_library
+from millstream.sources.files.private_files import new_file
+from millstream.sources.files.progress import Progress
 
 MAX_RATIO = 200
 _ALWAYS_BYTES = 1 << 30

@@ -12,11 +12,10 @@ from millstream.dataset.map_dataset import MapDataset, dataset_of, node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import DataSourceError
-from millstream.sources.records.tfrecord import HEADER_BYTES, TRAILER_BYTES, TFRecordDataSource, is_tfrecord
-from millstream.sources.storage.paths import FileIdentity, FileRange
-from millstream.sources.tables.arrow_tables import filesystems
-from millstream.sources.tables.parquet import ParquetDataSource
-from millstream.sources.tables.parquet_file import ParquetFile
+from millstream.sources.arrow.tables import filesystems
+from millstream.sources.files.paths import FileIdentity, FileRange
+from millstream.sources.formats.parquet import ParquetDataSource, ParquetFile
+from millstream.sources.formats.tfrecord import HEADER_BYTES, TRAILER_BYTES, TFRecordDataSource, begins
 
 CYCLE_LENGTH = 16
 """The number of Parquet files whose rows are interleaved, as in Grain."""
@@ -61,7 +60,7 @@ class _TFRecordReader:
         header = self._reader.read(HEADER_BYTES)
         if not header:
             raise StopIteration
-        if not is_tfrecord(header):
+        if not begins("", header):
             raise DataSourceError(f"{self._reader!r} has no TFRecord at byte {start:,}: the length is damaged.")
         num_bytes = int.from_bytes(header[:8], "little") + TRAILER_BYTES
         record = self._reader.read(num_bytes)

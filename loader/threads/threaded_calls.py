@@ -30,7 +30,7 @@ from millstream.loader.pipeline.plan import Plan
 from millstream.loader.pipeline.steps import isolated
 from millstream.loader.threads.reader_threads import ReaderThreads
 from millstream.loader.threads.waiting import TimedQueue, Wait
-from millstream.sources.concurrent_reads import sharing
+from millstream.sources.reads import sharing
 
 
 class Finished(NamedTuple):

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from millstream.sources.remote.hugging_face_hub import split_hub_path
-
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _IN_TEXT = re.compile(r"(https?://)(?:[^\s/?#'\"]*@)?([^\s?#'\"]+)([?#][^\s'\"]*)?", re.IGNORECASE)
 """A URL of HTTP in a text. The groups omit the user; the last one is the query and fragment."""
@@ -45,7 +43,7 @@ class Url(NamedTuple):
                 f"URLs must begin with gs://, s3://, az://, hf://, http:// or https://, got {canonical(name)!r}."
             )
         if scheme == "hf":
-            root, key = split_hub_path(match[2])
+            root, key = _split_hub_path(match[2])
         elif scheme in _LISTED:
             root, _, key = match[2].partition("/")
         else:
@@ -141,3 +139,14 @@ def _expression(pattern: str) -> str:
         else:
             tokens[number] = "[^/]*" if "*" in token else "[^/]"
     return "".join(tokens)
+
+
+def _split_hub_path(path: str) -> tuple[str, str]:
+    """Splits the path of a URL into the dataset, `datasets/ORG/NAME@REVISION`, and the path of the file in it.
+
+    Both are empty if the path is not of this form.
+    """
+    names = path.split("/", 3)
+    if len(names) < 4 or names[0] != "datasets" or not all(names):
+        return "", ""
+    return "/".join(names[:3]), names[3]

@@ -20,11 +20,11 @@ import pytest
 import millstream
 from millstream.errors import DataSourceError
 from millstream.sources import ParquetDataSource, TextLineDataSource, TFRecordDataSource, WebDatasetDataSource
-from millstream.sources.formats import format_of_file
+from millstream.sources.file_formats import format_of_file
+from millstream.sources.files import byte_files
+from millstream.sources.files.byte_files import RemoteFile
+from millstream.sources.files.paths import FileIdentity
 from millstream.sources.remote import object_clients, object_stores
-from millstream.sources.storage import byte_files
-from millstream.sources.storage.byte_files import RemoteFile
-from millstream.sources.storage.paths import FileIdentity
 from support.files.record_files import (
     every_record,
     records_of,

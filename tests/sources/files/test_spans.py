@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import TFRecordDataSource
+from millstream.sources.files import byte_files, offset_index, progress
 from millstream.sources.files import multi_file as files
-from millstream.sources.storage import byte_files, offsets, progress
-from millstream.sources.storage.progress import CancelledScanError, Progress
+from millstream.sources.files.progress import CancelledScanError, Progress
 from support.files.record_files import every_record, write_tfrecord
 from support.processes.process_tree import open_descriptors
 
@@ -69,7 +69,7 @@ def test_a_pickled_source_carries_small_indices(
     monkeypatch.setenv("MILLSTREAM_CACHE", str(cache))
     for part in range(4):
         write_tfrecord(tmp_path / f"{part}.tfrecord", RECORDS[25 * part : 25 * part + 25])
-    monkeypatch.setattr(offsets, "CARRIED_BYTES", carried_files * 8 * 26)
+    monkeypatch.setattr(offset_index, "CARRIED_BYTES", carried_files * 8 * 26)
     with TFRecordDataSource(tmp_path / "*.tfrecord") as source:
         pickled = pickle.dumps(source)
     for index in [file for file in cache.rglob("*") if file.is_file()]:
@@ -153,7 +153,7 @@ def test_a_long_search_is_in_the_log(
 def test_a_long_search_has_a_bar_on_a_terminal(path: Path, tmp_path: Path) -> None:
     """On a terminal, a long search shows tqdm's bar, which is taken away at the end."""
     code = (
-        "import millstream, sys; from millstream.sources.storage import progress; progress.SHOW_AFTER_SECONDS = 0.0; "
+        "import millstream, sys; from millstream.sources.files import progress; progress.SHOW_AFTER_SECONDS = 0.0; "
         f"millstream.TFRecordDataSource({str(path)!r}); import threading; print(threading.active_count())"
     )
     terminal, end = pty.openpty()

@@ -1,0 +1,1 @@
+"""Tables of Arrow: the values of rows that are anywhere in them."""

@@ -1,0 +1,354 @@
+"""The files, and the ranges of their records, that the paths of a user select, on disks and in buckets.
+
+Stores list 1,000 objects per request, and the next request needs the response of the last one. Different folders are
+listed concurrently.
+"""
+
+import contextlib
+import dataclasses
+import datetime as dt
+import errno
+import glob
+import operator
+import os
+import re
+import stat
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, final, runtime_checkable
+
+from millstream.errors import DataSourceError
+from millstream.sources.digests import digest
+from millstream.sources.files.progress import Progress
+from millstream.sources.remote import object_clients
+from millstream.sources.remote.object_clients import check_process, exceptions, obstore, store_of
+from millstream.sources.remote.object_stores import error_for, request_threads, wait_for
+from millstream.sources.remote.urls import Url, canonical, is_url, matching, with_other_name, without_query
+
+_RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
+GLOB = re.compile(r"[*?[]")
+"""The characters of a glob."""
+
+_BROKEN_URL = re.compile(r"(gs|s3|az|hf|https?):/[^/]")
+"""The form of a URL after a conversion by `pathlib`."""
+
+RECORD_LIMIT = (1 << 63) - 1
+"""Limit of the number of records of a file or source, because record keys are int64."""
+
+
+@runtime_checkable
+class FileInstruction(Protocol):
+    """A range of records of one file, as in TensorFlow Datasets: `take` records after the first `skip`.
+
+    A `take` of -1 selects all remaining records.
+    """
+
+    filename: str
+    skip: int
+    take: int
+
+
+def member_path(folder: str, name: str) -> str:
+    """Returns the path of a file that a description in its folder names. The query of a signed URL is for both.
+
+    Raises:
+        ValueError: the file is outside the folder. The description is data, which anyone may have written.
+    """
+    if name.startswith("/") or ".." in name.split("/"):
+        raise ValueError(f"it names {name!r}, which is not in its folder")
+    return with_other_name(folder, lambda path: f"{path.rstrip('/')}/{name}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FileRange:
+    """The records [start, stop) of one file: an absolute path, or a URL. A `stop` of None is the end of the file."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+
+    def __post_init__(self) -> None:
+        stop = self.start if self.stop is None else self.stop
+        if not 0 <= self.start <= stop <= RECORD_LIMIT:
+            raise ValueError(
+                f"A range of records must have 0 <= start <= stop < 2**63, got [{self.start}:{self.stop}] of "
+                f"{self.path!r}."
+            )
+
+
+class FileIdentity(NamedTuple):
+    """The identity and state of a file. If none of it changes, the content is the same.
+
+    Attributes:
+        device: the number of the device.
+        inode: the number of the file on the device.
+        size: the size in bytes.
+        modified: the time of the last write, in nanoseconds; for an object, a digest of the version.
+        version: the store's name for the version of an object; empty for a local file.
+        changed: the time of the last change of content, name or permissions, in nanoseconds (ctime). No program can
+            reset it.
+        owner: the user ID of the owner.
+    """
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    version: bytes = b""
+    changed: int = 0
+    owner: int = 0
+
+    @property
+    def content_state(self) -> tuple[int, ...] | bytes:
+        """A value that differs for other content. The device is omitted, because hosts number disks differently."""
+        return self.version or (self.inode, self.size, self.modified, self.changed)
+
+    @property
+    def last_written(self) -> str:
+        return str(dt.datetime.fromtimestamp(self.modified / 1e9, tz=dt.UTC))
+
+    @classmethod
+    def of(cls, path: str) -> "FileIdentity":
+        return cls._of_status(os.stat(path))  # noqa: PTH116  (the path is a string throughout)
+
+    @classmethod
+    def of_regular_file(cls, path: str, kind: str) -> "FileIdentity":
+        """Returns the identity of a regular file. A pipe, a socket or a device is a DataSourceError."""
+        try:
+            status = os.stat(path)  # noqa: PTH116
+        except FileNotFoundError:
+            is_annexed = os.path.islink(path) and "annex/objects/" in os.readlink(path)  # noqa: PTH114, PTH115
+            advice = " (run `git annex get` in its repository)" if is_annexed else ""
+            raise FileNotFoundError(errno.ENOENT, f"No such {kind} file{advice}", path) from None
+        if stat.S_ISDIR(status.st_mode):
+            advice = f"Pass a glob such as '{glob.escape(path.rstrip('/'))}/*', not the directory"
+            raise IsADirectoryError(errno.EISDIR, f"{kind} sources read files. {advice}", path)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataSourceError(
+                f"Cannot read records of {path!r} at random: it is a pipe, a socket or a device. Copy it to a regular "
+                "file."
+            )
+        return cls._of_status(status)
+
+    @classmethod
+    def of_object(cls, size: int, version: bytes) -> "FileIdentity":
+        return cls(0, 0, size, int.from_bytes(digest(7, version), "big"), version)
+
+    @classmethod
+    def _of_status(cls, status: os.stat_result) -> "FileIdentity":
+        times = status.st_mtime_ns, b"", status.st_ctime_ns
+        return cls(status.st_dev, status.st_ino, status.st_size, *times, status.st_uid)
+
+
+def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
+    """Returns the files, and ranges of records, that paths select, in their order.
+
+    The paths are made absolute, so a later `chdir` does not matter. Only names that could be globs or ranges are looked
+    up; other files need not exist.
+
+    Args:
+        paths: one path, or several in an order. A path is a `str` or path-like object: a file, a glob (`*`, `?`, `[…]`,
+            `**`; its matches are sorted), or a file followed by a range of its records, `file[10:20]`. The name of an
+            existing file is never read as a glob or range, nor is that of an existing folder with a bracket. An object
+            with the attributes `filename`, `skip` and `take` is also a path, and so is a FileRange of an absolute one.
+            A `str` may be a URL of `gs://`, `s3://`, `az://`, `hf://`, `http://` or `https://`, and that of a bucket
+            may be a glob.
+        kind: the name of the format, for errors.
+    """
+    if isinstance(paths, str | os.PathLike | FileInstruction):
+        return _resolve(paths, kind)
+    if isinstance(paths, set | frozenset):
+        raise TypeError(
+            "paths must have an order, because it is the order of the records, but the order of a set differs between "
+            "processes. Pass sorted(paths)."
+        )
+    if isinstance(paths, bytes) or not isinstance(paths, Iterable):
+        raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}.")
+    ranges = [file for path in paths for file in _resolve(path, kind)]
+    if not ranges:
+        raise ValueError("paths must name at least one file, got an empty sequence.")
+    return ranges
+
+
+def _resolve(path: Any, kind: str) -> list[FileRange]:
+    if isinstance(path, FileRange):
+        return [path]
+    if not isinstance(path, str | os.PathLike):
+        if isinstance(path, FileInstruction):
+            skip, take = operator.index(path.skip), operator.index(path.take)
+            return [FileRange(absolute_path(os.fspath(path.filename)), skip, None if take == -1 else skip + take)]
+        raise TypeError(
+            "Each path must be a str, a path-like object, or an object with filename, skip and take, "
+            f"got {type(path).__name__}."
+        )
+    text = os.fsdecode(path)
+    if is_url(text):
+        return _resolve_url(canonical(text), kind)
+    if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
+        raise ValueError("URLs must be str, because `pathlib` removes one of their slashes. Pass the str itself.")
+    name = absolute_path(text)
+    if not GLOB.search(_split_folder(text)[1]) or os.path.exists(name):  # noqa: PTH110
+        return [FileRange(name)]
+    if match := _RANGE.fullmatch(name):
+        return [FileRange(match[1], int(match[2]), int(match[3]))]
+    return [FileRange(match) for match in _matches(text, kind)]
+
+
+def _resolve_url(name: str, kind: str) -> list[FileRange]:
+    match = _RANGE.fullmatch(name)
+    path, start, stop = (match[1], int(match[2]), int(match[3])) if match else (name, 0, None)
+    url = Url.of(path)
+    path = canonical(path)
+    if not GLOB.search(url.key):
+        return [FileRange(path, start, stop)]
+    if not url.can_list:
+        if "*" not in url.key:
+            return [FileRange(path, start, stop)]
+        raise ValueError(
+            f"Patterns need a store that can list files, and HTTP cannot. Pass each URL, got {path!r}. (A `*` in a "
+            "name is `%2A`.)"
+        )
+    root = f"{url.scheme}://{url.root}/"
+    keys = list_keys(url._replace(key=GLOB.split(url.key)[0]))
+    if url.key in keys:
+        return [FileRange(path, start, stop)]
+    matches = matching(keys, url.key)
+    if not matches:
+        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", path)
+    return [FileRange(root + key, start, stop) for key in matches]
+
+
+def absolute_path(name: str) -> str:
+    """Returns a path as an absolute one, with `~` expanded, or a URL as a canonical one."""
+    return canonical(name) if is_url(name) else "".join(_split_folder(name))
+
+
+def _split_folder(name: str) -> tuple[str, str]:
+    """Returns the folder that makes a local path absolute, with `~` expanded, and the text of the user after it."""
+    if os.path.isabs(name):  # noqa: PTH117
+        return "", name
+    expanded = os.path.expanduser(name)  # noqa: PTH111  (Path would drop a trailing slash, `./`, `//`)
+    if expanded == name:
+        # Not abspath, because it would remove a `..` together with a link before it.
+        return os.path.join(os.getcwd(), ""), name  # noqa: PTH109, PTH118
+    rest = name.partition("/")[2].lstrip("/")
+    return expanded.removesuffix(rest), rest
+
+
+def _split_pattern(text: str) -> tuple[str, str]:
+    """Returns the absolute folder that a glob is searched in, and the glob.
+
+    The folder is literal, and includes existing folders with a bracket in their names, such as `run [2]`.
+    """
+    folder, pattern = _split_folder(text)
+    while "/" in pattern:
+        name, _, rest = pattern.partition("/")
+        if GLOB.search(name) and not ("[" in name and os.path.isdir(folder + name)):  # noqa: PTH112
+            break
+        folder, pattern = f"{folder}{name}/", rest
+    return folder, pattern
+
+
+def glob_paths(text: str) -> list[str]:
+    """Returns the sorted absolute paths that a glob matches. The folder before it is no part of the pattern."""
+    folder, pattern = _split_pattern(text)
+    found = glob.glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207
+    return sorted({folder + name for name in found})
+
+
+def _matches(text: str, kind: str) -> list[str]:
+    """Returns the sorted matches of a glob; no match, or a folder that may not be read, is an error."""
+    matches = glob_paths(text)
+    if not matches:
+        folder, pattern = _split_pattern(text)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            os.scandir(folder).close()  # Raises if it may not be read, which `glob` ignores.
+        raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", folder + pattern)
+    return matches
+
+
+def common_folder(paths: Sequence[str]) -> str:
+    """Returns the beginning of paths or URLs up to the last slash before their first difference."""
+    prefix = os.path.commonprefix([min(paths), max(paths)])  # noqa: RUF071  (it is cut at a slash)
+    return prefix[: prefix.rfind("/") + 1]
+
+
+def names_within_common_folder(paths: Sequence[str]) -> list[str]:
+    # Stores are treated as folders of the root, and buckets as folders of a store.
+    normal = [os.path.normpath(f"/{without_query(path)}" if is_url(path) else path) for path in paths]
+    folder = os.path.commonpath({path.rpartition("/")[0] or "/" for path in normal})
+    return [path[len(folder) :].lstrip(os.sep) for path in normal]
+
+
+_PAGE = 1000
+"""The number of objects that stores list per request."""
+
+_KEYS_PER_FOLDER = 50
+"""Folders of a bucket are listed one by one, concurrently, if the first ones have this many objects on average.
+
+The requests are then at most 20 times as many as for the whole bucket.
+"""
+
+
+def list_keys(prefix: Url) -> list[str]:
+    """Returns the keys of all objects of a bucket or dataset that begin with that of `prefix`, which may be empty.
+
+    They have no order, because several folders of a bucket are listed together.
+    """
+    url = f"{prefix.scheme}://{prefix.root}/{prefix.key}"
+    # Stores list whole folders, so the last part of the prefix is compared here.
+    folder = prefix.key.rpartition("/")[0]
+    try:
+        if prefix.scheme == "hf":
+            check_process(url)
+            keys = wait_for(request_threads().submit(object_clients.list_files, prefix.root, folder), url, 0)
+        else:
+            keys = _list_folders(url, [_Folder(store_of(url, prefix), folder, prefix.key)])
+    except exceptions().BaseError as error:
+        raise error_for(url, error) from None
+    return [key for key in keys if key.startswith(prefix.key)]
+
+
+def _list_folders(url: str, folders: list["_Folder"]) -> list[str]:
+    keys: list[str] = []
+    with contextlib.closing(Progress(f"Listing {url!r}", None, "objects")) as progress:
+        while folders:
+            futures = [request_threads().submit(folder.read) for folder in folders]
+            try:
+                pages = [wait_for(future, url, 0) for future in futures]
+            finally:
+                for future in futures:
+                    future.cancel()
+            found = [key for page, _ in pages for key in page]
+            keys += found
+            progress.advance(len(found))
+            folders = [folder for _, remaining in pages for folder in remaining]
+    return keys
+
+
+@final
+class _Folder:
+    """A folder of a bucket that is being listed."""
+
+    def __init__(self, store: Any, path: str, prefix: str) -> None:
+        self._store = store
+        self._path = path
+        self._prefix = prefix
+        self._pages = obstore().list(store, prefix=path or None, chunk_size=_PAGE)
+        self._is_new = True
+
+    def read(self) -> tuple[list[str], list["_Folder"]]:
+        """Returns the keys of the next page, and the folders that remain to be listed."""
+        page = [meta["path"] for meta in next(self._pages, ())]
+        if len(page) < _PAGE:
+            return page, []
+        if not self._is_new or not self._has_large_folders(page):
+            self._is_new = False
+            return page, [self]
+        listed = obstore().list_with_delimiter(self._store, self._path or None)
+        paths = [path for path in listed["common_prefixes"] if f"{path}/".startswith(self._prefix)]
+        return [meta["path"] for meta in listed["objects"]], [_Folder(self._store, path, "") for path in paths]
+
+    def _has_large_folders(self, page: Sequence[str]) -> bool:
+        start = len(self._path) + bool(self._path)
+        folders = {key[start:].partition("/")[0] for key in page if "/" in key[start:]}
+        return 0 < len(folders) * _KEYS_PER_FOLDER <= len(page)

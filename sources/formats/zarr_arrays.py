@@ -1,0 +1,249 @@
+"""The rows of Zarr and N5 arrays, read by TensorStore."""
+
+import contextlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream.core.checks import as_integer
+from millstream.errors import DataSourceError
+from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
+from millstream.sources.digests import digest_of
+from millstream.sources.files.multi_file import marks_of_paths, sampled_rows
+from millstream.sources.files.paths import absolute_path
+from millstream.sources.memory import records_of_arrays
+from millstream.sources.pieces import window_units
+from millstream.sources.reads import LibraryReadError, OpenedHere, read_naming_failures
+from millstream.sources.remote.object_clients import ATTEMPTS, FIRST_DELAY_SECONDS, LONGEST_DELAY_SECONDS
+from millstream.sources.remote.urls import is_url, with_other_name
+from millstream.sources.source_checks import paths_of_columns
+
+_MAX_NAMES = 20
+"""The maximum number of arrays of a group that an error names."""
+
+
+@final
+class ZarrDataSource(ReadsBatches):
+    """The rows of Zarr arrays (versions 2 and 3) and N5 arrays, as dicts by column. It needs TensorStore.
+
+    A row is an index of the first axis. All rows of a batch are requested together; each chunk is decoded as a whole,
+    and each process caches chunks, up to `cache_bytes`. If chunks have several rows, the best order stays among a few
+    chunks for a while, like that of `HierarchicalSampler`; `load(source, shuffle=True)` takes it by itself if not all
+    rows fit into the cache.
+
+    Values have the dtypes of the arrays, in native byte order: NumPy scalars for arrays of one axis, else arrays. Axes
+    of N5 are in the order of Zarr's Python package, the last one contiguous. Rows of chunks that were never written
+    have the fill value, as the format says: a chunk that was lost is not noticed.
+
+    TensorStore does not survive a fork. Worker processes of a loader are not forked from this one, and read on their
+    own; in other forks of a process that has such a source, reading is an error. It has no dates, texts, LZ4 (but in
+    Blosc), LZMA or delta filter.
+
+    Args:
+        arrays: for each column, the path of an array (`~` is expanded); or, as a `str`, a URL of `gs://`, `s3://`,
+            `http://` or `https://`, which TensorStore reads with its own credentials. Arrays of a group have the path
+            of the group, followed by their names: `"era5.zarr/t2m"`.
+        cache_bytes: the memory, in bytes, for decoded chunks per process.
+
+    Attributes:
+        unit_sizes: the number of records of each chunk of the column with the most bytes: int64, shape (n,).
+        window_units: the number of chunks that a shuffle should keep together, so that they fit into half of
+            `cache_bytes`; None if any order is equally fast.
+
+    Raises:
+        ImportError: TensorStore is not installed: `pip install 'millstream[zarr]'`.
+        FileNotFoundError: there is no array at a path.
+        DataSourceError: the metadata of an array is damaged, or it has a data type or codec that TensorStore lacks.
+        TypeError: arrays that are not a mapping of names to paths.
+        ValueError: there are no columns, one is a group, an array has no axis, or columns differ in the numbers of
+            rows.
+
+    Reading raises DataSourceError, with the array and the record, for a chunk that cannot be read or decoded, and for
+    an array whose metadata have changed since the source was constructed. Chunks that are overwritten meanwhile are
+    not noticed.
+
+    Examples:
+        >>> source = millstream.ZarrDataSource({"image": "digits.zarr/image", "label": "digits.zarr/label"})
+        >>> len(source), source[7]["image"].shape, source[7]["label"]
+        (10, (8, 8), np.int32(7))
+    """
+
+    def __init__(self, arrays: Mapping[str, str | os.PathLike[str]], *, cache_bytes: int = 1 << 28) -> None:
+        paths = paths_of_columns(arrays, "arrays", "train.zarr/x")
+        self._urls = {column: absolute_path(path) for column, path in paths.items()}
+        self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
+        self._metadata: dict[str, str] = {}
+        self._marks: dict[str, str] | None = None
+        self._arrays: OpenedHere[dict[str, Any]] = OpenedHere("TensorStore")
+        opened = self._arrays.get(self._open)
+        lengths = {name: array.shape[0] for name, array in opened.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name!r} has {length:,}" for name, length in lengths.items())
+            raise ValueError(f"Columns must have one row per record, but {listed}.")
+        self._num_records: int = next(iter(lengths.values()))
+        row_bytes = {
+            name: array.dtype.numpy_dtype.itemsize * array.size // max(1, array.shape[0])
+            for name, array in opened.items()
+        }
+        chunk = opened[max(row_bytes, key=row_bytes.__getitem__)].chunk_layout.read_chunk.shape[0] or 1
+        starts = np.arange(0, self._num_records, chunk, dtype=np.int64)
+        self.unit_sizes: NDArray[np.int64] = np.minimum(chunk, self._num_records - starts)
+        all_bytes = sum(row_bytes.values())
+        window = window_units(self._num_records * all_bytes, chunk * all_bytes, self._cache_bytes)
+        self.window_units = None if chunk == 1 else window
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def __getitems__(self, record_keys: RecordKeys) -> Sequence[dict[str, Any]]:
+        keys = checked_record_keys(record_keys, self._num_records)
+        columns = read_naming_failures(self._read, keys)
+        return records_of_arrays(columns, len(keys))
+
+    def __repr__(self) -> str:
+        first, *others = self._urls.values()
+        arrays = f"{1 + len(others)} array{'s'[: len(others)]}"
+        return f"ZarrDataSource({self._num_records:,} records in {arrays}, first {first!r})"
+
+    @property
+    def origin(self) -> str:
+        """The paths or URLs of the arrays, which the fingerprint lacks, because they may move."""
+        return " ".join(self._urls.values())
+
+    def fingerprint(self) -> str:
+        """Returns the number of records, and a digest of the columns' names and of the arrays' metadata."""
+        digest = digest_of(list(self._metadata.items()), 8)
+        return f"Zarr records={self._num_records} columns={len(self._urls)} digest={digest}"
+
+    def content_marks(self) -> dict[str, str]:
+        """Returns digests of the sizes and ends of the files of up to 64 chunks per local array.
+
+        A checkpoint warns if they differ.
+        """
+        if self._marks is None:
+            arrays = self._arrays.get(self._open)
+            paths = [path for name, url in self._urls.items() if not is_url(url) for path in _chunks(arrays[name], url)]
+            self._marks = marks_of_paths(paths) if paths else {}
+        return self._marks
+
+    def _open(self) -> dict[str, Any]:
+        tensorstore = _tensorstore()
+        retries = {"max_retries": ATTEMPTS - 1, "initial_delay": f"{FIRST_DELAY_SECONDS}s"}
+        retries["max_delay"] = f"{LONGEST_DELAY_SECONDS}s"
+        context = tensorstore.Context(
+            {f"{store}_request_retries": retries for store in ("http", "gcs", "s3")}
+            | {"cache_pool": {"total_bytes_limit": self._cache_bytes}}
+        )
+        arrays = {name: _open_array(tensorstore, url, context) for name, url in self._urls.items()}
+        for name, array in arrays.items():
+            described = _describe(array)
+            if self._metadata.setdefault(name, described) != described:
+                raise DataSourceError(
+                    f"{self._urls[name]!r} has changed since the source was constructed. Construct it again."
+                )
+        return arrays
+
+    def _read(self, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        begun = {name: array[keys].read() for name, array in self._arrays.get(self._open).items()}
+        columns: dict[str, NDArray[Any]] = {}
+        for name, request in begun.items():
+            try:
+                # Several columns of one row: TensorStore returns arrays in any memory order.
+                columns[name] = np.ascontiguousarray(request.result())
+            except (ValueError, OSError, RuntimeError) as error:
+                reason = f"{_reason(error)}. Restore the array, or try again if its store does not answer."
+                raise LibraryReadError(f"{self._urls[name]!r} (record key {keys[0]}): {reason}") from error
+        return columns
+
+
+def _open_array(tensorstore: Any, url: str, context: Any) -> Any:
+    """Returns an open array, with the order of axes of Zarr."""
+    folder = with_other_name(url, lambda path: path.rstrip("/") + "/")
+    store: Any = str(folder) if is_url(url) else {"driver": "file", "path": folder}
+    try:
+        array = tensorstore.open(
+            {"driver": "auto", "kvstore": store}, read=True, recheck_cached_data=False, context=context
+        ).result()
+    except (ValueError, OSError, RuntimeError) as error:
+        names = [] if is_url(url) else list(itertools.islice(_arrays_below(folder), _MAX_NAMES))
+        if names:
+            listed = ", ".join(repr(folder + name) for name in names)
+            raise ValueError(
+                f"A column must be an array, but {url!r} is a group. Write one of its arrays: {listed}."
+            ) from error
+        if "Failed to detect format" in str(error):
+            raise FileNotFoundError(2, "No Zarr or N5 array", url) from error
+        raise DataSourceError(
+            f"Cannot open the array {url!r}: {_reason(error)}. Restore it if it is damaged. If it has a data type or a "
+            "codec that TensorStore lacks, write it again with another one."
+        ) from error
+    if not array.ndim:
+        raise ValueError(f"The array {url!r} must have one row per record, got an array without axes.")
+    if array.dtype.numpy_dtype.hasobject:
+        raise ValueError(f"The array {url!r} must have numbers, got values of {array.dtype.name}.")
+    return array.T if array.spec().to_json()["driver"] == "n5" else array
+
+
+def _arrays_below(folder: str, name: str = "", depth: int = 3) -> Iterator[str]:
+    """Yields the names of the arrays in a local group and its groups, of a few levels."""
+    with contextlib.suppress(OSError):
+        for member in sorted(os.listdir(folder)):  # noqa: PTH208  (paths are strings throughout)
+            path, full = os.path.join(folder, member), f"{name}{member}"  # noqa: PTH118
+            if _is_array(path):
+                yield full
+            elif depth > 1 and os.path.isdir(path):  # noqa: PTH112
+                yield from _arrays_below(path, f"{full}/", depth - 1)
+
+
+def _is_array(folder: str) -> bool:
+    for name, key in ((".zarray", "shape"), ("zarr.json", "chunk_grid"), ("attributes.json", "blockSize")):
+        with contextlib.suppress(OSError, ValueError):
+            if key in json.loads(Path(folder, name).read_bytes()):
+                return True
+    return False
+
+
+def _chunks(array: Any, path: str) -> list[str]:
+    """Returns the paths of files of chunks of a local array, evenly spread ones, which need not exist."""
+    spec = array.spec().to_json()
+    metadata = spec["metadata"]
+    sizes, separator, start = metadata.get("chunks"), metadata.get("dimension_separator", "."), ""
+    if spec["driver"] == "zarr3":
+        encoding = metadata["chunk_key_encoding"]
+        is_default = encoding["name"] == "default"
+        separator = encoding.get("configuration", {}).get("separator", "/" if is_default else ".")
+        sizes, start = metadata["chunk_grid"]["configuration"]["chunk_shape"], f"c{separator}" if is_default else ""
+    elif spec["driver"] == "n5":
+        sizes, separator = metadata["blockSize"], "/"
+    grid = [
+        -(-length // size) for length, size in zip(metadata.get("dimensions") or metadata["shape"], sizes, strict=True)
+    ]
+    rows = sampled_rows(math.prod(grid)) if all(grid) else []
+    cells = np.transpose(np.unravel_index(rows, grid)).tolist()
+    return [f"{path}/{start}{separator.join(map(str, cell))}" for cell in cells]
+
+
+def _describe(array: Any) -> str:
+    """Returns the metadata of an array, without its position."""
+    spec = array.spec().to_json()
+    return json.dumps([spec["driver"], spec.get("metadata"), array.dtype.name, array.shape], sort_keys=True)
+
+
+def _reason(error: Exception) -> str:
+    """Returns the text of TensorStore's error, without the specification of the array that ends it."""
+    return str(error).partition(" [")[0]
+
+
+def _tensorstore() -> Any:
+    try:
+        import tensorstore  # noqa: PLC0415  (lazy: it takes long to import)
+    except ImportError as error:
+        raise ImportError("Cannot read Zarr arrays without TensorStore: pip install 'millstream[zarr]'.") from error
+    return tensorstore

@@ -1,1 +1,0 @@
-"""Sources of text files with a record per line."""

@@ -1,1 +1,0 @@
-"""Files as bytes: paths and URLs, disks and object stores, indices and caches."""
