@@ -71,6 +71,9 @@ DATA_LOADER_REPLACEMENTS = MappingProxyType(
         "dataset": "use data_source.",
         "source": "use data_source.",
         "batch_size": _LOAD.format("batch_size=...", "operations=[..., Batch(...)]"),
+        "global_batch_size": _LOAD.format(
+            "global_batch_size=...", "operations=[..., Batch(shard_options.local_batch_size(...))]"
+        ),
         "batch_sampler": _LOAD.format("batch_size=...", "operations=[..., Batch(...)]"),
         "drop_last": _LOAD.format("drop_remainder=True", "operations=[..., Batch(..., drop_remainder=True)]"),
         "drop_remainder": _LOAD.format("drop_remainder=True", "operations=[..., Batch(..., drop_remainder=True)]"),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream import samplers, sources
-from millstream.core.checks import as_integer, named_arguments
+from millstream.core.checks import as_integer, as_options, named_arguments
 from millstream.core.descriptions import described
 from millstream.core.randomness import SEED_LIMIT, derive_seed
 from millstream.loader.data_loader import LOAD_BY_NAME, LOAD_REPLACEMENTS, DataLoader
@@ -37,6 +37,7 @@ def load(
     shard_options: ShardOptions | None = None,
     transformations: Operations = (),
     batch_size: int | None = None,
+    global_batch_size: int | None = None,
     drop_remainder: bool = False,
     batch_fn: Callable[[list[Any]], Any] | None = None,
     worker_count: int | None = 0,
@@ -73,6 +74,8 @@ def load(
         shard_options: the shard of each global batch to read; None for the complete batch.
         transformations: the operations to apply to each record before batching.
         batch_size: the number of elements per batch and shard, at least 1; None for no batches.
+        global_batch_size: the number of elements per step over all shards, a multiple of their number, instead of
+            batch_size. It decides the stream, so keep it when the number of hosts changes.
         drop_remainder: True to drop a last, short batch.
         batch_fn: builds a batch from the list of its elements; None stacks them.
         worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
@@ -106,6 +109,14 @@ def load(
         check_readable(source, "data_source")  # which refuses a mapping
         check_no_columns(source)
     check_list(transformations, "transformations")
+    if global_batch_size is not None:
+        if batch_size is not None:
+            raise ValueError(
+                f"batch_size and global_batch_size exclude each other, got {batch_size} and {global_batch_size}. Pass "
+                "global_batch_size, the number over all hosts."
+            )
+        shard = NoSharding() if shard_options is None else as_options(shard_options, "shard_options", ShardOptions)
+        batch_size = shard.local_batch_size(global_batch_size)
     if batch_fn is not None and batch_size is None:
         raise ValueError("batch_fn needs a batch_size, got batch_size=None. Pass both, or neither.")
     sampler: Sampler
@@ -145,7 +156,7 @@ def load(
 def _weighted(source: DataSource[Any], weights: Any, stop: str, *, num_epochs: int | None, seed: int | None) -> Sampler:
     """Returns the order that draws the records of one source by weights."""
     is_list = isinstance(source, list | tuple)
-    are_sources = is_list and all(hasattr(each, "fingerprint") for each in source)
+    are_sources = is_list and all(hasattr(source[number], "fingerprint") for number in range(len(source)))
     if isinstance(weights, Mapping) or are_sources or (is_list and seed is None):
         raise TypeError(
             f"source must be a mapping from names to sources to mix them, got {type(source).__name__}. Write "

@@ -99,6 +99,7 @@ if TYPE_CHECKING:
         TFRecordDataSource,
         TokenDataSource,
         WebDatasetDataSource,
+        WindowDataSource,
         ZarrDataSource,
     )
     from millstream.tools import convert, lengths_of
@@ -193,6 +194,7 @@ __all__ = [
     "VariableLengthFeature",
     "WebDatasetDataSource",
     "WeightedSampler",
+    "WindowDataSource",
     "WindowShuffle",
     "WorkerDiedError",
     "WorkerError",

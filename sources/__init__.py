@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from millstream.sources.formats.webdataset import WebDatasetDataSource
     from millstream.sources.formats.whole_files import FileDataSource, ImageFolderDataSource
     from millstream.sources.formats.zarr_arrays import ZarrDataSource
+    from millstream.sources.windows import WindowDataSource
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -55,6 +56,7 @@ else:
             "TfdsDataSource": "millstream.sources.formats.tfds",
             "TokenDataSource": "millstream.sources.formats.tokens",
             "WebDatasetDataSource": "millstream.sources.formats.webdataset",
+            "WindowDataSource": "millstream.sources.windows",
             "ZarrDataSource": "millstream.sources.formats.zarr_arrays",
         },
     )
@@ -86,5 +88,6 @@ __all__ = [
     "TfdsDataSource",
     "TokenDataSource",
     "WebDatasetDataSource",
+    "WindowDataSource",
     "ZarrDataSource",
 ]

@@ -553,3 +553,27 @@ def test_what_a_loader_yields_is_the_trainers(name: str, operations: list[Any]) 
     before = copy.deepcopy([source[key] for key in range(6)])
     assert equal_streams(pass_over(), pass_over())
     assert equal_streams(before, [source[key] for key in range(6)])
+
+
+def test_a_global_batch_is_shared_by_all_hosts() -> None:
+    """`global_batch_size` is that of all shards together, whatever their number; not beside a batch_size."""
+    whole = list(millstream.load(range(24), num_epochs=1, shuffle=True, seed=0, global_batch_size=12))
+    for count in (1, 3, 4):
+        parts = [
+            list(
+                millstream.load(
+                    range(24),
+                    num_epochs=1,
+                    shuffle=True,
+                    seed=0,
+                    global_batch_size=12,
+                    shard_options=ShardOptions(index, count, drop_remainder=True),
+                )
+            )
+            for index in range(count)
+        ]
+        assert [np.concatenate(step).tolist() for step in zip(*parts, strict=True)] == [one.tolist() for one in whole]
+    with pytest.raises(ValueError, match="batch_size and global_batch_size exclude each other, got 4 and 8"):
+        millstream.load(range(24), batch_size=4, global_batch_size=8)
+    with pytest.raises(ValueError, match="global_batch_size must be a positive multiple of shard_count = 5, got 12"):
+        millstream.load(range(24), global_batch_size=12, shard_options=ShardOptions(0, 5, drop_remainder=True))

@@ -76,6 +76,7 @@ def sources() -> None:
     assert_type(millstream.MegatronDataSource("a")[0], NDArray[Any])
     assert_type(millstream.RangeDataSource(0, 10)[0], int)
     assert_type(millstream.ParquetDataSource("a.parquet").unit_sizes, NDArray[np.int64])
+    assert_type(millstream.WindowDataSource(["a", "b"], 2).unit_sizes, NDArray[np.int64] | None)
     with millstream.TFRecordDataSource("a.tfrecord") as opened:
         assert_type(opened[0], bytes)
     own: DataSource[int] = Squares()

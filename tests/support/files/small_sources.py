@@ -176,6 +176,10 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "numbers": lambda _: InMemoryDataSource(list(range(NUM_RECORDS))),
     "range": lambda _: RangeDataSource(5, 5 + 3 * NUM_RECORDS, 3),
     "rows": lambda _: InMemoryDataSource(np.arange(NUM_RECORDS * 2).reshape(NUM_RECORDS, 2)),
+    "windows": lambda _: sources.WindowDataSource([{"number": n} for n in range(NUM_RECORDS + 3)], 4),
+    "windows within": lambda _: sources.WindowDataSource(
+        [{"x": np.arange(100 * n, 101 * n), "name": "a"} for n in (10, 12, 30)], 6, lengths=[10, 12, 30]
+    ),
 }
 """The function that builds each kind, given an empty folder."""
 
