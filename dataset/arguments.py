@@ -38,25 +38,15 @@ def depth_above(parents: Iterable[Any]) -> int:
 _BEFORE = "before .to_iter_dataset(), on the MapDataset"
 
 OF_STREAMS = {
-    "cache": "Write millstream.dataset.CacheIterDataset(stream).",
-    "concatenate": "Write millstream.dataset.InterleaveIterDataset([stream, another], cycle_length=1).",
     "enumerate": "Write .map_with_index(lambda index, element: (index, element)).",
-    "interleave": "Write millstream.dataset.InterleaveIterDataset([stream, another], cycle_length=2).",
-    "options": "Write millstream.dataset.WithOptionsIterDataset(stream, DatasetOptions(...)).",
     "padded_batch": "Write .apply(millstream.PaddedBatch(...)).",
-    "rebatch": "Write .apply(millstream.Rebatch(n)).",
-    "repeat": f"Write .repeat(n) {_BEFORE}, or millstream.dataset.RepeatIterDataset(stream, n).",
     "select": f"Write .slice(positions) {_BEFORE}.",
-    "shard": f"Write [index::count] {_BEFORE}, or use millstream.load with shard_options.",
-    "shuffle": f"Write .shuffle(seed=0) {_BEFORE}, or .apply(millstream.WindowShuffle(n, seed=0)).",
-    "skip": f"Write [n:] {_BEFORE}, or skip the elements in the iterable of the stream.",
+    "shard": f"Write .shard(index, count) {_BEFORE}, or use millstream.load with shard_options.",
+    "shuffle": f"Write .shuffle(seed=0) {_BEFORE}, or .window_shuffle(n, seed=0).",
     "slice": f"Write .slice(...) {_BEFORE}.",
-    "take": "Write millstream.dataset.LimitIterDataset(stream, n).",
     "to_iter_dataset": "It is a stream already.",
     "unbatch": "Write .flat_map(list, max_fan_out=n).",
-    "window_shuffle": "Write .apply(millstream.WindowShuffle(n, seed=0)).",
-    "with_options": "Write millstream.dataset.WithOptionsIterDataset(stream, DatasetOptions(...)).",
-    "zip": "Write millstream.dataset.ZipIterDataset([stream, another]).",
+    "with_options": 'Write .options(on_error="skip").',
 }
 """Methods of other libraries that streams do not have, with what to write instead."""
 
@@ -66,19 +56,16 @@ OF_MAP_DATASETS = {
     "enumerate": "Write .map_with_index(lambda position, element: (position, element)).",
     "interleave": "Write MapDataset.mix([dataset, another]).",
     "mp_prefetch": "Write .to_iter_dataset().mp_prefetch(n).",
-    "options": "Write millstream.dataset.WithOptionsIterDataset(dataset.to_iter_dataset(), DatasetOptions(...)).",
+    "options": 'Write .to_iter_dataset().options(on_error="skip").',
     "padded_batch": "Write .to_iter_dataset().apply(millstream.PaddedBatch(...)).",
     "prefetch": "Write .to_iter_dataset(millstream.ReadOptions(num_threads=n)).",
-    "rebatch": "Write .to_iter_dataset().apply(millstream.Rebatch(n)).",
+    "rebatch": "Write .to_iter_dataset().rebatch(n).",
     "select": "Write .slice(positions).",
-    "shard": "Write [index::count], or use millstream.load(dataset, shard_options=...).",
     "skip": "Write [n:].",
     "take": "Write [:n].",
     "train_test_split": "Write .slice(positions) for each part.",
     "unbatch": "Write .flat_map(list, max_fan_out=n).",
-    "window_shuffle": "Write millstream.dataset.WindowShuffleMapDataset(dataset, window_size=n, seed=0).",
-    "with_options": "Write millstream.dataset.WithOptionsIterDataset(dataset.to_iter_dataset(), DatasetOptions(...)).",
-    "zip": "Write millstream.dataset.ZipMapDataset([dataset, another]).",
+    "with_options": 'Write .to_iter_dataset().options(on_error="skip").',
 }
 """Methods of other libraries that MapDatasets do not have, with what to write instead."""
 
@@ -173,6 +160,11 @@ def count_random_maps(dataset: Any, seed: int) -> int:
 def count_shuffles(dataset: Any, seed: int) -> int:
     """Returns the number of shuffles that took a seed from a `.seed(...)`, from this dataset upwards."""
     return longest_count(dataset, lambda one: isinstance(step := _step(one), Shuffle) and step.inherited == seed)
+
+
+def count_nodes(dataset: Any, kind: type) -> int:
+    """Returns the number of nodes of a kind, from this dataset upwards."""
+    return longest_count(dataset, lambda one: isinstance(_step(one), kind))
 
 
 def longest_count(dataset: Any, counts: Callable[[Any], bool]) -> int:

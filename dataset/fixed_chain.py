@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, Self, final
 
 import numpy as np
 
-from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.nodes.node import Node, folded, holds_nodes
 from millstream.dataset.nodes.source_node import Own, Source
@@ -53,7 +54,7 @@ class FixedChain:
         self.operations = tuple(copies)
         self.node: Any = end and folded(end, functools.partial(_rebuilt, copied))
         self.map_dataset: Any = map_dataset
-        if map_dataset is not None and self.node is not end:
+        if map_dataset is not None and self.node is not None and self.node is not end:
             self.map_dataset = _with_node(map_dataset, self.node)
         self._fingerprints: dict[bool, Fingerprint] = {}
         self._pipelines: dict[tuple[Any, ...], Pipelines] = {}

@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeVar, Unpack, overload
 
 from millstream import grain_kinds
 from millstream.core.checks import as_integer, as_options, has_fields, named_arguments
@@ -24,14 +24,18 @@ from millstream.dataset.arguments import (
 )
 from millstream.dataset.chain_rendering import Sketch, Sketches, check_no_stream, html_of, sketch_of, text_of
 from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator
-from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.source_node import HANDED
+from millstream.dataset.options import DatasetOptions, OptionArguments
 from millstream.loader.checkpoints.description import Description
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
 from millstream.loader.tracing import element_text
 from millstream.loader.views import visualized
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
+from millstream.transforms.batching.rebatch import Rebatch
 from millstream.transforms.given import as_transformation
+from millstream.transforms.window_shuffle import WindowShuffle
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,8 +111,8 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
     def __getitem__(self, key: Any) -> NoReturn:
         """Raises ValueError, because a stream is read in order."""
         raise ValueError(
-            f"A stream is read in order, and has no [{key}]. Slice or index the MapDataset, before to_iter_dataset(); "
-            "the first n elements of a stream are millstream.experimental.LimitIterDataset(dataset, n)."
+            f"A stream is read in order, and has no [{key}]. Slice or index the MapDataset, before to_iter_dataset(), "
+            "or write .take(n) or .skip(n)."
         )
 
     @staticmethod
@@ -173,6 +177,157 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         from millstream.dataset.stream_mixing import MixedIterDataset  # noqa: PLC0415  (which needs this class)
 
         return MixedIterDataset(datasets, weights)
+
+    @staticmethod
+    def interleave(datasets: Any, cycle_length: SupportsIndex) -> "IterDataset[Any]":
+        """Returns one element of each of `cycle_length` datasets, one after another.
+
+        Once one of them has ended, the next dataset replaces it from its next turn on.
+
+        Args:
+            datasets: a list of datasets, or a `MapDataset` whose elements are datasets, each opened when its turn
+                comes.
+            cycle_length: the number of datasets that are open at a time, at least 1.
+
+        Raises:
+            TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+        Examples:
+            >>> streams = [millstream.IterDataset.source(text) for text in ("aaa", "b", "cc")]
+            >>> list(millstream.IterDataset.interleave(streams, cycle_length=2))
+            ['a', 'b', 'a', 'a', 'c', 'c']
+        """
+        from millstream.dataset.grain_compat.interleaving import InterleaveIterDataset  # noqa: PLC0415  (as above)
+
+        return InterleaveIterDataset(datasets, cycle_length=cycle_length)
+
+    def concatenate(self, *datasets: "IterDataset[Out]") -> "IterDataset[T_co | Out]":
+        """Returns the elements of this dataset, and then those of others.
+
+        Args:
+            datasets: the datasets that follow, in order.
+
+        Raises:
+            TypeError: one is not a dataset.
+
+        Examples:
+            >>> first = millstream.IterDataset.source(["a", "b"])
+            >>> list(first.concatenate(millstream.IterDataset.source(["c"])))
+            ['a', 'b', 'c']
+        """
+        return IterDataset.interleave([self, *datasets], cycle_length=1)
+
+    def zip(self, *datasets: "IterDataset[Any]", strict: bool = True) -> "IterDataset[tuple[Any, ...]]":
+        """Returns tuples of the elements of this dataset and others.
+
+        Args:
+            datasets: the other datasets.
+            strict: True to raise an error if one ends before the others; False to end with the shortest.
+
+        Raises:
+            TypeError: one is not a dataset. While reading, a ValueError if their lengths differ.
+
+        Examples:
+            >>> numbers = millstream.MapDataset.range(2).to_iter_dataset()
+            >>> list(numbers.zip(numbers.map(str)))
+            [(0, '0'), (1, '1')]
+        """
+        from millstream.dataset.grain_compat.zipping import ZipIterDataset  # noqa: PLC0415  (as above)
+
+        return ZipIterDataset([self, *datasets], strict=strict)
+
+    def take(self, count: SupportsIndex) -> "IterDataset[T_co]":
+        """Returns the first elements, up to `count`, at least 1.
+
+        Examples:
+            >>> list(millstream.IterDataset.source("abcde").take(2))
+            ['a', 'b']
+        """
+        from millstream.dataset.grain_compat.combinations import LimitIterDataset  # noqa: PLC0415  (as above)
+
+        return LimitIterDataset(self, count)
+
+    def skip(self, count: SupportsIndex) -> "IterDataset[T_co]":
+        """Returns the elements after the first `count`, which are computed and dropped once, at the beginning.
+
+        Before `to_iter_dataset`, `dataset[count:]` computes nothing.
+
+        Examples:
+            >>> list(millstream.IterDataset.source("abcde").skip(3))
+            ['d', 'e']
+        """
+        from millstream.dataset.grain_compat.combinations import Skipped  # noqa: PLC0415  (as above)
+
+        return Skipped(self, count)
+
+    def repeat(self, num_epochs: SupportsIndex | None = None) -> "IterDataset[T_co]":
+        """Returns the elements several times: the same ones, with the same draws, each time.
+
+        `MapDataset.repeat` shuffles and draws differently in each epoch.
+
+        Args:
+            num_epochs: the number of times, at least 1; None for an endless stream.
+
+        Examples:
+            >>> list(millstream.IterDataset.source("ab").repeat(2))
+            ['a', 'b', 'a', 'b']
+        """
+        from millstream.dataset.grain_compat.combinations import RepeatIterDataset  # noqa: PLC0415  (as above)
+
+        return RepeatIterDataset(self, num_epochs)
+
+    def cache(self) -> "IterDataset[T_co]":
+        """Returns the same elements, kept in memory once they are computed, for a `repeat` after it.
+
+        Examples:
+            >>> list(millstream.IterDataset.source("ab").map(str.upper).cache().repeat(2))
+            ['A', 'B', 'A', 'B']
+        """
+        from millstream.dataset.grain_compat.combinations import CacheIterDataset  # noqa: PLC0415  (as above)
+
+        return CacheIterDataset(self)
+
+    def rebatch(self, batch_size: SupportsIndex, *, drop_remainder: bool = False) -> "IterDataset[T_co]":
+        """Returns batches of one size, rebuilt from batches of any size; see `Rebatch`.
+
+        Examples:
+            >>> batches = millstream.IterDataset.source([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])
+            >>> list(batches.rebatch(2))
+            [array([1, 2]), array([3, 4]), array([5, 6])]
+        """
+        return _operated(self, Rebatch(batch_size, drop_remainder))
+
+    def window_shuffle(self, window_size: SupportsIndex, seed: SupportsIndex | None = None) -> "IterDataset[T_co]":
+        """Returns the elements shuffled within windows of `window_size` in a row; see `WindowShuffle`.
+
+        Args:
+            window_size: the number of elements per window, at least 1. All of them are in memory.
+            seed: 0 … 2**64 - 1; None for one derived from the nearest `seed` before.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(8).to_iter_dataset().window_shuffle(4, seed=0))
+            [2, 0, 3, 1, 4, 6, 5, 7]
+        """
+        return _operated(self, WindowShuffle(window_size, seed))
+
+    def options(self, **options: "Unpack[OptionArguments]") -> "IterDataset[T_co]":
+        """Returns the same elements, with options for the whole chain up to here, such as the treatment of errors.
+
+        Args:
+            options: `on_error`, `max_errors`, `filter_warn_threshold_ratio`, `filter_raise_threshold_ratio`; see
+                `DatasetOptions`. Those of the last call for a chain take precedence.
+
+        Raises:
+            TypeError, ValueError: an option is unknown, of the wrong kind or out of range.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.source(["1", "x", "3"]).to_iter_dataset().map(int)
+            >>> list(dataset.options(on_error="skip"))
+            [1, 3]
+        """
+        from millstream.dataset.grain_compat.prefetching import WithOptionsIterDataset  # noqa: PLC0415  (as above)
+
+        return WithOptionsIterDataset(self, DatasetOptions(**options))
 
     def apply(self, transformations: Any) -> "IterDataset[Any]":
         """Returns the elements after one operation, or after several in a list.

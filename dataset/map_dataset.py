@@ -5,39 +5,41 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream import grain_kinds
-from millstream.core.checks import as_flag, as_integer_or_none
-from millstream.core.randomness import as_seed, derive_seed
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none
+from millstream.core.randomness import OF_BATCHES, as_seed, derive_seed
 from millstream.core.warn import log_warning
 from millstream.dataset.arguments import (
     OF_MAP_DATASETS,
     as_flat_map,
     as_map,
     as_operation,
+    count_nodes,
     count_random_maps,
     count_shuffles,
     depth_above,
+    nearest_seed,
     only_parent,
     raise_missing,
     seed_for,
 )
-from millstream.dataset.chain_rendering import content_marks_of, extent_of, fingerprint_of, html_of, sketch_of, text_of
-from millstream.dataset.nodes.blocks import Blocks, positions_within
+from millstream.dataset.chain_rendering import extent_of, html_of, sketch_of, text_of
+from millstream.dataset.node_source import NodeSource, node_of
+from millstream.dataset.nodes.blocks import positions_within
 from millstream.dataset.nodes.element_nodes import (
     Batched,
-    ElementNode,
     Filtered,
     Mapped,
     MappedAtRandom,
     MappedWithIndex,
     Split,
 )
-from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shuffle, Slice, Taken
-from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected, warn_of_proportions
+from millstream.dataset.nodes.index_nodes import Repeat, Seed, Shard, Shuffle, Slice, Taken, WindowShuffle
+from millstream.dataset.nodes.joining_nodes import Concatenated, Mixed, Selected, Zipped, warn_of_proportions
 from millstream.dataset.nodes.node import ENDLESS, Node
-from millstream.dataset.nodes.source_node import Own, Source
+from millstream.dataset.nodes.source_node import Source
 from millstream.samplers.mixtures.mixture_checks import checked_weights, named_components
 from millstream.sources import DataSource
-from millstream.sources.base import LoaderView, RecordKeys
+from millstream.sources.base import RecordKeys
 from millstream.sources.source_checks import check_range, check_readable
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, RandomMap, Transformation
 from millstream.transforms.base import METHODS
@@ -45,7 +47,6 @@ from millstream.transforms.given import as_transformation
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
@@ -58,7 +59,7 @@ Rows: TypeAlias = slice
 """The class of slices, under a name that no method has."""
 
 
-class MapDataset(grain_kinds.MapDataset, Generic[T]):
+class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
     """A lazy, immutable dataset with random access: `len(dataset)` and `dataset[position]`.
 
     Each method returns a new dataset and reads nothing. `len(dataset)` is the length of one epoch, and positions
@@ -85,10 +86,7 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         [array(['D', 'B', 'A', 'C'], dtype='<U1'), array(['B', 'A', 'D', 'C'], dtype='<U1')]
     """
 
-    takes_key_arrays = True
     _parents: "tuple[MapDataset[Any], ...]" = ()
-    _node: Node | None = None
-    _blocks: Blocks | None = None
 
     def __init__(self, parents: "MapDataset[Any] | Sequence[MapDataset[Any]]" = ()) -> None:
         if isinstance(parents, MapDataset) or not isinstance(parents, Sequence):
@@ -468,6 +466,80 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             raise ValueError("This dataset is endless already: repeat it only once.")
         return self._with(Repeat(node, number, as_flag(reseed_each_epoch, "reseed_each_epoch")))
 
+    def window_shuffle(self, window_size: SupportsIndex, seed: SupportsIndex | None = None) -> "MapDataset[T]":
+        """Returns the elements shuffled within windows of `window_size` in a row, for sources read in larger units.
+
+        Each window and epoch has its own order. The last window of an epoch may be shorter.
+
+        Args:
+            window_size: the number of elements per window, at least 1.
+            seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` before it.
+
+        Raises:
+            ValueError: there is no seed, or an argument is out of range.
+
+        Examples:
+            >>> list(millstream.MapDataset.range(8).window_shuffle(4, seed=0))
+            [2, 3, 0, 1, 7, 4, 6, 5]
+        """
+        size = as_integer(window_size, "window_size", minimum=1, maximum=sys.maxsize)
+        chosen = seed_for("window_shuffle", self, seed)
+        number = 0 if seed is not None else count_nodes(self, WindowShuffle)
+        return self._with(WindowShuffle(node_of(self), size, derive_seed(chosen, number) if number else chosen))
+
+    def shard(self, index: SupportsIndex, count: SupportsIndex) -> "MapDataset[T]":
+        """Returns the share of one host: of each `count` neighbours one, which differs from group to group.
+
+        All shards together are each epoch of this dataset. Whatever its order is, and also after a mixture, each shard
+        has its share of each part, so batch i of all hosts is a part of the dataset that has its proportions. The
+        choice depends on the nearest `.seed(...)` before it, if there is one.
+
+        Args:
+            index: the number of this host, 0 … count - 1.
+            count: the number of hosts, at least 1.
+
+        Raises:
+            TypeError, ValueError: an argument is of the wrong kind or out of range.
+
+        Examples:
+            >>> dataset = millstream.MapDataset.range(8)
+            >>> list(dataset.shard(0, 2)), list(dataset.shard(1, 2))
+            ([1, 2, 4, 7], [0, 3, 5, 6])
+        """
+        num_shards = as_integer(count, "count", minimum=1)
+        number = as_integer(index, "index", minimum=0, maximum=num_shards - 1)
+        node = node_of(self)
+        if node.length != ENDLESS and (longer := node.length % num_shards):
+            log_warning(
+                f"{longer} of {num_shards} shards of a dataset of {node.length:,} elements have one more element than "
+                "the others, so their batches may end at different steps. Cut it before, "
+                f"dataset[:{node.length - longer}], or .repeat() it."
+            )
+        seed = derive_seed(nearest_seed(self) or 0, OF_BATCHES + count_nodes(self, Shard))
+        return self._with(Shard(node, number, num_shards, seed))
+
+    def zip(self, *datasets: "MapDataset[Any]") -> "MapDataset[tuple[Any, ...]]":
+        """Returns tuples of the elements of this dataset and others at the same position, None for missing ones.
+
+        Args:
+            datasets: the other datasets, of the same length.
+
+        Raises:
+            TypeError, ValueError: one is not a MapDataset, or their lengths differ.
+
+        Examples:
+            >>> letters = millstream.MapDataset.source(["a", "b"])
+            >>> list(millstream.MapDataset.range(2).zip(letters))
+            [(0, 'a'), (1, 'b')]
+        """
+        nodes = _nodes([self, *datasets])
+        if len({node.length for node in nodes}) != 1:
+            lengths = [node.length for node in nodes]
+            raise ValueError(
+                f"Datasets that are zipped must have equal lengths, got {lengths}: slice the longer ones, dataset[:n]."
+            )
+        return dataset_of(Zipped(nodes), self, *datasets)
+
     def seed(self, seed: SupportsIndex) -> "MapDataset[T]":
         """Returns the same dataset. Random operations after it without their own seed draw from this one.
 
@@ -561,6 +633,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
         element: T = self._read.at(position)
         return element
 
+    _own_reads = __getitem__
+
     def __getitems__(self, positions: RecordKeys) -> Sequence[T]:
         """Returns the elements at positions, in order, None for missing elements.
 
@@ -570,69 +644,6 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
             IndexError: a position is negative, 2**63 or more, or the dataset is empty.
         """
         return self._read.block(positions)
-
-    @property
-    def reads_one_by_one(self) -> bool:
-        """True if no source below has batched reads. Several threads then share the elements of a batch."""
-        return node_of(self).reads_one_by_one
-
-    @property
-    def is_in_memory(self) -> bool:
-        """True if all sources below are plain data in memory."""
-        return node_of(self).is_in_memory
-
-    @property
-    def window_units(self) -> int | None:
-        """The number of units of its source that a shuffle should keep together; None if any order is as fast.
-
-        Slices, selections and maps have that of their source, such as a `ParquetDataSource` larger than its cache.
-        """
-        return node_of(self).window_units
-
-    @property
-    def unit_sizes(self) -> "NDArray[np.int64] | None":
-        """The number of elements of each run of consecutive elements that its source reads as one unit.
-
-        int64, shape (runs,); None without `window_units`.
-        """
-        node = node_of(self)
-        return None if node.window_units is None else node.units().sizes
-
-    @property
-    def unit_numbers(self) -> "NDArray[np.int64] | None":
-        """The number of the unit of each of `unit_sizes`; a unit has several runs if positions are in any order.
-
-        int64, shape (runs,); None without `window_units`.
-        """
-        node = node_of(self)
-        return None if node.window_units is None else node.units().numbers
-
-    @property
-    def calls_in_reads(self) -> str:
-        """The calls that compute elements while they are read: `.map(decode).filter(is_long)`; "" without any."""
-        nodes = [node for node in node_of(self).line() if isinstance(node, ElementNode | Split)]
-        return "".join(node.text for node in reversed(nodes))
-
-    def _loader_view(self) -> LoaderView:
-        node = node_of(self)
-        if node.is_sparse:
-            step = next((step.text for step in node.line() if isinstance(step, Filtered | Split)), "a filter")
-            raise ValueError(
-                f"Cannot read every position of this MapDataset: after {step}, elements may be missing. Read it as a "
-                "stream, dataset.to_iter_dataset(), and batch that; or give the loader the dataset before it, and the "
-                "filter as an operation."
-            )
-        # An endless dataset is one epoch.
-        differs = node.differs_by_epoch and node.length != ENDLESS
-        return LoaderView(self, differs, skips_none=True, reordering=node.reordering)
-
-    def fingerprint(self) -> str:
-        """Returns one line that identifies the elements: sources, operations and seeds, but not num_epochs."""
-        return fingerprint_of(node_of(self))
-
-    def content_marks(self) -> dict[str, str]:
-        """Returns digests of the chain's code and objects. A checkpoint warns if they differ."""
-        return content_marks_of(node_of(self))
 
     def __repr__(self) -> str:
         return text_of(self._title, sketch_of(node_of(self)))
@@ -644,31 +655,8 @@ class MapDataset(grain_kinds.MapDataset, Generic[T]):
     def _title(self) -> str:
         return f"{type(self).__name__} {extent_of(node_of(self))}"
 
-    @property
-    def _read(self) -> Blocks:
-        if self._blocks is None:
-            self._blocks = Blocks(node_of(self))
-        return self._blocks
-
     def _with(self, node: Node) -> "MapDataset[Any]":
         return dataset_of(node, self)
-
-
-def node_of(dataset: MapDataset[Any]) -> Node:
-    """Returns the node of a dataset."""
-    known: dict[int, Node] = {}
-
-    def found(one: MapDataset[Any]) -> Node:
-        is_own = type(one).__getitem__ is not MapDataset.__getitem__
-        if one._node is not None and not is_own:  # noqa: SLF001
-            return one._node  # noqa: SLF001
-        if not is_own:
-            raise NotImplementedError(f"{type(one).__name__} must override __getitem__.")
-        if id(one) not in known:
-            known[id(one)] = Own(one, tuple(map(found, one.parents)))
-        return known[id(one)]
-
-    return found(dataset)
 
 
 def dataset_of(node: Node, *parents: MapDataset[Any]) -> MapDataset[Any]:

@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import functools
 import numbers
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from millstream.core.checks import named_fields
 from millstream.dataset.nodes.source_node import HANDED
@@ -38,6 +38,15 @@ def _noting_given(cls: Class) -> Class:
 
     cls.__init__ = construct  # type: ignore[misc]  # the signature stays as it is
     return cls
+
+
+class OptionArguments(TypedDict, total=False):
+    """The arguments of `IterDataset.options`."""
+
+    on_error: str
+    max_errors: int | None
+    filter_warn_threshold_ratio: float | None
+    filter_raise_threshold_ratio: float | None
 
 
 @_noting_given
@@ -127,6 +136,9 @@ class DatasetOptions:
 
 DEFAULTS = DatasetOptions()
 
+GIVEN = "_given_options"
+"""The attribute of a dataset with the options for the chain up to it."""
+
 
 def options_of(dataset: Any, outer: DatasetOptions = DEFAULTS) -> DatasetOptions:
     """Returns the options of a dataset below others that have the options `outer`.
@@ -137,7 +149,7 @@ def options_of(dataset: Any, outer: DatasetOptions = DEFAULTS) -> DatasetOptions
     options = outer
     while True:
         attributes = vars(dataset)
-        for own in (attributes.get(HANDED), attributes.get("options")):
+        for own in (attributes.get(HANDED), attributes.get(GIVEN)):
             if isinstance(own, DatasetOptions):
                 options = options.merge(own)
         parents: tuple[Any, ...] = getattr(dataset, "parents", ())

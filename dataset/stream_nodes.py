@@ -12,7 +12,8 @@ from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Running, Shared
-from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.element_nodes import Batched
 from millstream.dataset.options import options_of
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions

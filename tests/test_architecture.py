@@ -98,6 +98,10 @@ FLUENT = {
     ("millstream.dataset.iter_dataset", "millstream.dataset.stream_nodes"),
     ("millstream.dataset.iter_dataset", "millstream.dataset.stream_mixing"),
     ("millstream.dataset.iter_dataset", "millstream.dataset.stream_source"),
+    ("millstream.dataset.iter_dataset", "millstream.dataset.grain_compat.combinations"),
+    ("millstream.dataset.iter_dataset", "millstream.dataset.grain_compat.interleaving"),
+    ("millstream.dataset.iter_dataset", "millstream.dataset.grain_compat.prefetching"),
+    ("millstream.dataset.iter_dataset", "millstream.dataset.grain_compat.zipping"),
     ("millstream.dataset.stream_nodes", "millstream.dataset.chain"),
 }
 """The imports that may run in a circle, inside methods of a dataset: `.batch(64)`, `.mix(…)` and `iter(dataset)` make

@@ -7,7 +7,8 @@ and shapes.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own, Source
 from millstream.sources import (

@@ -15,6 +15,7 @@ from millstream.dataset.iterators.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import is_anything, is_flag, is_number, sealed, unsealed
+from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 
 
 @final
@@ -41,7 +42,7 @@ class LimitIterDataset(Combined):
         return _LimitIterator(opened_below(self._parent, shared), self.count)
 
     def _line(self) -> str:
-        return f"LimitIterDataset(count={self.count})"
+        return f".take({self.count})"
 
 
 @final
@@ -67,8 +68,8 @@ class _LimitIterator(RecoveringIterator[Any]):
         checked = unsealed(state, "a limited dataset", {"count": is_number, "parent": is_anything})
         if checked["count"] > self._limit:
             raise CheckpointError(
-                f"The state is after {checked['count']} elements, and LimitIterDataset here has {self._limit}: use "
-                "its former count."
+                f"The state is after {checked['count']} elements, and here .take({self._limit}) ends before: use its "
+                "former count."
             )
         move_to(self._parent, checked["parent"])
         self._step = checked["count"]
@@ -80,12 +81,61 @@ class _LimitIterator(RecoveringIterator[Any]):
 
     def seek(self, step: int) -> None:
         if not 0 <= as_integer(step, "step") <= self._limit:
-            raise IndexError(f"step must be between 0 and {self._limit}, the limit of LimitIterDataset, got {step}.")
+            raise IndexError(f"step must be between 0 and {self._limit}, the number of elements of .take, got {step}.")
         self._go(lambda: self._seek(step))
 
     def _seek(self, step: int) -> None:
         self._parent.seek(step)
         self._step = step
+
+
+@final
+class Skipped(Combined):
+    """The elements of a dataset after the first `count`."""
+
+    def __init__(self, parent: Any, count: SupportsIndex) -> None:
+        super().__init__(as_stream(parent, "parent"))
+        self.count = as_integer(count, "count", minimum=0)
+
+    def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
+        return _SkippedIterator(opened_below(self._parent, shared), self.count)
+
+    def _line(self) -> str:
+        return f".skip({self.count})"
+
+
+@final
+class _SkippedIterator(RecoveringIterator[Any]):
+    """Draws from a stream whose first elements it drops. It is at the beginning until the first draw after them."""
+
+    def __init__(self, parent: DatasetIterator[Any], num_skipped: int) -> None:
+        super().__init__(parent)
+        self._num_skipped = num_skipped
+
+    def _draw(self, count: int) -> Drawn[Any]:
+        left = 0 if self._step else self._num_skipped
+        while left:
+            values, error = drawn_from(self._parent, min(left, KEPT_ELEMENTS))
+            left -= len(values)
+            if error is not None or not values:
+                return Drawn([], error)
+        return drawn_from(self._parent, count)
+
+    def _state(self) -> dict[str, Any]:
+        return sealed(_SKIPPED, {"step": self._step, "skipped": self._num_skipped, "parent": state_below(self._parent)})
+
+    def _move(self, state: dict[str, Any]) -> None:
+        checked = unsealed(state, _SKIPPED, {"step": is_number, "skipped": is_number, "parent": is_anything})
+        if checked["skipped"] != self._num_skipped:
+            raise CheckpointError(
+                f"The state is of a stream without its first {checked['skipped']} elements, and here it is "
+                f"{self._num_skipped}: write .skip({checked['skipped']})."
+            )
+        move_to(self._parent, checked["parent"])
+        self._step = checked["step"]
+
+
+_SKIPPED = "a stream without its first elements"
 
 
 @final
@@ -112,7 +162,7 @@ class RepeatIterDataset(Combined):
         return _RepeatIterator(opened_below(self._parent, shared), self.num_epochs)
 
     def _line(self) -> str:
-        return f"RepeatIterDataset(num_epochs={self.num_epochs})"
+        return f".repeat({'' if self.num_epochs is None else self.num_epochs})"
 
 
 @final
@@ -168,7 +218,7 @@ class _RepeatIterator(RecoveringIterator[Any]):
         if self._num_epochs is not None and checked["epoch"] >= self._num_epochs:
             raise CheckpointError(
                 f"The state is in epoch {checked['epoch']} of a repeated dataset, and here there are "
-                f"{self._num_epochs}: give RepeatIterDataset as many as it had."
+                f"{self._num_epochs}: write .repeat with the number that it had."
             )
         move_to(self._parent, checked["parent"])
         self._step, self._epoch, self._is_empty = checked["step"], checked["epoch"], checked["is_empty"]
@@ -197,6 +247,9 @@ class CacheIterDataset(Combined):
 
     def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         return _CacheIterator(opened_below(self._parent, shared))
+
+    def _line(self) -> str:
+        return ".cache()"
 
 
 @final

@@ -11,7 +11,8 @@ from millstream.core.checks import as_options
 from millstream.core.randomness import OF_BATCHES, derive_seed
 from millstream.dataset.fixed_chain import FixedChain, checked_maps
 from millstream.dataset.iterators.engine_iterator import EngineIterator
-from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.lowering import InOrder, lower
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.compatibility import accept

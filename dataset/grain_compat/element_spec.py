@@ -10,7 +10,8 @@ from millstream.core.descriptions import described
 from millstream.dataset.grain_compat.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset
 from millstream.dataset.grain_compat.zipping import ZipIterDataset
 from millstream.dataset.iter_dataset import IterDataset
-from millstream.dataset.map_dataset import MapDataset, node_of
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.element_nodes import Batched, ElementNode, Filtered
 from millstream.dataset.nodes.index_nodes import IndexNode
 from millstream.dataset.nodes.joining_nodes import JoiningNode, Zipped

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, final
 
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.map_dataset import MapDataset, dataset_of, node_of
+from millstream.dataset.map_dataset import MapDataset, dataset_of
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.index_nodes import InterleavedRows
 from millstream.dataset.stream_nodes import ReadIterDataset
 from millstream.errors import DataSourceError

@@ -1,14 +1,11 @@
 """Operations as datasets, under Grain's names: packers, window shuffles, rebatching, splitting."""
 
-import sys
 from collections.abc import Collection, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
-from millstream.core.checks import as_integer
-from millstream.core.randomness import as_seed
 from millstream.dataset.chain import as_stream
-from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes import index_nodes
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.stream_nodes import Operated
 from millstream.transforms import FlatMap
 from millstream.transforms.batching.rebatch import Rebatch
@@ -276,8 +273,7 @@ class WindowShuffleMapDataset(MapDataset[T]):
 
     def __init__(self, parent: MapDataset[T], *, window_size: SupportsIndex, seed: SupportsIndex) -> None:
         super().__init__(parent)
-        size = as_integer(window_size, "window_size", minimum=1, maximum=sys.maxsize)
-        self._node = index_nodes.WindowShuffle(node_of(parent), size, as_seed(seed))
+        self._node = node_of(parent.window_shuffle(window_size, seed))
 
 
 class FlatMapMapDataset(MapDataset[Any]):

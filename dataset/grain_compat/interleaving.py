@@ -64,6 +64,8 @@ class InterleaveIterDataset(Combined):
         return _InterleaveIterator(self.datasets, min(self.cycle_length, len(self.datasets)), shared)
 
     def _line(self) -> str:
+        if self.cycle_length == 1:
+            return f"concatenate({len(self.datasets)} datasets)"
         return f"interleave({len(self.datasets)} datasets, cycle_length={self.cycle_length})"
 
 

@@ -6,7 +6,7 @@ from millstream.core.checks import as_integer
 from millstream.dataset.chain import Chain, as_stream
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.options import DatasetOptions
+from millstream.dataset.options import GIVEN, DatasetOptions
 from millstream.dataset.stream_nodes import Ahead, ReadIterDataset
 from millstream.loader.device_iterator import DeviceIterator
 from millstream.loader.device_placement import Placement
@@ -65,11 +65,11 @@ class WithOptionsIterDataset(Ahead):
         if not isinstance(options, DatasetOptions):
             raise TypeError(f"options must be DatasetOptions, got {type(options).__name__}.")
         super().__init__(as_stream(parent, "parent"), MultiprocessingOptions(), None)
-        self.options = options
+        vars(self)[GIVEN] = options
+        self._text = f".options({', '.join(f'{name}={getattr(options, name)!r}' for name in options.given)})"
 
     def _line(self) -> str:
-        given = ", ".join(f"{name}={getattr(self.options, name)!r}" for name in self.options.given)
-        return f"WithOptionsIterDataset({given})"
+        return self._text
 
 
 def multithread_prefetch(

@@ -9,8 +9,8 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator
 from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
 from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
 from millstream.dataset.iterators.running import Shared
-from millstream.dataset.map_dataset import MapDataset, node_of
-from millstream.dataset.nodes.joining_nodes import Zipped
+from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.stream_nodes import Combined
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import is_flag, is_list, is_number, sealed, unsealed
@@ -35,14 +35,10 @@ class ZipMapDataset(MapDataset[tuple[Any, ...]]):
 
     def __init__(self, parents: Sequence[MapDataset[Any]]) -> None:
         super().__init__(parents)
-        nodes = tuple(map(node_of, self.parents))
-        lengths = [node.length for node in nodes]
-        if len(set(lengths)) != 1:
-            raise ValueError(
-                f"ZipMapDataset needs datasets of equal length, at least one, got the lengths {lengths}: slice the "
-                "longer ones, dataset[:n]."
-            )
-        self._node = Zipped(nodes)
+        if not parents:
+            raise ValueError("ZipMapDataset needs datasets of equal length, at least one, got none.")
+        first, *others = self.parents
+        self._node = node_of(first.zip(*others))
 
 
 @final
@@ -71,6 +67,9 @@ class ZipIterDataset(Combined):
 
     def _drawn(self, shared: Shared) -> RecoveringIterator[Any]:
         return _ZipIterator([opened_below(parent, shared) for parent in self.parents], self.strict)
+
+    def _line(self) -> str:
+        return "zip" if self.strict else "zip(strict=False)"
 
 
 @final
@@ -141,6 +140,6 @@ class _ZipIterator(RecoveringIterator[tuple[Any, ...]]):
 
 def _unequal(shorter: int, longer: int) -> ValueError:
     return ValueError(
-        f"ZipIterDataset: parents[{shorter}] has ended before parents[{longer}]. With strict=False, it ends with the "
-        "shortest."
+        f"Datasets that are zipped must end together, but parents[{shorter}] has ended before parents[{longer}]. "
+        "Write strict=False to end with the shortest."
     )

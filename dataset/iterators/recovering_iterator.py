@@ -40,7 +40,7 @@ class Drawn(NamedTuple, Generic[T_co]):
 
 
 _TRIES = 100
-"""The number of times that a state is taken anew because another thread has moved the iterator meanwhile."""
+"""The number of times that a state is taken again because another thread has moved the iterator meanwhile."""
 
 
 class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
@@ -62,7 +62,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     _reads_together = False
     """True to start prefetching in all streams before the first of them is waited for."""
     _is_prefetching = False
-    """True if the streams below have been told to prefetch from this position on."""
+    """True if the streams below prefetch from this position on."""
     dataset: "Combined | None" = None
     """The dataset that it iterates over; None if its elements cannot be drawn a second time for a preview."""
     replaced: "LoaderSnapshot | None" = None

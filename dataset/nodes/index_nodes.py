@@ -93,17 +93,9 @@ class WindowShuffle(IndexNode):
         return derive_seed(self.seed, self.window_size)
 
     def parent_positions(self, positions: Positions) -> Positions:
-        """Returns the images of offsets under the permutations of their windows, numbered over all epochs."""
         epochs, offsets = divided(positions, self.length)
         windows, within = np.divmod(offsets, self.window_size)
-        num_windows = -(-self.length // self.window_size)
-        numbers = joined(epochs, num_windows, windows).view(np.uint64)
-        landed = np.empty_like(within)
-        last_size = self.length - (num_windows - 1) * self.window_size
-        is_last = windows == num_windows - 1
-        for rows, size in ((~is_last, self.window_size), (is_last, last_size)):
-            landed[rows] = permute(within[rows], size, self._own_seed, numbers[rows])
-        return joined(epochs, self.length, windows * self.window_size + landed)
+        return _permuted(epochs, windows, within, size=self.window_size, length=self.length, seed=self._own_seed)
 
     @property
     def text(self) -> str:
@@ -111,6 +103,62 @@ class WindowShuffle(IndexNode):
 
     def identities(self) -> Iterator[str]:
         yield f"WindowShuffle(size: {self.window_size}, seed: {self.seed}, of: {self.length})"
+
+
+def _permuted(
+    epochs: "int | NDArray[np.uint64]", windows: Positions, within: Positions, *, size: int, length: int, seed: int
+) -> Positions:
+    """Returns the images of offsets under the permutations of their windows, numbered over all epochs.
+
+    The last window of an epoch of `length` positions may be shorter.
+    """
+    num_windows = -(-length // size)
+    numbers = joined(epochs, num_windows, windows).view(np.uint64)
+    landed = np.empty_like(within)
+    is_last = windows == num_windows - 1
+    for rows, own_size in ((~is_last, size), (is_last, length - (num_windows - 1) * size)):
+        landed[rows] = permute(within[rows], own_size, seed, numbers[rows])
+    return joined(epochs, length, windows * size + landed)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Shard(IndexNode):
+    """One of each `count` neighbours of an epoch. Each group of them has its own order, so that any mixture is even."""
+
+    index: int
+    count: int
+    seed: int
+    reorders = True
+
+    @functools.cached_property
+    def length(self) -> int:
+        return ENDLESS if self.parent.length == ENDLESS else len(self._rows)
+
+    @property
+    def _rows(self) -> range:
+        return range(self.index, self.parent.length, self.count)
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return self.parent.window_units
+
+    def units(self) -> Units:
+        """Returns those of every `count`-th element, which is in the same group."""
+        return Slice(self.parent, self._rows).units()
+
+    def parent_positions(self, positions: Positions) -> Positions:
+        epochs, groups = divided(positions, self.length)
+        if groups.size and int(groups.max()) >= ENDLESS // self.count:
+            raise IndexError(f"Position {groups.max()} of {self.text} exceeds 2**63 in the dataset before it.")
+        within = np.full_like(groups, self.index)
+        return _permuted(epochs, groups, within, size=self.count, length=self.parent.length, seed=self.seed)
+
+    @property
+    def text(self) -> str:
+        return f".shard({self.index}, {self.count})"
+
+    def identities(self) -> Iterator[str]:
+        yield f"Shard({self.index}, {self.count}, seed: {self.seed}, of: {self.parent.length})"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ def test_a_stream_is_shown_line_by_line() -> None:
         "  - source(range(0, 50))",
         "    .to_iter_dataset()",
         "    .apply(Map(abs))",
-        "    LimitIterDataset(count=20)",
+        "    .take(20)",
         "  .apply(Batch(batch_size=4))",
         "  .mp_prefetch(num_workers=2)",
     ]
@@ -110,7 +110,7 @@ def test_options_and_threads_are_shown_as_they_were_given() -> None:
     stream = MapDataset.range(3).to_iter_dataset()
     options = experimental.DatasetOptions(on_error="skip", max_errors=3)
     steps = {
-        "WithOptionsIterDataset(on_error='skip', max_errors=3)": experimental.WithOptionsIterDataset(stream, options),
+        ".options(on_error='skip', max_errors=3)": experimental.WithOptionsIterDataset(stream, options),
         "ThreadPrefetchIterDataset(prefetch_buffer_size=8)": experimental.ThreadPrefetchIterDataset(
             stream, prefetch_buffer_size=8
         ),

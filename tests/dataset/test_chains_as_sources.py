@@ -23,7 +23,8 @@ from millstream import (
     MixtureSampler,
     RecordMetadata,
 )
-from millstream.dataset.map_dataset import dataset_of, node_of
+from millstream.dataset.map_dataset import dataset_of
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.index_nodes import Shuffle
 from millstream.transforms import Filter, RandomMap
 from support.draw.chains import Chain, chains

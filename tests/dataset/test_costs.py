@@ -13,7 +13,8 @@ import pytest
 from millstream import FilterTransform, IterDataset, MapDataset, MapTransform, ReadOptions, load
 from millstream.dataset import InterleaveIterDataset, ZipMapDataset
 from millstream.dataset.chain_rendering import sketch_of, text_of
-from millstream.dataset.map_dataset import dataset_of, node_of
+from millstream.dataset.map_dataset import dataset_of
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.index_nodes import Shuffle
 from millstream.dataset.nodes.node import Positions

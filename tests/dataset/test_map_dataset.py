@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from millstream import DataLoader, IndexSampler
 from millstream.dataset import MapDataset
-from millstream.dataset.map_dataset import node_of
+from millstream.dataset.node_source import node_of
 from millstream.transforms import RandomMap
 from support.draw.chains import Chain, CountedSource, Every, chains
 

@@ -79,6 +79,8 @@ KINDS = {
     "interleave": Kind(
         lambda: iter(experimental.InterleaveIterDataset([numbers(), numbers(50)], cycle_length=2)), is_join=True
     ),
+    "skip": Kind(lambda: iter(numbers(-2).concatenate(numbers(9)).skip(COUNT)), is_join=True),
+    "concatenate": Kind(lambda: iter(numbers().concatenate(numbers(50).take(2))), is_join=True),
     "limit": Kind(lambda: iter(experimental.LimitIterDataset(numbers(), COUNT - 1)), seeks=True, is_join=True),
     "repeat": Kind(lambda: iter(experimental.RepeatIterDataset(numbers(), num_epochs=2)), is_join=True),
     "cache": Kind(lambda: iter(experimental.CacheIterDataset(numbers())), is_join=True),

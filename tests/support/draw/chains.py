@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from millstream import Batch, FilterTransform, FlatMapTransform, MapTransform, RandomMapTransform
 from millstream.core.randomness import derive_seed
-from millstream.dataset import MapDataset, WindowShuffleMapDataset, ZipMapDataset
+from millstream.dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from support.oracle import chains as oracle
 from support.oracle.chains import Oracle
 
@@ -143,11 +144,24 @@ def chains(most_nodes: int = 6) -> st.SearchStrategy[Chain]:
 
 
 @st.composite
-def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901  (one case a node)
+def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901, PLR0912  (one case a node)
     """Draws a chain with one more node."""
     chain = draw(chains(most_nodes - 1))
     dataset, plain, is_dense, seeds = chain.dataset, chain.oracle, chain.is_dense, chain.seeds
-    kinds = ["repeat", "cut", "shuffle", "window", "mark", "hole", "position", "random", "keep", "split", "own"]
+    kinds = [
+        "repeat",
+        "cut",
+        "shuffle",
+        "window",
+        "mark",
+        "hole",
+        "position",
+        "random",
+        "keep",
+        "split",
+        "own",
+        "shard",
+    ]
     match draw(st.sampled_from([*kinds, "batch"] if is_dense else kinds)):
         case "repeat":
             number, reseed = draw(st.integers(1, 3)), draw(st.booleans())
@@ -161,8 +175,13 @@ def extended(draw: st.DrawFn, most_nodes: int) -> Chain:  # noqa: C901  (one cas
             dataset, plain = dataset.shuffle(seed=seed), oracle.shuffled(plain, seed)
         case "window":
             size, seed = draw(st.integers(1, 7)), draw(SEEDS)
-            dataset = WindowShuffleMapDataset(dataset, window_size=size, seed=seed)
+            dataset = dataset.window_shuffle(size, seed=seed)
             plain = oracle.window_shuffled(plain, size, derive_seed(seed, size))
+        case "shard":
+            count = draw(st.integers(1, 4))
+            index = draw(st.integers(0, count - 1))
+            dataset = dataset.shard(index, count)
+            plain = oracle.sharded(plain, index, count, getattr(node_of(dataset), "seed"))  # noqa: B009
         case "mark":
             dataset, plain = dataset.map(Mark()), oracle.mapped(plain, Mark().map)
         case "hole":
@@ -213,7 +232,8 @@ def joined(draw: st.DrawFn, most_nodes: int) -> Chain:
             dataset, plain = MapDataset.select_from_datasets(datasets, pairs), oracle.selected(plains, pairs)
         case _:
             shortest = min(plain.length for plain in plains)
-            dataset, is_dense = ZipMapDataset([one[:shortest] for one in datasets]), True
+            first, *others = [one[:shortest] for one in datasets]
+            dataset, is_dense = first.zip(*others), True
             plain = oracle.zipped([oracle.sliced(one, slice(shortest)) for one in plains])
     # A random map has the number of those on the path with most draws from its seed.
     seeds = {seed for part in parts for seed in part.seeds}

@@ -11,13 +11,6 @@ from hypothesis import strategies as st
 
 from millstream import DatasetIterator, IterDataset, ReadOptions
 from millstream.core.randomness import generator
-from millstream.dataset import (
-    CacheIterDataset,
-    InterleaveIterDataset,
-    LimitIterDataset,
-    RepeatIterDataset,
-    ZipIterDataset,
-)
 from millstream.transforms import BestFitPack, ConcatThenSplit, FirstFitPack, Rebatch, Transformation, WindowShuffle
 from support.draw.chains import Draw, KeepSome, Mark, Split, chains, mark_position, total
 from support.oracle.groupings import PLAIN, Element, part_index
@@ -161,7 +154,8 @@ def extended(draw: st.DrawFn, most_nodes: int) -> Stream:  # noqa: C901  (one ca
             )
         case "window":
             shuffle = WindowShuffle(draw(st.integers(1, 6)), seed=3)
-            dataset, elements = dataset.apply(shuffle), tuple(PLAIN[WindowShuffle](shuffle, elements))
+            dataset = dataset.window_shuffle(shuffle.window_size, seed=3)
+            elements = tuple(PLAIN[WindowShuffle](shuffle, elements))
         case "pack" | "rebatch":
             # Each element becomes a document or a batch, and what is made of these becomes tuples.
             grouping = draw(packers() if kind == "pack" else st.builds(Rebatch, st.integers(1, 5), st.booleans()))
@@ -182,9 +176,11 @@ def renumbered(draw: st.DrawFn, stream: Stream) -> Stream:
     choices = [
         (Halves(parent), values[::2]),
         (Doubled(parent), [value for value in values for _ in range(2)]),
-        (LimitIterDataset(parent, count), values[:count]),
-        (RepeatIterDataset(parent, 1 + count % 3), repeated),
-        (RepeatIterDataset(CacheIterDataset(parent), 1 + count % 3), repeated),
+        (parent.take(count), values[:count]),
+        (parent.skip(count - 1), values[count - 1 :]),
+        (parent.repeat(1 + count % 3), repeated),
+        (parent.cache().repeat(1 + count % 3), repeated),
+        (parent.take(count).concatenate(parent), values[:count] + values),
     ]
     return _numbered(stream, *draw(st.sampled_from(choices)))
 
@@ -235,11 +231,11 @@ def combined(draw: st.DrawFn, most_nodes: int) -> Stream:
     values = [part.values for part in parts]
     match draw(st.sampled_from(["zip", "mix", "interleave"])):
         case "zip":
-            return _numbered(together, ZipIterDataset(datasets, strict=False), zip(*values, strict=False))
+            return _numbered(together, datasets[0].zip(*datasets[1:], strict=False), zip(*values, strict=False))
         case "mix":
             return _numbered(together, IterDataset.mix(datasets), _in_turn(values))
     cycle_length = draw(st.integers(1, 3))
-    interleaved = InterleaveIterDataset(datasets, cycle_length=cycle_length)
+    interleaved = IterDataset.interleave(datasets, cycle_length=cycle_length)
     return _numbered(together, interleaved, _interleaved(values, cycle_length))
 
 

@@ -121,6 +121,18 @@ def window_shuffled(parent: Oracle, size: int, seed: int) -> Oracle:
     return Oracle(parent.length, at, parent.epoch_length)
 
 
+def sharded(parent: Oracle, index: int, count: int, seed: int) -> Oracle:
+    """Returns one of each `count` neighbours of an epoch: that which `index` lands on in a permutation of the group."""
+    length, groups = len(range(index, parent.length, count)), -(-parent.length // count)
+
+    def at(i: int) -> Element:
+        epoch, group = divmod(i, length)
+        landed = permute_one(index, min(count, parent.length - group * count), seed, epoch * groups + group)
+        return parent.at(epoch * parent.length + group * count + landed)
+
+    return Oracle(length, at, parent.epoch_length if length == parent.length else length)
+
+
 def concatenated(parts: Sequence[Oracle]) -> Oracle:
     """Returns datasets end to end, epoch by epoch."""
     order = [(part, row) for part in parts for row in range(part.length)]

@@ -1,0 +1,112 @@
+"""The half of a MapDataset that the engine reads: blocks of elements, and the description of a source."""
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from millstream.dataset.chain_rendering import content_marks_of, fingerprint_of
+from millstream.dataset.nodes.blocks import Blocks
+from millstream.dataset.nodes.element_nodes import ElementNode, Filtered, Split
+from millstream.dataset.nodes.node import ENDLESS, Node
+from millstream.dataset.nodes.source_node import Own
+from millstream.sources.base import LoaderView
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class NodeSource:
+    """A source whose records are the elements of a node."""
+
+    takes_key_arrays = True
+    _parents: "tuple[Any, ...]" = ()
+    _node: Node | None = None
+    _blocks: Blocks | None = None
+    _own_reads: ClassVar[Any] = None
+    """The `__getitem__` of the library. A user's class has another one."""
+
+    @property
+    def reads_one_by_one(self) -> bool:
+        """True if no source below has batched reads. Several threads then share the elements of a batch."""
+        return node_of(self).reads_one_by_one
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if all sources below are plain data in memory."""
+        return node_of(self).is_in_memory
+
+    @property
+    def window_units(self) -> int | None:
+        """The number of units of its source that a shuffle should keep together; None if any order is as fast.
+
+        Slices, selections and maps have that of their source, such as a `ParquetDataSource` larger than its cache.
+        """
+        return node_of(self).window_units
+
+    @property
+    def unit_sizes(self) -> "NDArray[np.int64] | None":
+        """The number of elements of each run of consecutive elements that its source reads as one unit.
+
+        int64, shape (runs,); None without `window_units`.
+        """
+        node = node_of(self)
+        return None if node.window_units is None else node.units().sizes
+
+    @property
+    def unit_numbers(self) -> "NDArray[np.int64] | None":
+        """The number of the unit of each of `unit_sizes`; a unit has several runs if positions are in any order.
+
+        int64, shape (runs,); None without `window_units`.
+        """
+        node = node_of(self)
+        return None if node.window_units is None else node.units().numbers
+
+    @property
+    def calls_in_reads(self) -> str:
+        """The calls that compute elements while they are read: `.map(decode).filter(is_long)`; "" without any."""
+        nodes = [node for node in node_of(self).line() if isinstance(node, ElementNode | Split)]
+        return "".join(node.text for node in reversed(nodes))
+
+    def _loader_view(self) -> LoaderView:
+        node = node_of(self)
+        if node.is_sparse:
+            step = next((step.text for step in node.line() if isinstance(step, Filtered | Split)), "a filter")
+            raise ValueError(
+                f"Cannot read every position of this MapDataset: after {step}, elements may be missing. Read it as a "
+                "stream, dataset.to_iter_dataset(), and batch that; or give the loader the dataset before it, and the "
+                "filter as an operation."
+            )
+        # An endless dataset is one epoch.
+        differs = node.differs_by_epoch and node.length != ENDLESS
+        return LoaderView(self, differs, skips_none=True, reordering=node.reordering)
+
+    def fingerprint(self) -> str:
+        """Returns one line that identifies the elements: sources, operations and seeds, but not num_epochs."""
+        return fingerprint_of(node_of(self))
+
+    def content_marks(self) -> dict[str, str]:
+        """Returns digests of the chain's code and objects. A checkpoint warns if they differ."""
+        return content_marks_of(node_of(self))
+
+    @property
+    def _read(self) -> Blocks:
+        if self._blocks is None:
+            self._blocks = Blocks(node_of(self))
+        return self._blocks
+
+
+def node_of(dataset: Any) -> Node:
+    """Returns the node of a dataset."""
+    known: dict[int, Node] = {}
+
+    def found(one: Any) -> Node:
+        is_own = type(one).__getitem__ is not type(one)._own_reads  # noqa: SLF001
+        if one._node is not None and not is_own:  # noqa: SLF001
+            own: Node = one._node  # noqa: SLF001
+            return own
+        if not is_own:
+            raise NotImplementedError(f"{type(one).__name__} must override __getitem__.")
+        if id(one) not in known:
+            known[id(one)] = Own(one, tuple(map(found, one.parents)))
+        return known[id(one)]
+
+    return found(dataset)

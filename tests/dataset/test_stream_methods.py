@@ -1,0 +1,176 @@
+"""Methods of streams that join, cut and repeat them, and shards: elements, states, resumes, threads, workers."""
+
+import collections
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions
+
+INLINE, THREADS = ReadOptions(0, 0), ReadOptions(2, 8)
+ONE, TWO = list(range(1, 8)), [str(number) for number in range(10, 15)]
+
+
+def negative(element: Any) -> Any:
+    return [-1, element]
+
+
+def parsed(element: Any) -> int:
+    return 10 // (int(element) % 3)
+
+
+def rows(element: int) -> Any:
+    return np.full(element % 4 + 1, element)
+
+
+METHODS: dict[str, tuple[Callable[[Any, Any], IterDataset[Any]], Sequence[Any]]] = {
+    "take": (lambda one, _: one.take(3), ONE[:3]),
+    "take all": (lambda one, _: one.take(30), ONE),
+    "skip": (lambda one, _: one.skip(3), ONE[3:]),
+    "skip none": (lambda one, _: one.skip(0), ONE),
+    "skip all": (lambda one, _: one.skip(30), []),
+    "repeat": (lambda one, _: one.repeat(2), ONE * 2),
+    "repeat forever": (lambda one, _: one.repeat().take(17), (ONE * 3)[:17]),
+    "cache": (lambda one, _: one.map(negative).cache().repeat(2), [negative(element) for element in ONE * 2]),
+    "concatenate": (lambda one, two: one.concatenate(two, one), ONE + TWO + ONE),
+    "zip": (lambda one, two: one.zip(two, strict=False), list(zip(ONE, TWO, strict=False))),
+    "interleave": (
+        lambda one, two: IterDataset.interleave([one, two, two], cycle_length=2),
+        [*itertools.chain(*zip(ONE, TWO, strict=False)), 6, 7, *TWO],
+    ),
+    "rebatch": (
+        lambda one, _: one.map(rows).rebatch(3).map(np.ndarray.tolist),
+        [[1, 1, 2], [2, 2, 3], [3, 3, 3], [4, 5, 5], [6, 6, 6], [7, 7, 7], [7]],
+    ),
+    "window_shuffle": (lambda one, _: one.window_shuffle(4, seed=0), [3, 1, 4, 2, 5, 7, 6]),
+    "options": (
+        lambda one, _: one.map(parsed).options(on_error="skip", max_errors=3),
+        [parsed(element) for element in ONE if element % 3],
+    ),
+}
+
+
+def streams(reading: ReadOptions) -> tuple[IterDataset[Any], IterDataset[Any]]:
+    """Returns one over numbers, with a filter, and one over texts."""
+    one = MapDataset.range(1, 15).map(lambda number: number if number < 8 else None)
+    return one.to_iter_dataset(reading), MapDataset.source(TWO).to_iter_dataset(reading)
+
+
+def check(dataset: IterDataset[Any], other: IterDataset[Any], expected: Sequence[Any], every: int = 3) -> None:
+    """Reads a dataset, and resumes another one at some of its states."""
+    with iter(dataset) as iterator, iter(other) as resumed:
+        states = [iterator.get_state()]
+        for element in expected:
+            assert next(iterator) == element
+            states.append(iterator.get_state())
+        with pytest.raises(StopIteration):
+            next(iterator)
+        states.append(iterator.get_state())
+        for step in [*range(0, len(states), every), len(states) - 1]:
+            resumed.set_state(json.loads(json.dumps(states[step])))
+            assert list(itertools.islice(resumed, len(expected) + 1)) == list(expected[step:])
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_resumes_with_and_without_threads(method: str, after: bool) -> None:
+    """The elements are those of Python's own functions; a state of one fits the other, also at the end."""
+    build, expected = METHODS[method]
+    one, other = (build(*streams(reading)) for reading in (INLINE, THREADS))
+    if after:
+        one, other = one.map(str), other.prefetch(THREADS).map(str)
+    check(one, other, list(map(str, expected)) if after else expected)
+
+
+def test_all_methods_run_in_workers() -> None:
+    """One after the other, below and above operations; their states are those without workers."""
+    one, two = streams(INLINE)
+    parts = [build(one, two) for build, _ in METHODS.values()]
+    expected = [str(element) for _, elements in METHODS.values() for element in elements]
+    whole = parts[0].concatenate(*parts[1:]).map(str)
+    check(whole.mp_prefetch(1), whole, expected, every=20)
+
+
+def test_a_state_of_other_numbers_is_refused() -> None:
+    """A stream without its first n elements is another one for another n; a shorter one does not have the position."""
+    one, _ = streams(INLINE)
+    state = iter(one.skip(2)).get_state()
+    with pytest.raises(CheckpointError, match=r"write \.skip\(2\)"):
+        iter(one.skip(3)).set_state(state)
+    with iter(one.take(5)) as iterator:
+        list(iterator)
+        with pytest.raises(CheckpointError, match=r"after 5 elements, and here \.take\(4\) ends before"):
+            iter(one.take(4)).set_state(iterator.get_state())
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "text"),
+    [
+        (lambda one: one.take(0), ValueError, "count must be at least 1"),
+        (lambda one: one.skip(-1), ValueError, "count must be at least 0"),
+        (lambda one: one.repeat(0), ValueError, "num_epochs must be at least 1"),
+        (
+            lambda one: one.concatenate([1]),
+            TypeError,
+            r"datasets\[1\] must be an IterDataset or a MapDataset, got list",
+        ),
+        (lambda one: one.zip(3), TypeError, r"parents\[1\] must be an IterDataset"),
+        (lambda one: one.options(on_eror="skip"), TypeError, "on_eror"),
+        (lambda one: one.options(on_error="ignore"), ValueError, "on_error must be 'raise' or 'skip'"),
+        (lambda one: list(one.zip(one.skip(1))), ValueError, "must end together"),
+        (lambda _: MapDataset.range(3).zip(MapDataset.range(4)), ValueError, "equal lengths, got .3, 4."),
+        (lambda _: MapDataset.range(3).shard(2, 2), ValueError, "index must be at most 1"),
+        (lambda _: MapDataset.range(3).shard(0, 0), ValueError, "count must be at least 1"),
+        (lambda _: MapDataset.range(3).window_shuffle(4), ValueError, r"window_shuffle\(..., seed=0\)"),
+    ],
+)
+def test_wrong_arguments_are_refused(build: Callable[[Any], object], error: type[Exception], text: str) -> None:
+    """When the dataset is built, if possible; the error names the argument, the rule and the value."""
+    with pytest.raises(error, match=text):
+        build(streams(INLINE)[0])
+
+
+def each_epoch(dataset: MapDataset[Any], num_epochs: int) -> Iterator[list[Any]]:
+    for epoch in range(num_epochs):
+        yield list(dataset.__getitems__(range(epoch * len(dataset), (epoch + 1) * len(dataset))))
+
+
+@settings(max_examples=40)
+@given(length=st.integers(1, 50), count=st.integers(1, 9), seed=st.integers(0, 3))
+def test_shards_together_are_each_epoch(length: int, count: int, seed: int) -> None:
+    """Each element is in one shard, of neighbours one is in each, and the choice differs by group, epoch and seed."""
+    dataset = MapDataset.range(length).seed(seed)
+    shards = [list(each_epoch(dataset.shard(index, count), 2)) for index in range(count)]
+    for epoch in range(2):
+        read = [shard[epoch] for shard in shards if shard[epoch]]
+        assert sorted(itertools.chain.from_iterable(read)) == list(range(length))
+        assert all(element // count == group for shard in read for group, element in enumerate(shard))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_shards_of_a_mixture_have_its_proportions(count: int) -> None:
+    """Whatever period the mixture has, each host gets its share of each dataset, in any few batches and epoch."""
+    parts = {name: MapDataset.source([name] * 600).shuffle(seed=0) for name in "ab"}
+    for weights in ({"a": 1, "b": 1}, {"a": 3, "b": 1}):
+        mixed = MapDataset.mix(parts, weights)
+        mixed = mixed[: len(mixed) // count * count]
+        for index in range(count):
+            (read,) = each_epoch(mixed.shard(index, count), 1)
+            share = collections.Counter(read)["a"] / len(read)
+            assert abs(share - weights["a"] / sum(weights.values())) < 0.15
+    assert len(MapDataset.range(10).repeat().shard(1, 3)) == len(MapDataset.range(10).repeat())
+
+
+def test_shards_of_unlike_length_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Hosts that end at different steps wait for each other: the numbers and the remedy are logged at construction."""
+    with caplog.at_level("WARNING", "millstream"):
+        MapDataset.range(10).shard(0, 5)
+        assert not caplog.records
+        MapDataset.range(10).shard(0, 4)
+    assert "2 of 4 shards of a dataset of 10 elements have one more element" in caplog.text
