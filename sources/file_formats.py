@@ -228,6 +228,13 @@ def all_formats() -> tuple[FileFormat, ...]:
     return tuple(found)
 
 
+def format_named(name: str) -> FileFormat:
+    formats = {kind.name: kind for kind in all_formats()}
+    if name not in formats:
+        raise ValueError(f"The format must be one of {', '.join(formats)}, got {name}.")
+    return formats[name]
+
+
 def format_of_name(path: str) -> FileFormat | None:
     name = _SHARD.sub("", without_ending(path).lower())
     matches = [(len(end), kind) for kind in all_formats() for end in kind.extensions if name.endswith(end)]
@@ -285,7 +292,7 @@ def open_path(path: str) -> Any:
     return None if kind is None else kind.open(path)
 
 
-_RANGE = re.compile(r"\[\d*:\d*\]$")
+_RANGE = re.compile(r"\[\d+:\d+\]$")
 
 
 _MEDIA = (

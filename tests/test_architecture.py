@@ -303,6 +303,22 @@ def test_no_import_leads_back_to_its_module() -> None:
     assert {*graphlib.TopologicalSorter(graph).static_order()} == graph.keys()
 
 
+def test_nothing_imports_a_format() -> None:
+    """A format is one module, which the table of formats and the lazy names find by its name.
+
+    Grain's names for streams of files derive from two of them.
+    """
+    rooms = "millstream.sources.formats."
+    importers = {
+        module
+        for module, path in MODULES.items()
+        for item in imports_of(path.read_text())
+        if item.target.startswith(rooms) and not (item.is_for_checkers and module == "millstream.sources.__init__")
+    }
+
+    assert importers == {"millstream.dataset.grain_compat.file_streams"}
+
+
 def test_third_parties_are_declared() -> None:
     """Each package that a module imports is a dependency of the project, or one of its extras for users."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -23,7 +23,7 @@ from millstream.loader.threads import waiting
 from millstream.loader.workers import warm_pools
 from millstream.sources.files import multi_file
 from millstream.sources.remote import object_clients
-from millstream.tools import unpacking
+from millstream.tools import convert_command
 from millstream.tools.command_line import parser
 from support.documents.document_tables import rows
 from support.processes.worker_pools import python
@@ -206,14 +206,14 @@ def test_the_figures_of_the_first_pages_are_those_of_the_report() -> None:
         ("debugging", "`stall_timeout` seconds, by default ten minutes", default_of("stall_timeout"), 600),
         ("recipes", "After `max_errors` of them, by default 1000", default_of("max_errors"), 1000),
         ("deploying", "At most 512 files of a source stay open", multi_file.MAX_OPEN_FILES, 512),
-        ("security", "larger than 1 GiB and than 200 times its own size", unpacking.MAX_RATIO, 200),
+        ("security", "larger than 1 GiB and than 200 times its own size", convert_command.MAX_RATIO, 200),
         (
             "security",
             "`.bagz` file that becomes larger than 1 GiB",
             default_of("max_record_bytes", millstream.BagzDataSource),
             1 << 30,
         ),
-        ("command-line", "more than 1 GiB and more than 200 times", unpacking.MAX_RATIO, 200),
+        ("command-line", "more than 1 GiB and more than 200 times", convert_command.MAX_RATIO, 200),
         ("remote-data", "there are up to eight attempts", object_clients.ATTEMPTS, 8),
         ("remote-data", "attempts, within two minutes", object_clients.REQUEST_SECONDS, 120),
         ("remote-data", "sends nothing for 20 seconds is given up", object_clients.SILENCE_SECONDS, 20),

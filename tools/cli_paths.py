@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from millstream.sources.file_formats import FileFormat, all_formats, files_at, format_of_file
+from millstream.sources.file_formats import FileFormat, files_at, format_named, format_of_file
 from millstream.sources.files.paths import FileRange
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ def find_files(
         format_name: the format of all files; None to detect the format of each from its name or first bytes.
         on_error: called with the error of each path or file that cannot be used; None to raise the first one.
     """
-    chosen = next((kind for kind in all_formats() if kind.name == format_name), None)
+    chosen = None if format_name is None else format_named(format_name)
     found: FilesByFormat = {}
 
     def add(file: FileRange) -> None:

@@ -48,10 +48,10 @@ def record_starts(
         at_start = bool(ends.size) and int(ends[-1]) == len(block) - 1
         lines = lines[lines < len(block)]
         first = block[lines]
+        are_blank = first == _NEWLINE
         for number in np.flatnonzero(np.isin(first, np.frombuffer(blanks, np.uint8))).tolist():
-            if _is_blank(scan, start + int(lines[number]), blanks):
-                first[number] = _NEWLINE
-        yield lines[first != _NEWLINE] + start
+            are_blank[number] = _is_blank(scan, start + int(lines[number]), blanks)
+        yield lines[~are_blank] + start
     yield np.array([scan.size])
 
 

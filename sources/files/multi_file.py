@@ -362,8 +362,8 @@ class FileRecords(Files[RecordFile[RecordT]]):
             for path, positions, keys in requests:
                 file = self._acquire(path, positions[0], keys[0])
                 acquired.append(path)
-                begin = getattr(file, "begin", None) or functools.partial(functools.partial, file.read)
-                begun.append(begin(positions, keys))
+                begin = getattr(file, "begin", None)
+                begun.append(begin(positions, keys) if begin else functools.partial(file.read, positions, keys))
             return [record for finish in begun for record in finish()]
         finally:
             for path in acquired:

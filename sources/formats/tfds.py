@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 from millstream.core.closing import Closing
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
+from millstream.sources.file_formats import format_named
 from millstream.sources.files.byte_files import refuse_placeholder
 from millstream.sources.files.compression import inflated
 from millstream.sources.files.paths import FileIdentity, FileRange, absolute_path, member_path
-from millstream.sources.formats.array_record import ArrayRecordDataSource
-from millstream.sources.formats.tfrecord import TFRecordDataSource
 from millstream.sources.memory import records_of_arrays, rows_of
 from millstream.sources.reads import explained
 from millstream.sources.remote.urls import is_url, without_query
@@ -263,8 +262,7 @@ def _kind_of(feature: Mapping[str, Any]) -> str:
     return str(feature.get("pythonClassName") or feature.get("type") or "an unknown feature").rpartition(".")[2]
 
 
-_SOURCES: Mapping[str, Callable[[Any], Any]] = {"array_record": ArrayRecordDataSource, "tfrecord": TFRecordDataSource}
-"""The source class of each file format."""
+_FILE_FORMATS = frozenset({"array_record", "tfrecord"})
 
 _DAMAGE = (LookupError, TypeError, AttributeError)
 """The errors of a description that has other types than expected."""
@@ -321,7 +319,7 @@ class TfdsDataSource(Closing, ReadsBatches):
         self._split = split
         self._leaves = _described(folder, "features.json", leaves_of, _DAMAGE)
         self._stored = {leaf.name: leaf.stored for leaf in self._leaves}
-        self._source = _SOURCES[file_format](ranges_of(split, splits))
+        self._source = format_named(file_format).open(ranges_of(split, splits))
 
     def __len__(self) -> int:
         return len(self._source)
@@ -432,9 +430,9 @@ def _described(
 def _splits_of(info: Mapping[str, Any], folder: str) -> tuple[str, dict[str, Split]]:
     """Returns the format of the files, and the splits by name."""
     file_format = info.get("fileFormat") or "tfrecord"
-    if file_format not in _SOURCES:
+    if file_format not in _FILE_FORMATS:
         raise DataSourceError(
-            f"The files of a dataset must be of the format {' or '.join(_SOURCES)}, but {folder!r} has "
+            f"The files of a dataset must be of the format {' or '.join(sorted(_FILE_FORMATS))}, but {folder!r} has "
             f"{file_format}. Prepare it again: builder.download_and_prepare(file_format='array_record')."
         )
     return file_format, splits_of(info, folder, file_format)

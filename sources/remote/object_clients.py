@@ -93,7 +93,7 @@ def _profile() -> dict[str, Any]:
         raise ImportError("Cannot read AWS profiles without boto3: pip install 'millstream[remote]'.") from error
     session = botocore.session.Session(profile=name)
     try:
-        # obstore reads instance metadata itself, where there are any.
+        # obstore reads instance metadata itself.
         session.get_component("credential_provider").remove("iam-role")
         found = {"region": session.get_config_variable("region")}
         if session.get_credentials():

@@ -131,7 +131,7 @@ def test_a_folder_is_refused_with_the_source_of_what_it_contains(name: str, tmp_
         (tmp_path / name / file).touch()
     call = expected.format(glob.escape(str(tmp_path / name)))
     with pytest.raises(TypeError, match=re.escape(f"Write {call} to read its records.")):
-        millstream.load(tmp_path / name)  # type: ignore[arg-type]  # refused
+        millstream.load(tmp_path / name)
     if "*" not in call:
         assert f"write {call} to read it" in run_here("inspect", name, folder=tmp_path, status=1)[1]
 

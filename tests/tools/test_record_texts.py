@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.tools.inspection import histogram, preview_lines
-from millstream.tools.record_encoding import Encoding, choose_encoding, encode_records
-from millstream.tools.record_writers import compression_level
+from millstream.tools.record_writers import Encoding, choose_encoding, compression_level, encode_records
 from support.files.example_messages import example_message
 
 JSON = st.recursive(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from millstream.tools.top_lines import lines_of, plain, stack_lines
+from millstream.tools.top_command import lines_of, plain, stack_lines
 from support.faults.user_faults import WAIT_SECONDS
 from support.processes.commands import COMMAND, run_here
 

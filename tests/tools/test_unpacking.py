@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from millstream.errors import DataSourceError
 from millstream.sources import TextLineDataSource
-from millstream.tools import unpacking
-from millstream.tools.unpacking import unpack
+from millstream.tools import convert_command
+from millstream.tools.convert_command import unpack
 from support.files.record_files import every_record
 from support.processes.commands import run_here
 
@@ -80,7 +80,7 @@ def test_bombs_are_errors_unless_the_limit_is_raised(
     compressor, size = BOMBS[ending](), 64 << 20
     packed = b"".join(compressor.compress(bytes(8 << 20)) for _ in range(8)) + compressor.flush()
     (tmp_path / "packed").write_bytes(packed)
-    monkeypatch.setattr(unpacking, "_ALWAYS_BYTES", 1 << 20)
+    monkeypatch.setattr(convert_command, "_ALWAYS_BYTES", 1 << 20)
     with pytest.raises(DataSourceError, match=r"may be a decompression bomb.*pass a higher limit, --max-ratio="):
         unpack(str(tmp_path / "packed"), str(tmp_path / "plain"))
     assert [path.name for path in tmp_path.iterdir()] == ["packed"]
