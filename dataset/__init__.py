@@ -14,6 +14,7 @@ fed_iterator.py      applies operations to another stream; drawing.py: draws man
 stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those
                      with random access as one dataset
 options.py           the options of an entire chain
+splitting.py         disjoint parts of a source
 
 grain_compat/        the other names of `millstream.experimental`: more datasets, and functions for a user's own
 """
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.map_dataset import MapDataset
     from millstream.dataset.options import DatasetOptions, ExecutionTrackingMode
+    from millstream.dataset.splitting import split
     from millstream.transforms.batching.pad import batch_and_pad
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
@@ -103,6 +105,7 @@ else:
             "index_shuffle": "millstream.dataset.grain_compat.checking",
             "multithread_prefetch": "millstream.dataset.grain_compat.prefetching",
             "pick_performance_config": "millstream.dataset.grain_compat.checking",
+            "split": "millstream.dataset.splitting",
             "set_next_index": "millstream.dataset.grain_compat.checking",
         },
     )
@@ -145,4 +148,5 @@ __all__ = [
     "multithread_prefetch",
     "pick_performance_config",
     "set_next_index",
+    "split",
 ]

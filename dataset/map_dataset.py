@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, SupportsIndex, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream import grain_kinds
 from millstream.core.checks import as_flag, as_integer, as_integer_or_none
@@ -98,8 +98,10 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
 
     if not TYPE_CHECKING:
         # Type checkers would take any attribute for an existing one.
-        def __getattr__(self, name: str) -> NoReturn:
-            raise_missing(self, name, OF_MAP_DATASETS)
+        def __getattr__(self, name: str) -> Any:
+            if name in ("classes", "locate") and (own := self._of_source(name)) is not None:
+                return own
+            return raise_missing(self, name, OF_MAP_DATASETS)
 
     @property
     def parents(self) -> "tuple[MapDataset[Any], ...]":

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from millstream.dataset.chain_rendering import content_marks_of, fingerprint_of
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.element_nodes import ElementNode, Filtered, Split
+from millstream.dataset.nodes.lowering import origin_of
 from millstream.dataset.nodes.node import ENDLESS, Node
 from millstream.dataset.nodes.source_node import Own
 from millstream.sources.base import LoaderView
@@ -65,6 +66,19 @@ class NodeSource:
         """The calls that compute elements while they are read: `.map(decode).filter(is_long)`; "" without any."""
         nodes = [node for node in node_of(self).line() if isinstance(node, ElementNode | Split)]
         return "".join(node.text for node in reversed(nodes))
+
+    def _origin_at(self, position: int) -> tuple[Any, int] | None:
+        """Returns the source and the record key of an element; None if the chain reorders, or has several sources."""
+        found = origin_of(node_of(self))
+        return None if found is None else (found[0], int(found[1](position)))
+
+    def _of_source(self, name: str) -> Any:
+        """Returns the `classes` or `locate` of the source, so that a held-out part has them; None if it has none."""
+        found = None if self._node is None else origin_of(node_of(self))
+        if found is None or not hasattr(found[0], name):
+            return None
+        own, keys_at = getattr(found[0], name), found[1]
+        return own if name == "classes" else lambda positions: own(keys_at(positions))
 
     def _loader_view(self) -> LoaderView:
         node = node_of(self)

@@ -189,12 +189,22 @@ def _in_neutral_thread(call: Callable[[], Result]) -> Result:
     return call() if ThreadSettings().are_neutral() else in_fresh_thread(call)
 
 
+def _nowhere(_: int) -> None:
+    return None
+
+
 def _location(source: Any, key: int) -> RecordLocation:
     names = []
-    while isinstance(source, ConcatenatedDataSource):
-        (number,), (key,) = (row.tolist() for row in source.locate([key]))
-        names.append(source.names[number])
-        source = source.parts[source.names[number]]
+    while True:
+        if isinstance(source, ConcatenatedDataSource):
+            (number,), (key,) = (row.tolist() for row in source.locate([key]))
+            names.append(source.names[number])
+            source = source.parts[source.names[number]]
+        elif (origin := getattr(source, "_origin_at", _nowhere)(key)) is not None:
+            # A part of a source, or its elements after a map.
+            source, key = origin
+        else:
+            break
     component = None if not names else names[0] if len(names) == 1 else "/".join(map(str, names))
     if not callable(getattr(source, "locate", None)):
         return RecordLocation(component, None, key)

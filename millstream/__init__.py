@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from millstream import keras as keras
     from millstream import multiprocessing as multiprocessing
     from millstream import python as python
-    from millstream.dataset import DatasetIterator, IterDataset, MapDataset
+    from millstream.dataset import DatasetIterator, IterDataset, MapDataset, split
     from millstream.grain_imports import install_as_grain
     from millstream.loader import (
         DataLoader,
@@ -219,6 +219,7 @@ __all__ = [
     "shard_by_jax_process",
     "sharding",
     "sources",
+    "split",
     "surviving_keys",
     "transforms",
 ]
@@ -232,7 +233,7 @@ if not TYPE_CHECKING:
             for name in module.__all__
             if name in __all__
         }
-        | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset"), "millstream.dataset")
+        | dict.fromkeys(("DatasetIterator", "IterDataset", "MapDataset", "split"), "millstream.dataset")
         | {
             "install_as_grain": "millstream.grain_imports",
             "convert": "millstream.tools",

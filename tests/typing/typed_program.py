@@ -85,6 +85,11 @@ def sources() -> None:
     assert_type(words[0], str)
 
 
+def parts() -> None:
+    """A part of a source is a dataset."""
+    assert_type(millstream.split(["a", "b"], {"train": 0.5}, seed=0), dict[str, millstream.MapDataset[Any]])
+
+
 def samplers() -> None:
     """Orders of the library and of one's own are samplers."""
     index: VectorisedSampler = millstream.IndexSampler(10, shuffle=True, seed=0)
