@@ -14,7 +14,7 @@ from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIt
 from millstream.dataset.iterators.running import WarmWorkers
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import Check, is_anything, is_flag, is_number, sealed, unsealed
-from millstream.sources.base import HeldRecords, is_held, own
+from millstream.sources.base import HELD_KINDS, HeldRecords, own
 
 _COPY_ATTEMPTS = 3
 
@@ -45,9 +45,10 @@ class SourceIterDataset(IterDataset[Any]):
         vars(self)[WARM] = WarmWorkers()
 
     def __iter__(self) -> DatasetIterator[Any]:
-        if isinstance(self.iterable, list | tuple) and is_held(self.iterable) and HeldRecords(self.iterable).copies:
-            # As for every source in memory: operations may change a dict or list that they get.
-            return map(own, self.iterable)  # type: ignore[return-value]  # the base class counts its elements
+        held: Any = self.iterable
+        if type(held) in HELD_KINDS and HeldRecords(held).copies:
+            # As for every source in memory: operations may change what they get.
+            return map(own, held)  # type: ignore[return-value]  # the base class counts its elements
         if _has_states(self.iterable) or _has_states(iterator := _begun(self.iterable)):
             return _StatefulIterator(self.iterable)
         return iterator  # type: ignore[return-value]  # the base class counts its elements

@@ -34,7 +34,7 @@ from millstream.loader.execution import Execution
 from millstream.loader.pipeline.calls import Blocks, Cursor, Outputs, Position
 from millstream.loader.pipeline.elements import Elements, FailedRecord, SourceEnded, seed_of
 from millstream.loader.pipeline.pipeline import Pipeline
-from millstream.loader.pipeline.steps import copies_of_held
+from millstream.loader.pipeline.steps import copies_of_held, writable_copies
 from millstream.loader.scheduling.executor import Executor
 from millstream.loader.threads.waiting import Watch, watch
 from millstream.loader.views import Insight, Inspectable, Measured
@@ -146,7 +146,7 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
         self._is_sound = True
         self._left_at: float | None = None
         # Elements of workers are copies already.
-        self._copies = execution.workers.num_workers == 0 and self._plan.yields_held_memory
+        self._copies = self._plan.yields_held_memory
         self._at_end: Callable[[], object] | None = None
         if state is not None:
             self.set_state(state)
@@ -504,7 +504,9 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
                 self._finish()
                 return False
             values = list(outputs.values)
-            if self._copies:
+            if self._copies and self._execution.workers.num_workers:
+                values = writable_copies(values)
+            elif self._copies:
                 values = copies_of_held(self._plan.pipeline.source, values, outputs.origins)
             outputs.values = values
             first, stop = outputs.first, len(values)

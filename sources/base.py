@@ -3,7 +3,7 @@
 import abc
 import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
@@ -134,35 +134,56 @@ def items_at(items: _Items[T_co], keys: Sequence[int]) -> Sequence[T_co]:
 _SAMPLED_RECORDS = 256
 """The approximate number of records that decide if the records of a sequence are copied."""
 
+MAX_COPIED_BYTES = 1 << 20
+"""Larger arrays are not copied, because an operation may crop a part of a gigabyte."""
+
+_MAX_DEPTH = 8
+"""The number of levels of tuples that are looked into."""
+
+_SAMPLED_VALUES = 8
+"""The number of values of a list or tuple that decide if its values are copied."""
+
 
 class HeldRecords(Generic[T_co]):
-    """The records of a list or tuple in memory; each reader gets its own copy of a record that is a dict or list.
+    """The records of a list, tuple or array in memory; each reader gets its own copy of a record that can be changed.
 
-    An operation may therefore write `record["image"] = ...`, and the next epoch reads the original. The copy is shallow
-    and takes 0.1 µs. Its members, and records of other types, are shared. A sample of the records, spread evenly,
-    decides at construction if records are copied, so that other sources do not pay for it.
+    An operation may therefore write `record["image"] -= mean`, and the next epoch, and each other reader, reads the
+    original. Dicts, lists, sets and arrays are copied, at any level; arrays of more than 1 MiB are views that cannot be
+    written to. Other objects are shared. A sample of the records, spread evenly, decides at construction if records are
+    copied, so that others do not pay for it.
 
     Attributes:
-        records: the list or tuple itself.
-        copies: True if dicts and lists are copied.
+        records: the list, tuple or array itself.
+        copies: True if records are copied.
+        is_deep: True if the values in a dict or list are copied as well.
+
+    Args:
+        records: the sequence.
+        is_stacked: True if nothing but a stack of records is made, so that arrays need no copy.
     """
 
     is_in_memory = True
 
-    def __init__(self, records: "Sequence[T_co]", *, copies: bool = False) -> None:
+    def __init__(self, records: "Sequence[T_co]", *, is_stacked: bool = False) -> None:
         self.records = records
         sample = [records[key] for key in range(0, len(records), len(records) // _SAMPLED_RECORDS or 1)]
-        self.copies = copies or any(type(record) is dict or type(record) is list for record in sample)
+        containers: list[Any] = [record for record in sample if type(record) in _FLAT]
+        self.copies = bool(containers) or (not is_stacked and any(map(_can_change, sample)))
+        # Nearly always records are of one kind without levels, which a loop in C copies.
+        members = (record.values() if type(record) is dict else record for record in containers)
+        self.is_deep = not is_stacked and any(map(_holds_levels, members))
 
     @classmethod
     def concatenated(cls, sequences: "Sequence[Sequence[T_co]]") -> Self:
-        """Returns the records of several lists or tuples; all are copied if those of one are."""
-        copies = any(cls(sequence).copies for sequence in sequences)
-        return cls(list(itertools.chain.from_iterable(sequences)), copies=copies)
+        """Returns the records of several sequences; all are copied if those of one are."""
+        whole = cls(list(itertools.chain.from_iterable(sequences)))
+        for one in map(cls, sequences):
+            whole.copies, whole.is_deep = whole.copies or one.copies, whole.is_deep or one.is_deep
+        return whole
 
     @property
     def quickest(self) -> "Sequence[T_co] | HeldRecords[T_co]":
-        """The object to read single records from: the list or tuple itself if no record is copied."""
+        """The object to read single records from: the sequence itself if no record is copied."""
         return self if self.copies else self.records
 
     def __getitem__(self, key: int) -> T_co:
@@ -174,8 +195,11 @@ class HeldRecords(Generic[T_co]):
         if not self.copies:
             return records
         kinds = set(map(type, records))
-        # Nearly always they are of one kind, and a loop in C copies them.
-        return list(map(_COPY if kinds in ({dict}, {list}) else own, records))
+        return list(map(own if self.is_deep or kinds not in _ONE_FLAT else _COPY, records))
+
+
+HELD_KINDS = (list, tuple, np.ndarray)
+"""The types of sources whose records are objects or rows in memory."""
 
 
 def is_held(source: object) -> bool:
@@ -184,11 +208,67 @@ def is_held(source: object) -> bool:
 
 
 _COPY: Callable[[Any], Any] = operator.methodcaller("copy")
+_FLAT = (dict, list, set)
+_ONE_FLAT = [{kind} for kind in _FLAT]
 
 
-def own(record: Any) -> Any:
-    """Returns a shallow copy of a dict or list, and any other record itself."""
-    return record.copy() if type(record) is dict or type(record) is list else record
+def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
+    """Returns a copy of all in a record that can be changed in place, or the record itself if nothing can.
+
+    Args:
+        record: the record, or a value in it.
+        made: the copies of values of the same record, by the `id` of the value, so that one that occurs twice, or in
+            itself, is copied once.
+    """
+    kind = type(record)
+    if kind in _IMMUTABLE:
+        return record
+    if isinstance(record, np.ndarray) and made is None:
+        return _own_array(record)
+    if not _can_change(record):
+        return record
+    made = {} if made is None else made
+    if (key := id(record)) in made:
+        return made[key]
+    if isinstance(record, np.ndarray):
+        made[key] = _own_array(record)
+    elif kind is dict:
+        made[key] = {}
+        made[key].update((name, own(value, made)) for name, value in record.items())
+    elif kind is list and _holds_levels(record):
+        made[key] = []
+        made[key].extend(own(value, made) for value in record)
+    elif isinstance(record, tuple):
+        members = [own(value, made) for value in record]
+        made[key] = kind(*members) if hasattr(kind, "_fields") else kind(members)
+    else:
+        made[key] = record.copy()
+    return made[key]
+
+
+def _own_array(array: NDArray[Any]) -> NDArray[Any]:
+    if not array.flags.writeable:
+        return array
+    if array.nbytes <= MAX_COPIED_BYTES:
+        return array.copy()
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+_IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, type(None)})
+
+
+def _can_change(value: Any, depth: int = _MAX_DEPTH) -> bool:
+    """Returns True if `own` copies a value."""
+    if type(value) in _FLAT or isinstance(value, np.ndarray | bytearray):
+        return True
+    return isinstance(value, tuple) and depth > 0 and _holds_levels(value, depth - 1)
+
+
+def _holds_levels(values: Iterable[Any], depth: int = _MAX_DEPTH) -> bool:
+    """Returns True if one of the first values can be changed in place. The others are nearly always like these."""
+    return any(_can_change(value, depth) for value in itertools.islice(values, _SAMPLED_VALUES))
 
 
 def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:

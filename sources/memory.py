@@ -87,9 +87,9 @@ class InMemoryDataSource(RenderedSource):
     one fancy index per array.
 
     Any other object with `len()` and `[]` is a sequence of records: a list, a tuple, a memory-mapped or lazily decoding
-    container. Its own `__getitems__` is used if it has one. Records of a list or tuple that are dicts or lists are
-    returned as shallow copies, so `record["image"] = ...` does not change the source. All other records are returned
-    without a copy: do not change their arrays and other objects in place, which all readers in this process share.
+    container. Its own `__getitems__` is used if it has one. Of the records of a list or tuple, dicts, lists, sets and
+    arrays are copied for each reader, so `record["image"] -= 1` does not change the source. Arrays of more than 1 MiB
+    are views that cannot be written to. Other objects are shared: do not change them in place.
 
     Args:
         records: the columns or the sequence. It is not copied.

@@ -46,7 +46,7 @@ from millstream.loader.pipeline.steps import (
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import is_mixed
 from millstream.sources.source_checks import batched_read_of, is_in_memory, reads_in_one_call
-from millstream.transforms import Transformation
+from millstream.transforms import Batch, Transformation
 
 KEYS = "keys"
 """The name under which the time spent on record keys is measured."""
@@ -151,7 +151,9 @@ class Plan:
         """True if outputs may contain arrays that the source holds: it is in memory, and nothing stacks them."""
         source = self.pipeline.source
         holds = is_in_memory(source) and type(source) is not range
-        return holds and not any(operation.makes_batches for operation in self.pipeline.operations)
+        return holds and not any(
+            operation.makes_batches and _stacks(operation) for operation in self.pipeline.operations
+        )
 
     @functools.cached_property
     def deciding(self) -> str:
@@ -309,10 +311,16 @@ class Plan:
 
 def _reader(pipeline: Pipeline) -> Callable[[Origins], Elements]:
     view = pipeline.view
+    is_stacked = any(isinstance(first, Batch) and _stacks(first) for first in pipeline.operations[:1])
     if not view.differs_by_epoch:
-        return reader_of(view.source, skips_none=view.skips_none)
+        return reader_of(view.source, skips_none=view.skips_none, is_stacked=is_stacked)
     keys_of = functools.partial(_keys_in_epochs, pipeline.order, len(pipeline.source), pipeline.epoch)
-    return reader_of(view.source, keys_of, skips_none=view.skips_none)
+    return reader_of(view.source, keys_of, skips_none=view.skips_none, is_stacked=is_stacked)
+
+
+def _stacks(operation: Transformation) -> bool:
+    """Returns True if the batches of an operation are new arrays, and not what a function of the user makes of them."""
+    return getattr(operation, "batch_fn", None) is None
 
 
 def _keys_in_epochs(

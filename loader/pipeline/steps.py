@@ -24,7 +24,7 @@ from millstream.core.warn import log_warning
 from millstream.errors import StackError
 from millstream.loader.pipeline.elements import Elements, Location, Origins, SourceEnded, add_note, describe_origin
 from millstream.sources import DataSource
-from millstream.sources.base import HeldRecords
+from millstream.sources.base import HELD_KINDS, HeldRecords
 from millstream.sources.source_checks import batched_read_of
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.batching.pad import pad
@@ -58,7 +58,7 @@ def may_depend_on_thread(source: DataSource[Any]) -> bool:
 
 
 def reader_of(
-    source: DataSource[Any], keys_of: KeysOf = _record_keys, *, skips_none: bool = False
+    source: DataSource[Any], keys_of: KeysOf = _record_keys, *, skips_none: bool = False, is_stacked: bool = False
 ) -> Callable[[Origins], Elements]:
     """Returns the function that reads records.
 
@@ -66,15 +66,16 @@ def reader_of(
         source: the source.
         keys_of: computes the keys of records in the source from their origins.
         skips_none: True if None stands for a missing element, which is an error.
+        is_stacked: True if records are stacked before any function of the user gets them.
     """
     stand_in: Any = source
     kind: type = stand_in.stands_in_for if hasattr(type(source), "stands_in_for") else type(source)
     where = f"reading from {kind.__name__}"
     read_batch = batched_read_of(source)
     read_one: Callable[[int], Any] = source.__getitem__
-    # A source that replaces a list builds a new dict or list for each reader.
-    if type(source) in {list, tuple}:
-        held = HeldRecords(cast("Sequence[Any]", source))
+    # A source that replaces a list copies the records of each reader.
+    if type(source) in HELD_KINDS:
+        held = HeldRecords(cast("Sequence[Any]", source), is_stacked=is_stacked)
         read_one, read_batch = held.quickest.__getitem__, held.__getitems__
 
     if skips_none:
@@ -186,8 +187,21 @@ def copies_of_held(source: Any, elements: Sequence[Any], origins: Origins) -> li
             if value.base is not None or value is source[key]:
                 values[row] = value.copy()
         elif kind not in _IMMUTABLE:
-            values[row] = _with_copies(value, set(_arrays_in(source[key])))
+            values[row] = _with_copies(value, functools.partial(_is_shared, set(_arrays_in(source[key]))))
     return values
+
+
+def _is_shared(held: Collection[int], array: NDArray[Any]) -> bool:
+    """Returns True for an array that is held, or is a view, which may be one of these."""
+    return array.base is not None or id(array) in held
+
+
+def writable_copies(elements: Sequence[Any]) -> list[Any]:
+    """Returns elements from a worker, with copies of those arrays that could not be written to there."""
+    return [
+        value if type(value) in _IMMUTABLE else _with_copies(value, lambda array: not array.flags.writeable)
+        for value in elements
+    ]
 
 
 _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, type(None)})
@@ -202,14 +216,14 @@ def _arrays_in(value: Any) -> Iterator[int]:
             yield from _arrays_in(member)
 
 
-def _with_copies(value: Any, held: Collection[int]) -> Any:
-    """Returns a value with copies of arrays that are held, or are views, which may be views of those."""
+def _with_copies(value: Any, is_shared: Callable[[NDArray[Any]], bool]) -> Any:
+    """Returns a value with copies of the arrays for which `is_shared` is true."""
     if isinstance(value, np.ndarray):
-        return value.copy() if value.base is not None or id(value) in held else value
+        return value.copy() if is_shared(value) else value
     if type(value) is dict:
-        return {name: _with_copies(member, held) for name, member in value.items()}
+        return {name: _with_copies(member, is_shared) for name, member in value.items()}
     if isinstance(value, list | tuple):
-        members = [_with_copies(member, held) for member in value]
+        members = [_with_copies(member, is_shared) for member in value]
         return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     return value
 

@@ -69,7 +69,7 @@ class SharedRecords:
         self._item_bytes = 1 if dtype is None else dtype.itemsize
         self._classes = ClassTable(recipe.classes) if recipe.classes else None
         # Unpickled records with large arrays. They are small without these, but building one takes as long as copying
-        # 30 KB. Each read copies the dicts and lists in a record, as reads without workers do.
+        # 30 KB. Each read copies a record, as reads without workers do.
         self._made: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,8 +109,7 @@ class SharedRecords:
         return self._bytes if kind is bytes else self._text if kind is str else self._unpickled
 
     def _array(self, _: int, start: int, end: int) -> NDArray[Any]:
-        array: NDArray[Any] = self._memory[start:end]
-        return array if array.nbytes >= LARGE_ARRAY_BYTES else array.copy()
+        return own(self._memory[start:end])  # type: ignore[no-any-return]  # an array, as its argument
 
     def _bytes(self, _: int, start: int, end: int) -> bytes:
         return bytes(self._memory[start:end])

@@ -577,3 +577,40 @@ def test_a_global_batch_is_shared_by_all_hosts() -> None:
         millstream.load(range(24), batch_size=4, global_batch_size=8)
     with pytest.raises(ValueError, match="global_batch_size must be a positive multiple of shard_count = 5, got 12"):
         millstream.load(range(24), global_batch_size=12, shard_options=ShardOptions(0, 5, drop_remainder=True))
+
+
+def change_all(element: Any) -> Any:
+    """Changes what it gets in place: each array, list and dict of it."""
+    for leaf in [leaf for _, leaf in tree.leaves(element) if isinstance(leaf, np.ndarray)]:
+        np.add(leaf, 100, out=leaf)
+    if isinstance(element, dict):
+        element["new"] = len(element.get("nested", ()))
+        element.get("nested", []).append(np.zeros(1))
+    return element
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_an_operation_changes_in_place_is_its_own(name: str) -> None:
+    """Data in memory stay as they are, so each epoch, reader and place gets the same records."""
+    source, given = HELD[name], copy.deepcopy([HELD[name][key] for key in range(6)])
+    once = list(map(change_all, copy.deepcopy(given)))
+    for operations in ([change_all], [Batch(2, batch_fn=list), lambda batch: list(map(change_all, batch))]):
+        loader = millstream.load(source, num_epochs=2, transformations=operations, read_options=INLINE)
+        elements = list(loader) if len(operations) == 1 else list(itertools.chain.from_iterable(loader))
+        assert equal_streams(elements, once * 2)
+    chain = millstream.MapDataset.source(source)
+    both = millstream.experimental.ZipMapDataset([chain.map(change_all), chain]).repeat(2)
+    assert equal_streams(list(both), list(zip(once, given, strict=True)) * 2)
+    assert equal_streams([source[key] for key in range(6)], given)
+
+
+@pytest.mark.parametrize("keywords", [{"read_options": INLINE}, {"worker_count": 1}])
+def test_large_data_in_memory_cannot_be_changed(keywords: dict[str, Any]) -> None:
+    """Arrays of more than 1 MiB are not copied: changing one in place is an error, in a worker and without."""
+    images = [np.zeros((1 << 20) + 1, np.uint8) for _ in range(3)]
+    with pytest.raises(ValueError, match=r"read-only[\s\S]*record key 0"):
+        list(millstream.load(images, num_epochs=1, transformations=[change_all], **keywords))
+    loader = millstream.load(images, num_epochs=2, batch_size=1, batch_fn=list, **keywords)
+    for (image,) in loader:
+        assert not image.any()
+        np.add(image, 1, out=image)

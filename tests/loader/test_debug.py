@@ -36,8 +36,12 @@ class Jitter(millstream.RandomMapTransform[Any, Any]):
         return element + rng.normal()
 
 
-def held() -> list[dict[str, Any]]:
-    return [{"x": np.arange(1, 3)} for _ in range(RECORDS)]
+class Held(list[dict[str, Any]]):
+    """A source that returns what it holds; records of a plain list are copied."""
+
+
+def held() -> Held:
+    return Held({"x": np.arange(1, 3)} for _ in range(RECORDS))
 
 
 @dataclasses.dataclass
