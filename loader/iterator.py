@@ -468,25 +468,8 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
             return []
         return executor.failures.before(self.position_in_plan())
 
-    def _advance(self) -> bool:
-        """Fetches the next outputs; returns False at the end of the stream."""
-        self.count_delivered()
-        if (executor := self._executor) is not None and executor.failures is not None:
-            executor.failures.deliver(self.position_in_plan())
-        if self.consumer is not None:
-            return self._take_outputs()
-        # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
-        start, is_first = time.perf_counter(), self._outputs is None
-        self.asked_at = start
-        self._profiler.returned(self._left_at, start)
-        try:
-            return self._take_outputs()
-        finally:
-            self.asked_at = None
-            self._left_at = time.perf_counter()
-            self._profiler.waited(start, self._left_at, is_first=is_first)
-
     def _take_outputs(self) -> bool:
+        """Takes the next outputs of the executor; returns False at the end of the stream."""
         if self._has_ended:
             return False
         if self._outputs is not None and self._outputs.error is not None:
@@ -526,7 +509,23 @@ class DataLoaderIterator(Measured, Inspectable, ResumableIterator):
     def _fetch(self) -> None:
         """Fetches outputs until one is not delivered; raises StopIteration at the end of the stream."""
         while self._row == self._stop:
-            if not self._advance():
+            self.count_delivered()
+            if (executor := self._executor) is not None and executor.failures is not None:
+                executor.failures.deliver(self.position_in_plan())
+            if self.consumer is not None:
+                has_outputs = self._take_outputs()
+            else:
+                # Also if `start_prefetch` has begun: the wait for workers that start is not an ordinary one.
+                start, is_first = time.perf_counter(), self._outputs is None
+                self.asked_at = start
+                self._profiler.returned(self._left_at, start)
+                try:
+                    has_outputs = self._take_outputs()
+                finally:
+                    self.asked_at = None
+                    self._left_at = time.perf_counter()
+                    self._profiler.waited(start, self._left_at, is_first=is_first)
+            if not has_outputs:
                 raise StopIteration
 
     def _running_executor(self) -> Executor:

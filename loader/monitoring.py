@@ -94,13 +94,13 @@ class Server:
 
     def _begin(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
         # A Thread object registers its name. `reader_threads` explains why another thread creates it.
-        thread = threading.Thread(target=self._live, args=(begun,), name="millstream-top", daemon=True)
+        thread = threading.Thread(target=self._run_thread, args=(begun,), name="millstream-top", daemon=True)
         try:
             thread.start()
         except (RuntimeError, MemoryError) as error:
             begun.put(OSError(f"The system refuses another thread: {error}"))
 
-    def _live(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
+    def _run_thread(self, begun: "queue.SimpleQueue[BaseException | None]") -> None:
         """Serves while it holds the slot, and tries again for pipelines that were served meanwhile."""
         while self._is_wanted() and not self._is_ending and self._slot.acquire(blocking=False):
             self._thread = threading.current_thread()

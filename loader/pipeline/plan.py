@@ -218,7 +218,7 @@ class Plan:
                 # Every block succeeds on its own, so the error belongs to the range.
                 run = Elements.failed(annotated(error, f"the sampler, at blocks {start} to {stop - 1}"))
             return run
-        return self.prepare(origins)
+        return isolated(self._read_and_run, origins)
 
     def read_blocks(self, start: int, stop: int, shard: int) -> Elements:
         """Reads blocks. Raises an error of the sampler, whose block `prepare_blocks` finds."""
@@ -229,7 +229,11 @@ class Plan:
 
     def prepare(self, origins: Origins) -> Elements:
         """Reads and prepares records: runs the operations before the first Batch of stage 0."""
-        return isolated(lambda: self._complete(self._read_records(origins)))
+        return isolated(self._read_and_run, origins)
+
+    def _read_and_run(self, origins: Origins) -> Elements:
+        run = self._read_records(origins)
+        return run_steps(self._record_steps, run, np.empty) if self.errors is None else self._complete(run)
 
     def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
         """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""

@@ -11,6 +11,7 @@ Guarantees:
 """
 
 import dataclasses
+import functools
 import math
 import sys
 import time
@@ -241,7 +242,9 @@ def run_here(plan: Plan, schedule: "Wanting", call: Call, allocate: Allocate, st
     """
     start = time.perf_counter()
     request = call.request
-    elements = watched(lambda: plan.make(request, allocate), lambda: plan.describe(request), stall_timeout)
+    elements = watched(
+        functools.partial(plan.make, request, allocate), functools.partial(plan.describe, request), stall_timeout
+    )
     seconds = time.perf_counter() - start
     if elements.error is not None and is_from_signal_handler(elements.error):
         raise elements.error

@@ -124,7 +124,7 @@ class ReaderThreads:
             # Wakes an idle thread, which finds that it is surplus.
             self._jobs.put(lambda: None)
 
-    def timed(self, work: Callable[[], Result], failed: Callable[[BaseException], Result]) -> tuple[Result, float]:
+    def run_timed(self, work: Callable[[], Result], failed: Callable[[BaseException], Result]) -> tuple[Result, float]:
         """Runs work, and returns its result and the seconds that it would take alone.
 
         If it raises, the result is that of `failed`.
@@ -169,7 +169,7 @@ class ReaderThreads:
             self.size = max(1, len(self._working))
             if not self._working:
                 with contextlib.suppress(queue.Empty):
-                    self._work_off(self._jobs.get_nowait)
+                    self._run_jobs(self._jobs.get_nowait)
         else:
             self._begun.get()
 
@@ -182,7 +182,7 @@ class ReaderThreads:
         thread: threading.Thread | None = None
         try:
             # A daemon: a read that hangs must not keep the interpreter from exiting.
-            thread = threading.Thread(target=self._live, name=THREAD_NAME, daemon=True)
+            thread = threading.Thread(target=self._run_thread, name=THREAD_NAME, daemon=True)
             self._started.add(thread)
             thread.start()
         except (RuntimeError, MemoryError):
@@ -193,12 +193,12 @@ class ReaderThreads:
             # Whatever has failed, because the consumer waits for this.
             self._begun.put(None)
         if thread is None:
-            self._live()
+            self._run_thread()
 
-    def _live(self) -> None:
+    def _run_thread(self) -> None:
         """Runs a thread. It keeps this object alive, but not the owner, whose end stops it."""
         try:
-            self._work_off(self._jobs.get)
+            self._run_jobs(self._jobs.get)
         finally:
             me = threading.current_thread()
             self._ending.add(me)
@@ -209,7 +209,7 @@ class ReaderThreads:
             self._ending.discard(me)
             self._ended.put(None)
 
-    def _work_off(self, take: Callable[[], Any]) -> None:
+    def _run_jobs(self, take: Callable[[], Any]) -> None:
         """Runs jobs while this thread is among the first `size`, until all are stopped."""
         me, process = threading.get_ident(), os.getpid()
         try:

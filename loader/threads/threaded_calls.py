@@ -73,17 +73,17 @@ class ThreadedCalls:
         prepare_blocks = None if self._plan.batched_source else functools.partial(work.prepare_blocks, self._plan)
         request = call.request  # Now: a call that stalls is completed, and has another one then.
 
-        def job() -> None:
+        def run_call() -> None:
             if self._is_closed or self._owner() is None:
                 return
             make = functools.partial(self._plan.make, request, self._allocate, prepare_blocks)
             # Slices are shared already.
             with work.for_sources() if prepare_blocks is None else contextlib.nullcontext():
-                elements, seconds = self.readers.timed(make, Elements.failed)
+                elements, seconds = self.readers.run_timed(make, Elements.failed)
             self._finished.put(Finished(call, elements, seconds + work.seconds_of_others))
 
         self._in_flight[call] = None
-        self.readers.submit(job)
+        self.readers.submit(run_call)
 
     def receive(self) -> Finished:
         """Waits for the result of a call. If no call finishes in time, the oldest one becomes an error."""
@@ -148,10 +148,12 @@ class SharedWork:
         except BaseException:  # noqa: BLE001  (the plan reports the error at the right block)
             return plan.prepare_blocks(start, stop, shard)
         if plan.record_seconds * len(origins) < MIN_SHARED_SECONDS:
-            whole, seconds = self._readers.timed(lambda: plan.prepare(origins), Elements.failed)
+            whole, seconds = self._readers.run_timed(functools.partial(plan.prepare, origins), Elements.failed)
             plan.record_seconds = seconds / len(origins)
             return whole
-        first, seconds = self._readers.timed(lambda: plan.prepare(origins.take(slice(1))), Elements.failed)
+        first, seconds = self._readers.run_timed(
+            functools.partial(plan.prepare, origins.take(slice(1))), Elements.failed
+        )
         rest = 0 if first.error is not None else len(origins) - 1
         count = min(self._readers.size, rest, max(1, math.ceil(seconds * rest / MIN_SHARED_SECONDS)))
         if not count:
@@ -176,7 +178,7 @@ class SharedWork:
 
         def assist(more: int) -> None:
             call_helpers(more)
-            for outcome in self._work_off(left, failed):
+            for outcome in self._run_remaining(left, failed):
                 finished.put(outcome)
 
         def call_helpers(limit: int) -> None:
@@ -189,7 +191,7 @@ class SharedWork:
         call_helpers(self._readers.size - 1)
         results: dict[int, Result] = {}
         total = 0.0
-        for number, result, seconds in self._work_off(left, failed):
+        for number, result, seconds in self._run_remaining(left, failed):
             results[number] = result
             total += seconds
         while len(results) < len(jobs):
@@ -199,7 +201,7 @@ class SharedWork:
             self.seconds_of_others += seconds
         return [results[number] for number in range(len(jobs))], total
 
-    def _work_off(
+    def _run_remaining(
         self, left: deque[tuple[int, Callable[[], Result]]], failed: Callable[[BaseException], Result]
     ) -> Iterator[tuple[int, Result, float]]:
         while True:
@@ -207,7 +209,7 @@ class SharedWork:
                 number, job = left.popleft()
             except IndexError:
                 return
-            result, seconds = self._readers.timed(functools.partial(isolated, job), failed)
+            result, seconds = self._readers.run_timed(functools.partial(isolated, job), failed)
             if os.getpid() != self._process:
                 # Forked by user code, and returned from it: no thread here waits for the result.
                 os._exit(0)

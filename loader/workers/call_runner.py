@@ -89,7 +89,7 @@ class CallRunner(Generic[Packed]):
             return self._read_in_advance(*message)
 
         def job() -> None:
-            records, reading.seconds = self.readers.timed(read, Elements.failed)
+            records, reading.seconds = self.readers.run_timed(read, Elements.failed)
             if not isinstance(records.error, _SamplerFailed):
                 reading.records = records
             reading.is_done = True
@@ -199,7 +199,9 @@ class _SamplerFailed(Exception):  # noqa: N818  (internal)
 def _in_thread_of(readers: ReaderThreads, prepare_blocks: PrepareBlocks, start: int, stop: int, shard: int) -> Elements:
     """Prepares blocks in a reader thread, because the source may depend on the thread that reads it."""
     outcome: queue.SimpleQueue[Elements] = queue.SimpleQueue()
-    readers.submit(lambda: outcome.put(readers.timed(lambda: prepare_blocks(start, stop, shard), Elements.failed)[0]))
+    readers.submit(
+        lambda: outcome.put(readers.run_timed(lambda: prepare_blocks(start, stop, shard), Elements.failed)[0])
+    )
     return outcome.get()
 
 

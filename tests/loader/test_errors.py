@@ -3,6 +3,8 @@
 import copy
 import itertools
 import pickle
+import sys
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,32 @@ def loader_of(reading: millstream.ReadOptions, source: Any, *operations: Any) ->
         operations=operations,
         read_options=reading,
     )
+
+
+MAX_FRAMES = 19
+"""The number of frames of the library between `next` and the user's function, if the consumer's thread calls it."""
+
+
+@pytest.mark.parametrize("num_threads", [0, 16])
+def test_the_way_to_the_users_function_can_be_read(num_threads: int) -> None:
+    """A failing Map has few frames of the library in its traceback and around it, and each of them has a name."""
+    stacks: list[list[str]] = []
+
+    def fail(element: int) -> int:
+        frame, names = sys._getframe(1), []
+        while frame is not None:
+            names += [frame.f_code.co_name] if frame.f_globals["__name__"].startswith("millstream.") else []
+            frame = frame.f_back
+        stacks.append(names)
+        raise ValueError(f"cannot map {element}")
+
+    error = first_error(loader_of(millstream.ReadOptions(num_threads), range(4), fail), ValueError, 0)
+
+    shown = [frame.name for frame in traceback.extract_tb(error.__traceback__) if "/millstream/" in frame.filename]
+    assert shown[0] == "__next__"
+    assert len(shown) <= 12
+    assert "<lambda>" not in shown + stacks[0]
+    assert max(map(len, stacks)) <= MAX_FRAMES
 
 
 def order_of(size: int) -> list[int]:
