@@ -10,7 +10,7 @@ stream_nodes.py      the steps of a straight chain
 chain.py             compiles a straight chain to a loader's pipeline, and opens the streams below others; running.py:
                      with workers that stay warm
 chain_iterator.py    iterates over a MapDataset; engine_iterator.py: the base of iterators that run a loader's
-fed_iterator.py      applies operations to another stream; drawing.py: draws many of its elements in one call
+fed_iterator.py      applies operations to another stream
 stream_mixing.py     streams in proportions: mixed_iterator.py draws from them, and mixed_reading.py reads those
                      with random access as one dataset
 options.py           the options of an entire chain

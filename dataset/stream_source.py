@@ -8,9 +8,14 @@ from typing import Any, final
 
 from millstream.core.descriptions import described, function_name
 from millstream.dataset.iter_dataset import WARM, IterDataset
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator, ForeignHolder, call_if_possible
-from millstream.dataset.iterators.drawing import drawn_from
-from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
+from millstream.dataset.iterators.dataset_iterator import (
+    DatasetIterator,
+    Drawn,
+    ForeignHolder,
+    call_if_possible,
+    listed,
+)
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import WarmWorkers
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import Check, is_anything, is_flag, is_number, sealed, unsealed
@@ -145,7 +150,7 @@ class _StatefulIterator(ForeignHolder[Any], RecoveringIterator[Any]):
         if self._iterator is None:
             self._iterator = _begun(self._stateful)
         self._is_fresh = False
-        return drawn_from(self._iterator, count)
+        return listed(self._iterator, count, [])
 
     def _state(self) -> dict[str, Any]:
         fields: dict[str, Any] = {"count": self._step, "stream": self.name, "source": None}

@@ -8,9 +8,8 @@ import numpy as np
 
 from millstream.core.checks import as_integer, as_integer_or_none
 from millstream.dataset.chain import as_stream, opened_below
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
-from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.stream_nodes import Combined
 from millstream.errors import CheckpointError

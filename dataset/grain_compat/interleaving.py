@@ -7,9 +7,8 @@ from typing import Any, SupportsIndex, final
 from millstream.core.checks import as_integer
 from millstream.core.signals import interrupts, is_from_signal_handler
 from millstream.dataset.chain import as_stream, opened_below, reads_in_threads
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
-from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.stream_nodes import Combined

@@ -5,9 +5,8 @@ from typing import Any, final
 
 from millstream.core.checks import as_flag
 from millstream.dataset.chain import as_stream, opened_below
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
-from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of

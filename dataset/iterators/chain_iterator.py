@@ -116,9 +116,12 @@ class ReadIterator(EngineIterator):
         self._brief = step, text
         return text
 
-    def set_brief_state(self, text: str) -> None:
+    def _move_below(self, state: Any) -> None:
+        if not isinstance(state, str):
+            super()._move_below(state)
+            return
         self._check_open()
-        self._move(restored(text, self._state()))
+        self._move(restored(state, self._state()))
 
     def brief_state_after(self, step: int) -> str:
         """Returns that state after the first `step` elements if each position has one. The iterator does not move."""

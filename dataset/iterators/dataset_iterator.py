@@ -3,9 +3,10 @@
 import copy
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar, final
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
 from millstream.core.closing import Closing
+from millstream.core.signals import interrupts
 from millstream.dataset.arguments import only_parent
 from millstream.dataset.iterators.brief_states import accepting
 from millstream.errors import CheckpointError
@@ -18,6 +19,29 @@ from millstream.loader.views import Insight, Inspectable
 T_co = TypeVar("T_co", covariant=True)
 
 CLOSED = "Trying to advance a closed iterator. Call iter(dataset) for a new one."
+
+
+class Drawn(NamedTuple, Generic[T_co]):
+    """Elements of an iterator, fewer than requested if it ends or fails, and the error that followed them."""
+
+    values: list[T_co]
+    error: BaseException | None = None
+
+
+def listed(iterator: Iterator[Any], count: int, values: list[Any]) -> Drawn[Any]:
+    """Appends the next `count` elements of any iterator to `values`, fewer if it ends or fails."""
+    try:
+        if count == 1:
+            values.append(next(iterator))
+        else:
+            values.extend(itertools.islice(iterator, count))
+    except StopIteration:
+        pass
+    except BaseException as failure:
+        if interrupts(failure):
+            raise
+        return Drawn(values, failure)
+    return Drawn(values)
 
 
 class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
@@ -155,6 +179,31 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         """Returns the state for an iterator that draws from this one, which does not change it."""
         return self.get_state()
 
+    def _move_below(self, state: Any) -> None:
+        """Moves to a result of `_state_below` or `get_state`, for an iterator that draws from this one.
+
+        Raises:
+            CheckpointError: the state is refused; a user's iterator may do so with any error.
+        """
+        try:
+            self.set_state(state)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(
+                f"A {self._class_name} cannot resume from the state {state!r:.80}: its set_state raised "
+                f"{type(error).__name__}: {error}. Pass a state of the same chain."
+            ) from error
+
+    def _draw_many(self, count: int) -> Drawn[Any]:
+        """Returns the next elements, more than one: fewer than `count` if they end, or if an error follows."""
+        return listed(self, count, [])
+
+    @property
+    def _class_name(self) -> str:
+        """The name of its class; for a wrapped iterator, that of the user's class."""
+        return type(self).__name__
+
     def _with_own_states(self) -> "DatasetIterator[T_co]":
         return self if self._owns_states else UsersIterator(self)
 
@@ -168,6 +217,21 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError(CLOSED)
+
+
+def state_below(iterator: DatasetIterator[Any]) -> Any:
+    """Returns the state of an iterator, for code that draws from it."""
+    return iterator._state_below()  # noqa: SLF001  (of the class above)
+
+
+def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
+    """Moves an iterator to a state that `state_below` or its own `get_state` returned."""
+    iterator._move_below(state)  # noqa: SLF001  (of the class above)
+
+
+def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn[Any]:
+    """Returns the next `count` elements of an iterator, fewer if it ends or fails."""
+    return iterator._draw_many(count) if count > 1 else listed(iterator, count, [])  # noqa: SLF001  (as above)
 
 
 def call_if_possible(iterator: object, name: str) -> None:
@@ -228,6 +292,10 @@ class CountedIterator(ForeignHolder[Any]):
         self._count = 0
         # True if the iterator may be at another element than `_count`, or exhausted.
         self._has_failed = False
+
+    @property
+    def _class_name(self) -> str:
+        return self.name
 
     @property
     def step(self) -> int:
@@ -301,9 +369,17 @@ class UsersIterator(DatasetIterator[Any]):
         self._loaded = _NOTHING
         return element
 
-    def moved(self) -> None:
-        """Notes that elements were drawn from the user's iterator itself."""
-        self._loaded = _NOTHING
+    def _draw_many(self, count: int) -> Drawn[Any]:
+        values: list[Any] = []
+        try:
+            return listed(self.iterator, count, values)
+        finally:
+            if values:
+                self._loaded = _NOTHING
+
+    @property
+    def _class_name(self) -> str:
+        return self.name
 
     def get_state(self) -> Any:
         return copy.deepcopy(self.iterator.get_state() if self._loaded is _NOTHING else self._loaded)

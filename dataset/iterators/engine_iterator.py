@@ -3,7 +3,7 @@
 from typing import Any
 
 from millstream.core.signals import interrupts
-from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import CLOSED, DatasetIterator, Drawn
 from millstream.loader.execution import Execution
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.pipeline.elements import Elements, Origins
@@ -74,6 +74,10 @@ class EngineIterator(DatasetIterator[Any]):
         except AbsentElement as missing:
             self._change_plan(missing)
         return next(self._inner)
+
+    def _draw_many(self, count: int) -> Drawn[Any]:
+        drawn = self.draw(count)
+        return Drawn(list(drawn.values), drawn.error)
 
     def draw(self, count: int) -> Elements:
         """Returns the next elements with their origins: fewer than `count` if they end, or if an error follows."""

@@ -12,8 +12,13 @@ import numpy as np
 from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.iterators.brief_states import accepting
 from millstream.dataset.iterators.chain_iterator import decoded
-from millstream.dataset.iterators.dataset_iterator import CountedIterator, DatasetIterator, UsersIterator
-from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
+from millstream.dataset.iterators.dataset_iterator import (
+    DatasetIterator,
+    UsersIterator,
+    drawn_from,
+    move_to,
+    state_below,
+)
 from millstream.dataset.iterators.engine_iterator import EngineIterator
 from millstream.dataset.iterators.join_insight import insights_below
 from millstream.dataset.iterators.running import Running
@@ -187,7 +192,7 @@ class _Drawing:
             made = self._stream.draw(count)
             return Elements(made.values, made.origins.without_sizes(), made.error)
         named = self._stream
-        name = named.name if isinstance(named, CountedIterator | UsersIterator) else type(named).__name__
+        name = named._class_name  # noqa: SLF001  (of the library's base class)
         draw = functools.partial(drawn_from, self._stream, count)
         if getattr(named.iterator if isinstance(named, UsersIterator) else named, "_parents", ()):
             # Calls of the iterators below are watched themselves.

@@ -1,6 +1,5 @@
 """The iterator of mixed streams, which draws from the stream that is due."""
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
@@ -10,8 +9,8 @@ from numpy.typing import NDArray
 from millstream.dataset.chain import opened_below
 from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.chain_iterator import ReadIterator
-from millstream.dataset.iterators.drawing import drawn_from, move_to, state_below
-from millstream.dataset.iterators.recovering_iterator import Drawn, RecoveringIterator
+from millstream.dataset.iterators.dataset_iterator import Drawn, drawn_from, move_to, state_below
+from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import Shared
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import (
@@ -26,6 +25,7 @@ from millstream.loader.checkpoints.state import (
     unsealed,
 )
 from millstream.samplers.mixtures.mixing_schedule import FIRST_EXHAUSTED, MixingSchedule
+from millstream.samplers.order import by_number
 
 LOOK_AHEAD = 1024
 """The number of elements whose streams are computed in one call."""
@@ -90,12 +90,9 @@ class MixedIterator(RecoveringIterator[Any]):
 
     def _turns(self, count: int) -> Iterator[tuple[int, list[int]]]:
         """Yields each stream that is due among the next elements, and the positions of its elements among them."""
-        due = self._streams_due(count)
-        positions = np.argsort(due, kind="stable")
-        bounds = np.flatnonzero(np.diff(due[positions], prepend=-1, append=-1)).tolist()
-        for start, stop in itertools.pairwise(bounds):
-            own = positions[start:stop].tolist()
-            yield int(due[own[0]]), own
+        positions = np.arange(count)
+        for number, rows in by_number(self._streams_due(count)):
+            yield number, positions[rows].tolist()
 
     def _streams_due(self, count: int) -> NDArray[Any]:
         """Returns the streams of the next elements."""

@@ -9,11 +9,11 @@ import abc
 import functools
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream.core.signals import interrupts
 from millstream.dataset.iterators.brief_states import accepting
-from millstream.dataset.iterators.dataset_iterator import DatasetIterator
+from millstream.dataset.iterators.dataset_iterator import DatasetIterator, Drawn
 from millstream.dataset.iterators.join_insight import JoinInsight, insights_of
 from millstream.loader.checkpoints.checkpointable import Exclusive
 from millstream.loader.checkpoints.state import plain
@@ -30,13 +30,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 FAST_SECONDS = 20e-6
 """The time of an element above which drawing it in a call of its own costs little."""
-
-
-class Drawn(NamedTuple, Generic[T_co]):
-    """Elements of an iterator, fewer than requested if it ends or fails, and the error that followed them."""
-
-    values: list[T_co]
-    error: BaseException | None = None
 
 
 _TRIES = 100
@@ -149,8 +142,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self._keep()
         self._is_torn, self._is_at_end, self._num_moves = True, False, self._num_moves + 1
 
-    def draw(self, count: int) -> Drawn[T_co]:
-        """Returns the next elements: fewer than `count` if they end, or if an error follows."""
+    def _draw_many(self, count: int) -> Drawn[T_co]:
         self._prepare()
         drawn = self._draw_in_runs(count)
         self._num_since += len(drawn.values)

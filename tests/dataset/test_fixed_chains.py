@@ -143,7 +143,7 @@ def test_what_changes_itself_is_the_same_stream(place: str, form: str) -> None:
         first = next(batches).tolist()
         state = batches.get_state()
     with iter(PLACES["inline"](getattr(Parts(), form))) as fresh:
-        fresh.set_state(state, strict=True)  # type: ignore[call-arg]  # of the library's iterators
+        fresh.set_state(state, strict=True)
         assert [first, *listed(fresh)] == expected
 
 
