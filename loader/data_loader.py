@@ -118,7 +118,8 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         operations: the operations to apply to each record, in order; a bare function is a `Map`. Operations after a
             `Batch` get batches.
         worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
-        worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1.
+        worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1. Quick ones count as
+            one together, up to 10 ms of work, 1 MB and 2048 records.
         shard_options: the shard of each global batch to read; None for the sampler's, by default the complete batch.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
         on_error: the reaction to a record that fails, with an Exception of the source or of an operation before the

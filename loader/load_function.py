@@ -79,7 +79,8 @@ def load(
         drop_remainder: True to drop a last, short batch.
         batch_fn: builds a batch from the list of its elements; None stacks them.
         worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
-        worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1.
+        worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1. Quick ones count as
+            one together, up to 10 ms of work, 1 MB and 2048 records.
         read_options: the threads that read ahead, in this process or in each worker; None for `ReadOptions()`.
         stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that is busy with one batch,
             or for threads that read ahead and finish nothing, before it raises an error; `math.inf` to wait forever.

@@ -18,9 +18,8 @@ import pytest
 with contextlib.suppress(ValueError):
     sys.path.remove(str(Path(__file__).parents[1]))
 
-from millstream.loader.processes.fork_servers import FORK_SERVERS
 from millstream.sources.files import spans
-from support.processes.process_tree import is_named, open_descriptors, processes_below, settled_descriptors
+from support.processes.process_tree import is_named, open_descriptors, our_threads, processes_below, settled_descriptors
 from support.stores.object_server import ObjectServer, serving
 from support.stores.store_clients import clients_of
 
@@ -113,12 +112,12 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
         EXCUSED.update(process.pid for process in processes_below())
         return
     deadline = time.monotonic() + LEAK_SECONDS
-    while (threads := our_threads()) and time.monotonic() < deadline:
+    while (threads := unexcused_threads()) and time.monotonic() < deadline:
         for thread in threads:
             # One that another thread is just about to start cannot be joined yet.
             with contextlib.suppress(RuntimeError):
                 thread.join(LEAK_SECONDS)
-    assert our_threads() == []
+    assert unexcused_threads() == []
     if has_cluster:
         # Ray says that an actor has ended a moment before its process has, which on a busy machine may be long.
         deadline = time.monotonic() + 2 * LEAK_SECONDS
@@ -135,11 +134,9 @@ def no_leaks(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.freeze()
 
 
-def our_threads() -> list[threading.Thread]:
-    """Returns the threads of the library that still run."""
-    waiting = {server.retirement and server.retirement.thread for server in FORK_SERVERS.idle}
-    running = {thread for thread in threading.enumerate() if thread.name.startswith("millstream")} - waiting
-    return [thread for thread in running if id(thread) not in EXCUSED]
+def unexcused_threads() -> list[threading.Thread]:
+    """Returns the threads of the library that still run, without those that a failed test keeps alive."""
+    return [thread for thread in our_threads() if id(thread) not in EXCUSED]
 
 
 def our_actors() -> list[psutil.Process]:

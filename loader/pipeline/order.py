@@ -287,13 +287,10 @@ def _as_planned(run: Elements, planned: NDArray[np.integer[Any]], names: Sequenc
     return Elements(run.values[:row], run.origins.take(slice(row)), annotated(error, where))
 
 
-def max_batches(operations: Sequence[Transformation], batch_size: int) -> int:
-    """Returns the maximum number of batches per call.
-
-    It is one, except for packed rows, of which small batches are built together.
-    """
+def max_batches(operations: Sequence[Transformation], batch_size: int) -> int | None:
+    """Returns the number of batches of packed rows above which a call gains nothing; None if no rows are packed."""
     lengths = [max(operation.length_struct.values()) for operation in operations if isinstance(operation, Pack)]
-    return max(1, TOKENS_TOGETHER // (lengths[0] * batch_size)) if lengths else 1
+    return max(1, TOKENS_TOGETHER // (lengths[0] * batch_size)) if lengths else None
 
 
 def _rows_of(table: NDArray[np.int64], firsts: NDArray[np.intp], row_length: int) -> NDArray[np.int64]:

@@ -74,7 +74,9 @@ class Plan:
         source_is_stream: True if the source may be a stream that ignores the keys. It is then read by exactly the
             requested number of threads, and no record is read twice.
         blocks_are_batches: True if a block is a batch; otherwise it is one or more records.
-        max_blocks_per_call: the number of blocks above which a call gains nothing; None if it returns no batches.
+        max_blocks_per_call: the number of blocks above which a call gains nothing; None if there is no such number.
+        waits_for_calls: True if a call returns complete batches, not packed ones. The consumer of the first one waits
+            for all, so a call of several must be short.
         errors: the records that failed in all passes of this process; None if the first error is raised.
         gathers_first: True if stage 0 gathers elements, so that an output of it is made of complete blocks.
 
@@ -116,9 +118,10 @@ class Plan:
         self._rest_block_steps = first.steps[max(rest, first.num_record_steps) :]
         self.gathers_first = first.num_record_steps < len(first.steps)
         self._replaces_failures = self.one_to_one or self.gathers_first
-        # Records that are batched here come in calls of several batches.
+        # Otherwise, records that are batched here come in calls of several batches.
         sends_batches = self.blocks_are_batches and first.num_remote_steps > first.num_record_steps
         self.max_blocks_per_call = max_batches(groups[0], self.partition.block) if sends_batches else None
+        self.waits_for_calls = sends_batches and self.max_blocks_per_call is None
         self._are_first_outputs_checked = False
 
     @property

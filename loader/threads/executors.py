@@ -408,6 +408,11 @@ MAX_CALL_SECONDS = 0.5
 MAX_CALL_BYTES = 8 << 20
 """Upper bound on the estimated output of a call of several blocks, in bytes. Beyond it, copying dominates the cost."""
 
+MAX_BATCHES_BYTES = 1 << 20
+"""Upper bound on the estimated size of a call of several complete batches, in bytes: larger ones are worth a call each,
+and each worker has several calls.
+"""
+
 CHEAPER = 0.8
 """A larger call is worth its wait if its time per block is at most this share of that of a call of half the size."""
 
@@ -446,17 +451,28 @@ class CallSize:
 
     The time for a batched read of a remote store hardly depends on the number of records, so its calls grow up to the
     limit, although none of them is short. The time for records that are read or computed one by one is proportional to
-    their number, so their calls stay short.
+    their number, so their calls stay short. So do calls of several complete batches, which only workers get, because a
+    message costs more than a small batch.
     """
 
-    def __init__(self, plan: Plan, max_records: int = RECORDS_PER_CALL, max_bytes: int = sys.maxsize) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        max_records: int = RECORDS_PER_CALL,
+        max_bytes: int = sys.maxsize,
+        *,
+        are_messages: bool = False,
+    ) -> None:
         self._plan = plan
         self._max_bytes = max_bytes  # Of all calls together.
+        self._max_call_bytes = MAX_BATCHES_BYTES if plan.waits_for_calls else MAX_CALL_BYTES
         self.blocks = 1
         # Each logical shard buffers its own records, and the buffers of all shards add up.
         records = max(max_records // len(plan.shards), MIN_RECORDS)
         limit = max(1, records // plan.partition.block)
         self._max_blocks = limit if plan.max_blocks_per_call is None else min(limit, plan.max_blocks_per_call)
+        if plan.waits_for_calls and not are_messages:
+            self._max_blocks = 1
         # The time per block in a call of each size.
         self._seconds: dict[int, float] = {}
         self.block_bytes = 0.0  # The estimated size of a block; 0 before it is known.
@@ -493,7 +509,7 @@ class CallSize:
 
     @property
     def _affordable_blocks(self) -> int:
-        limit_bytes = min(MAX_CALL_BYTES, self._max_bytes // 2)
+        limit_bytes = min(self._max_call_bytes, self._max_bytes // 2)
         fitting = limit_bytes / self.block_bytes if self.block_bytes else self._max_blocks
         limit = int(max(1, min(self._max_blocks, fitting)))
         # A power of two, unless it is the given limit, because sizes are compared with their halves.
@@ -507,7 +523,10 @@ class CallSize:
             self.blocks = self._half
             self._calls_to_retry = RETRY_CALLS
         elif is_short or (
-            seconds * 2 <= MAX_CALL_SECONDS and (ratio <= CHEAPER or self.blocks == 1) and self._calls_to_retry <= 0
+            not self._plan.waits_for_calls
+            and seconds * 2 <= MAX_CALL_SECONDS
+            and (ratio <= CHEAPER or self.blocks == 1)
+            and self._calls_to_retry <= 0
         ):
             self.blocks = min(self.blocks * 2, self._max_blocks)
 

@@ -95,8 +95,8 @@ class MultiprocessingOptions:
 
     Attributes:
         num_workers: the number of processes; 0 for none.
-        per_worker_buffer_size: the number of finished blocks that each worker keeps ready ahead of the consumer, at
-            least 1. A block is one batch, or several small batches of packed rows.
+        per_worker_buffer_size: the number of finished batches that each worker keeps ready ahead of the consumer, at
+            least 1. Quick batches count as one together, up to 10 ms of work, 1 MB and 2048 records.
         enable_profiling: accepted for compatibility with Grain, without effect: `iterator.profile()` always includes
             workers.
         stall_timeout: the number of seconds, above 0, that the consumer waits for a worker that makes no progress

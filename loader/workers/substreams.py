@@ -55,7 +55,7 @@ class Substream:
     max_bytes: dataclasses.InitVar[int] = sys.maxsize
 
     def __post_init__(self, max_bytes: int) -> None:
-        self.size = CallSize(self.plan, RECORDS_PER_MESSAGE, max_bytes)
+        self.size = CallSize(self.plan, RECORDS_PER_MESSAGE, max_bytes, are_messages=True)
 
     @property
     def bytes_ahead(self) -> float:

@@ -33,6 +33,7 @@ from millstream.transforms import Map
 from soak.courses import Course, mark
 from soak.faults import FAULTS, Fault, FewDescriptors, FullDisk
 from support.faults.user_faults import hang
+from support.processes.process_tree import open_descriptors, our_threads, processes_below
 
 _LEFT_SECONDS = 10.0
 """The seconds within which processes and files of a leg must be gone, on a busy machine."""
@@ -268,18 +269,15 @@ class Life:
 
     def _left(self, descriptors: int) -> list[str]:
         gc.collect()
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("millstream")]
-        processes = [described(process) for process in psutil.Process().children(recursive=True)]
+        threads = [thread.name for thread in our_threads()]
+        processes = [described(process) for process in processes_below()]
         more = self._descriptors() - descriptors
         mapped = Path("/proc/self/maps").read_text().count("memfd:millstream")
         return [*threads, *processes, *[f"{more} descriptors"] * (more > 0), *[f"{mapped} arenas"] * (mapped > 0)]
 
     def _descriptors(self) -> int:
         """Returns how many files are open; connections to a store are kept."""
-        names = []
-        for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208  (no paths are wanted)
-            with contextlib.suppress(OSError):  # That of the listing.
-                names.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
+        names = [descriptor.split(" -> ")[1] for descriptor in open_descriptors()]
         return sum(self.course.place != "store" or name.startswith("/") for name in names)
 
 

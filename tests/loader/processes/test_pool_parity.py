@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import sys
+import time
 from typing import Any
 
 import cloudpickle
@@ -21,6 +22,7 @@ from support.draw.elements_of_all_kinds import (
     filled,
     with_layout,
 )
+from support.processes.worker_pools import pool_of
 from support.streams import comparable
 
 # Workers need not import hypothesis to have the operations and classes of these modules.
@@ -102,3 +104,24 @@ def test_batches_of_all_kinds(size: int, operations: list[Any]) -> None:
 
     assert [comparable(batch) for batch in workers] == [comparable(batch) for batch in inline]
     assert [types_in(batch) for batch in workers] == [types_in(batch) for batch in inline]
+
+
+def slowly(batch: Any) -> Any:
+    """Computes for 6 ms, more than half of the longest call of several batches."""
+    end = time.process_time() + 0.006
+    while time.process_time() < end:
+        pass
+    return batch
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_quick_batches_come_several_in_a_call(is_slow: bool) -> None:
+    """A message serves several batches that are quick, and one that is not; the stream is the same."""
+    size = 160 if is_slow else 4000
+    options: dict[str, Any] = {"shuffle": True, "seed": 3, "num_epochs": 1}
+    operations = [Batch(4), slowly] if is_slow else [Batch(4)]
+    with iter(millstream.load(range(size), transformations=operations, worker_count=2, **options)) as iterator:
+        batches = [next(iterator).tolist() for _ in range(size // 4 - 1)]
+        calls = next(pool_of(iterator).call_numbers)
+    assert batches == [batch.tolist() for batch in millstream.load(range(size), batch_size=4, **options)][:-1]
+    assert calls >= len(batches) if is_slow else calls < len(batches) / 4

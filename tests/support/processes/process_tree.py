@@ -1,11 +1,13 @@
 """The processes that this one has started, and the descriptors that it has open.
 
-An idle fork server, which waits for the next loader, is not among them, nor is its descriptor. One that serves is.
+An idle fork server, which waits for the next loader, is not among them, nor are its descriptor and the thread that will
+end it. One that serves is.
 """
 
 import contextlib
 import os
 import sys
+import threading
 import time
 
 import psutil
@@ -31,6 +33,13 @@ def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
     if sys.hexversion < 0x30E0000:
         return found
     return [process for process in found if not is_named(process, "multiprocessing.resource_tracker")]
+
+
+def our_threads() -> list[threading.Thread]:
+    """Returns the threads of the library that still run, without the one that waits for the end of a fork server."""
+    waiting = {server.retirement and server.retirement.thread for server in FORK_SERVERS.idle}
+    running = {thread for thread in threading.enumerate() if thread.name.startswith("millstream")}
+    return list(running - waiting)
 
 
 def worker_pids() -> set[int]:
