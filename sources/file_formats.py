@@ -286,7 +286,7 @@ def open_path(path: str) -> Any:
     name = without_query(path) if is_url(path) else _RANGE.sub("", path)
     kind = format_of_name(name)
     if kind is None and not is_url(path) and not os.path.isdir(path):  # noqa: PTH112
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             first = files_at(path)[0].path
             kind = format_of_name(first) or _format_of_content(first, _first_bytes(first))
     return None if kind is None else kind.open(path)
