@@ -16,7 +16,7 @@ from millstream.samplers.epochs import EpochSampler, whole_numbers
 from millstream.samplers.hierarchical import Windows, windows_by_epoch
 from millstream.samplers.order import by_number, positions_between, spread
 from millstream.samplers.permutation import permute
-from millstream.samplers.rows.planned_rows import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
+from millstream.samplers.rows.packing_plan import BEST_FIT, CONCAT_THEN_SPLIT, PlannedRows
 from millstream.sharding import ShardOptions
 
 _ROWS_PER_CHUNK = 1 << 16

@@ -9,6 +9,8 @@ Bin Packing Algorithms", 1973); of realistic lengths, nearly all rows are full.
 
 `Stream` concatenates all documents and cuts them into rows: full rows, and a cut at nearly each row's end.
 
+`PlannedRows` is one of both, shuffled in each epoch: the segments in each row, and the rows of each document.
+
 `ByLength` sorts segments by length, in buckets that fit a processor's cache. Each bucket is sorted by itself, in a
 fifth of the time that it takes to sort all, and a segment is then two bytes: its offset in its bucket. A table of the
 number of segments of each length in each bucket locates the segment of any rank.
@@ -25,9 +27,19 @@ from typing import NamedTuple, Self, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.samplers.order import spread
+from millstream.core.randomness import mix_words
+from millstream.core.segments import Segments
+from millstream.samplers.order import equal_to, spread
+from millstream.samplers.permutation import permute
 
 Numbers = NDArray[np.int64]
+
+BEST_FIT, CONCAT_THEN_SPLIT = "best_fit", "concat_then_split"
+_LENGTH_STEP = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number without a pattern, which sets lengths apart."""
+
+Key: TypeAlias = NDArray[np.uint64] | None
+"""A random word of shape (1,) that selects a shuffle; None for no shuffle."""
 
 _BUCKET_SIZE = 1 << 15
 """The minimum size of a bucket: sorting it stays in the cache, and needs no new pages from the system."""
@@ -264,3 +276,85 @@ class Stream:
         lengths = self.ends[documents] - starts
         begins = (starts - shift) % int(self.ends[-1])
         return spread(begins // self._row_length, (begins + lengths - 1) // self._row_length + 1)
+
+
+@final
+class PlannedRows:
+    """The rows of documents, by one of the strategies of `PackingSampler`.
+
+    Documents without tokens are in no row, and longer ones are cut. `keys` are their record keys, ascending; None for
+    0, 1, 2, ….
+    """
+
+    def __init__(self, lengths: Numbers, row_length: int, strategy: str, keys: Numbers | None = None) -> None:
+        self._keys = keys
+        self._documents: Numbers | None = None
+        self._begins: Numbers | None = None
+        if strategy == CONCAT_THEN_SPLIT:
+            self._plan: BestFit | Stream = Stream.of(lengths, row_length)
+        else:
+            self._plan = BestFit.of(self._cut(lengths, row_length), row_length)
+        self.num_rows = self._plan.num_rows
+
+    def segments(self, rows: Numbers, key: Key) -> Segments:
+        if isinstance(self._plan, Stream):
+            starts, documents, begins, ends = self._plan.segments(rows, _first(self._plan, key))
+            return Segments(starts, self._keys_of(documents), begins, ends)
+        starts, segments, lengths = self._plan.segments(rows, _among_equals(key))
+        if key is not None:
+            # Else the longest document of each row would come first.
+            hashes = mix_words(rows.astype(np.uint64) * _LENGTH_STEP + ~key)
+            widths = np.diff(starts)
+            owners = np.repeat(np.arange(len(rows)), widths)
+            slots = (np.arange(len(segments)) - starts[owners]).astype(np.uint64)
+            order = np.lexsort((mix_words(hashes[owners] + slots * _LENGTH_STEP), owners))
+            segments, lengths = segments[order], lengths[order]
+        documents = segments if self._documents is None else self._documents[segments]
+        begins = np.zeros(len(segments), dtype=np.int64) if self._begins is None else self._begins[segments]
+        return Segments(starts, self._keys_of(documents), begins, begins + lengths)
+
+    def tokens_of(self, rows: Numbers) -> Numbers:
+        return self._plan.tokens_of(rows)
+
+    def rows_of(self, keys: Numbers, key: Key) -> tuple[Numbers, Numbers]:
+        """Returns the rows that documents with tokens are in, and the index of the document of each."""
+        documents = keys if self._keys is None else np.searchsorted(self._keys, keys)
+        if isinstance(self._plan, Stream):
+            return self._plan.rows_of(documents, _first(self._plan, key))
+        owners, segments = np.arange(len(documents)), documents
+        if self._documents is not None:
+            owners, segments = equal_to(self._documents, documents)
+        return owners, self._plan.rows_of(segments, _among_equals(key, inverse=True))
+
+    def _keys_of(self, documents: Numbers) -> Numbers:
+        return documents if self._keys is None else self._keys[documents]
+
+    def _cut(self, lengths: Numbers, row_length: int) -> Numbers:
+        """Returns the lengths of all segments; sets the document and the begin of each, unless all are whole."""
+        if lengths.max() > row_length:
+            counts = -(-lengths // row_length)
+            self._documents = np.repeat(np.arange(len(lengths)), counts)
+            firsts = np.cumsum(counts) - counts
+            self._begins = (np.arange(len(self._documents)) - firsts[self._documents]) * row_length
+            segments: Numbers = np.minimum(lengths[self._documents] - self._begins, row_length)
+            return segments
+        if lengths.min():
+            return lengths
+        self._documents = np.flatnonzero(lengths)
+        return lengths[self._documents]
+
+
+def _first(plan: Stream, key: Key) -> int:
+    return 0 if key is None else int(key[0] % np.uint64(len(plan.ends)))
+
+
+def _among_equals(key: Key, *, inverse: bool = False) -> AmongEquals:
+    """Returns the permutation among segments of one length, or its inverse."""
+
+    def permuted(sizes: Numbers, ranks: Numbers, lengths: Numbers) -> Numbers:
+        if key is None:
+            return ranks
+        seeds = mix_words(lengths.astype(np.uint64) * _LENGTH_STEP + key)
+        return permute(ranks, sizes, seeds, 0, inverse=inverse)
+
+    return permuted
