@@ -189,13 +189,18 @@ class Elements:
     __slots__ = ("at", "error", "failures", "origins", "values")
 
     def __init__(
-        self, values: Sequence[Any], origins: Origins, error: BaseException | None = None, at: Location | None = None
+        self,
+        values: Sequence[Any],
+        origins: Origins,
+        error: BaseException | None = None,
+        at: Location | None = None,
+        failures: tuple[FailedRecord, ...] = (),
     ) -> None:
         self.values = values
         self.origins = origins
         self.error = error
         self.at = at
-        self.failures: tuple[FailedRecord, ...] = ()
+        self.failures = failures
 
     @classmethod
     def failed(cls, error: BaseException, at: Location | None = None) -> Self:
@@ -209,9 +214,8 @@ class Elements:
         if len(kept) == 1:
             return kept[0]
         values = [value for run in kept for value in run.values]
-        joined = cls(values, Origins.concatenate([run.origins for run in kept]), kept[-1].error, kept[-1].at)
-        joined.failures = tuple(failure for run in kept for failure in run.failures)
-        return joined
+        failures = tuple(failure for run in kept for failure in run.failures)
+        return cls(values, Origins.concatenate([run.origins for run in kept]), kept[-1].error, kept[-1].at, failures)
 
 
 class SourceEnded(RuntimeError):  # noqa: N818  (an error only for a caller that reads this record alone)

@@ -246,10 +246,8 @@ def with_substitutes(run: Elements, names: tuple[Any, ...], attempt: Attempt, ke
     found = Origins.concatenate([run.origins for run in runs])
     order = np.argsort(found.position, kind="stable")
     order = order[found.position[order] < end]
-    result = Elements([values[row] for row in order.tolist()], found.take(order), error)
-    before_end = (failure for failure in failures if failure.position < end)
-    result.failures = tuple(sorted(before_end, key=lambda failure: failure.position))
-    return result
+    before_end = sorted((one for one in failures if one.position < end), key=lambda failure: failure.position)
+    return Elements([values[row] for row in order.tolist()], found.take(order), error, failures=tuple(before_end))
 
 
 def _end_of(run: Elements) -> float:

@@ -240,7 +240,7 @@ class Plan:
 
     def finish_blocks(self, run: Elements, allocate: Allocate) -> Elements:
         """Runs the remaining operations of stage 0 on the prepared records of complete blocks."""
-        run = self._run_block_steps(self._block_steps, run, allocate)
+        run = isolated(run_steps, self._block_steps, run, allocate)
         if not self.stages[0].has_local_steps:
             self._check_first_outputs(run)
         return run
@@ -250,14 +250,8 @@ class Plan:
         if stage:
             return self._run_group_steps(compiled.steps[compiled.num_remote_steps :], run, allocate)
         run = isolated(self._run_record_steps, run, self._rest_record_steps)
-        run = self._run_block_steps(self._rest_block_steps, run, allocate)
+        run = isolated(run_steps, self._rest_block_steps, run, allocate)
         self._check_first_outputs(run)
-        return run
-
-    def _run_block_steps(self, steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
-        failures = run.failures
-        run = isolated(run_steps, steps, run, allocate)
-        run.failures = failures
         return run
 
     def _check_first_outputs(self, run: Elements) -> None:

@@ -266,8 +266,11 @@ def isolated(function: Callable[..., Result], *arguments: Any) -> Result:
 
 
 def run_steps(steps: Sequence[Step], run: Elements, allocate: Allocate) -> Elements:
+    """Runs steps one after another. The records of a run that failed before belong to the result as well."""
+    failures = run.failures
     for step in steps:
         run = step(run, allocate)
+    run.failures = failures
     return run
 
 
