@@ -23,7 +23,6 @@ from millstream.loader.scheduling.feed import KEPT_ELEMENTS
 from millstream.loader.views import Insight, Measured, serve_if_requested
 
 if TYPE_CHECKING:
-    from millstream.dataset.stream_nodes import Combined
     from millstream.loader.reporting.snapshot import LoaderSnapshot
 
 T_co = TypeVar("T_co", covariant=True)
@@ -56,7 +55,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
     """True to start prefetching in all streams before the first of them is waited for."""
     _is_prefetching = False
     """True if the streams below prefetch from this position on."""
-    dataset: "Combined | None" = None
+    dataset: Any = None
     """The dataset that it iterates over; None if its elements cannot be drawn a second time for a preview."""
     replaced: "LoaderSnapshot | None" = None
     """The sums of earlier iterators below, which others have replaced."""

@@ -391,7 +391,7 @@ STREAMS: list[tuple[str, Callable[[], IterDataset[Any]], Callable[[], IterDatase
         lambda: IterDataset.mix([Spec().stream(), Spec().stream()], [9, 1]),
     ),
     (
-        "60 elements, and here .take(3",
+        r"50 elements, and here \.take\(3",
         lambda: experimental.LimitIterDataset(MapDataset.range(99), 60),
         lambda: experimental.LimitIterDataset(MapDataset.range(99), 3),
     ),
