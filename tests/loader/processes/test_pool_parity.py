@@ -119,7 +119,7 @@ def test_quick_batches_come_several_in_a_call(is_slow: bool) -> None:
     """A message serves several batches that are quick, and one that is not; the stream is the same."""
     size = 160 if is_slow else 4000
     options: dict[str, Any] = {"shuffle": True, "seed": 3, "num_epochs": 1}
-    operations = [Batch(4), slowly] if is_slow else [Batch(4)]
+    operations: list[Any] = [Batch(4), slowly] if is_slow else [Batch(4)]
     with iter(millstream.load(range(size), transformations=operations, worker_count=2, **options)) as iterator:
         batches = [next(iterator).tolist() for _ in range(size // 4 - 1)]
         calls = next(pool_of(iterator).call_numbers)
