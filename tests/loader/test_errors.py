@@ -36,10 +36,8 @@ def test_the_way_to_the_users_function_can_be_read(num_threads: int) -> None:
     stacks: list[list[str]] = []
 
     def fail(element: int) -> int:
-        frame, names = sys._getframe(1), []
-        while frame is not None:
-            names += [frame.f_code.co_name] if frame.f_globals["__name__"].startswith("millstream.") else []
-            frame = frame.f_back
+        frames = (frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        names = [frame.f_code.co_name for frame in frames if frame.f_globals["__name__"].startswith("millstream.")]
         stacks.append(names)
         raise ValueError(f"cannot map {element}")
 
