@@ -1,8 +1,9 @@
 """Variables of modules that a pipeline's code reads, so that workers have the values that the program has set.
 
 A worker imports the modules of operations again, and would see the values of their import: `config.size = 224`, set by
-the program, would be 128 there. Only plain values are taken, and only those that code of the pipeline names. A variable
-in which a module has kept the identity of its process stays that of the process: a worker is not the main one.
+the program, would be 128 there. Only plain values are taken, and only those that code of the pipeline names: variables
+of modules, and attributes of classes and objects that modules hold. A variable in which a module has kept the identity
+of its process stays that of the process: a worker is not the main one.
 
 Guarantees:
     * Finding variables runs no code of the user: it reads code objects, dictionaries of modules and of instances.
@@ -10,8 +11,10 @@ Guarantees:
 """
 
 import ast
+import collections
 import contextlib
 import dis
+import enum
 import functools
 import itertools
 import sys
@@ -20,6 +23,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeAlias, final
+
+import numpy as np
 
 MAX_OBJECTS = 10_000
 """The number of functions, classes and instances that are looked into."""
@@ -36,8 +41,14 @@ Variables: TypeAlias = dict[tuple[str, str], Any]
 IDENTITY = frozenset({"current_process", "parent_process", "getpid", "getppid", "get_ident", "get_native_id"})
 """The names of functions that tell processes apart."""
 
+MAX_ARRAY_BYTES = 1 << 16
+"""The size of an array that may be sent."""
+
+_BUILDERS = ("__init__", "__new__", "__post_init__")
+"""The methods whose assignments begin an object, and are no caches that a call fills."""
+
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
-_CONTAINERS = (list, tuple, set, frozenset, dict)
+_CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque, collections.OrderedDict, collections.Counter)
 
 
 def variables_read(objects: Iterable[object], is_library: Callable[[str], bool]) -> Variables:
@@ -66,6 +77,7 @@ class _Search:
     def __init__(self, is_library: Callable[[str], bool]) -> None:
         self.found: Variables = {}
         self.assigned: set[tuple[str, str]] = set()
+        self._assigned_attributes: set[str] = set()
         self._is_library = functools.lru_cache(maxsize=None)(is_library)
         self._seen: set[int] = set()
         self._waiting: list[Any] = []
@@ -78,12 +90,19 @@ class _Search:
     def run(self) -> None:
         while self._waiting:
             self._look_into(self._waiting.pop())
+        self.assigned |= {
+            (home, path)
+            for home, path in self.found
+            if "." in path and path.rpartition(".")[2] in self._assigned_attributes
+        }
 
     def _look_into(self, value: Any) -> None:
         if isinstance(value, FunctionType):
             self._look_into_function(value)
         elif isinstance(value, type):
             if not self._is_library(value.__module__):
+                attributes = frozenset(vars(value))
+                self._look_at_attributes(value.__module__, value.__qualname__, value, attributes)
                 for one in (*value.__mro__[1:], *list(vars(value).values())):
                     self.add(one)
         elif not isinstance(value, ModuleType):
@@ -101,9 +120,13 @@ class _Search:
             self.add(getattr(cell, "cell_contents", None))
         names, assigned = _names_in(function.__code__)
         self.assigned.update((home, name) for name in assigned)
+        if function.__name__ not in _BUILDERS:
+            self._assigned_attributes |= _attributes_assigned_in(function.__code__)
         for name in names & function.__globals__.keys():
             value = function.__globals__[name]
             self._look_at_variable(home, name, value)
+            if not isinstance(value, ModuleType):
+                self._look_at_attributes(home, name, value, names)
             if isinstance(value, ModuleType) and not self._is_library(value.__name__):
                 self._look_into_module(value, names)
 
@@ -111,15 +134,27 @@ class _Search:
         for name in names & vars(module).keys():
             value = vars(module)[name]
             self._look_at_variable(module.__name__, name, value)
-            if isinstance(value, ModuleType) and value.__name__ == f"{module.__name__}.{name}":
+            if not isinstance(value, ModuleType):
+                self._look_at_attributes(module.__name__, name, value, names - {name})
+            elif value.__name__ == f"{module.__name__}.{name}":
                 self._look_into_module(value, names - {name})
+
+    def _look_at_attributes(self, home: str, path: str, value: Any, names: AbstractSet[str]) -> None:
+        """Looks at the attributes of a class, function or object that a module has by a name."""
+        held = getattr(value, "__dict__", {})
+        if is_plain(value) or isinstance(value, enum.EnumType) or _found(sys.modules.get(home), path) is not value:
+            return
+        for name in names & held.keys():
+            if is_plain(held[name]):
+                self._look_at_variable(home, f"{path}.{name}", held[name])
 
     def _look_at_variable(self, home: str, name: str, value: Any) -> None:
         if is_plain(value):
             # Functions of the script are sent with the variables that they read.
             module = sys.modules.get(home)
-            is_of_module = home != "__main__" and module is not None and not name.startswith("__")
-            if is_of_module and name not in _variables_of_identity(getattr(module, "__file__", None)):
+            last = name.rpartition(".")[2]
+            is_of_module = home != "__main__" and module is not None and not last.startswith("__")
+            if is_of_module and last not in _variables_of_identity(getattr(module, "__file__", None)):
                 self.found[home, name] = value
         else:
             self.add(value)
@@ -144,8 +179,13 @@ _HELD: tuple[tuple[Any, Callable[[Any], Iterator[Any]]], ...] = (
 
 def is_plain(value: Any, depth: int = 4) -> bool:
     """Returns True for numbers, text, None, and small containers of them: values that mean the same in any process."""
-    if type(value) in _SCALARS:
+    kind = type(value)
+    if kind in _SCALARS or isinstance(value, np.generic):
         return True
+    if isinstance(value, enum.Enum):
+        return kind.__module__ != "__main__" and _found(sys.modules.get(kind.__module__), kind.__qualname__) is kind
+    if type(value) is np.ndarray:
+        return not value.dtype.hasobject and value.nbytes <= MAX_ARRAY_BYTES
     if type(value) not in _CONTAINERS or depth == 0 or len(value) > MAX_ITEMS:
         return False
     items: Sequence[Any] = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
@@ -157,9 +197,7 @@ def _variables_of_identity(path: str | None) -> frozenset[str]:
     """Returns the variables that a module computes from the identity of its process when it is imported."""
     found = set(IDENTITY)
     with contextlib.suppress(OSError, SyntaxError, ValueError, TypeError):
-        for statement in ast.parse(Path(str(path)).read_bytes()).body:
-            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                continue
+        for statement in _statements(ast.parse(Path(str(path)).read_bytes()).body):
             names = {
                 node.id if isinstance(node, ast.Name) else node.attr
                 for node in ast.walk(statement)
@@ -172,6 +210,22 @@ def _variables_of_identity(path: str | None) -> frozenset[str]:
                     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
                 }
     return frozenset(found - IDENTITY)
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields the statements that run when a module is imported, those of its classes included."""
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            yield from _statements(statement.body)
+        elif not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield statement
+
+
+def _found(module: Any, path: str) -> Any:
+    """Returns the object at a path in a module, such as `Config.size`, or None."""
+    for name in path.split("."):
+        module = getattr(module, "__dict__", {}).get(name)
+    return module
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -188,3 +242,10 @@ def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 def _assigned_in(code: CodeType) -> Iterator[str]:
     return (step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _attributes_assigned_in(code: CodeType) -> frozenset[str]:
+    inner = [_attributes_assigned_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_ATTR", "DELETE_ATTR")}
+    return frozenset(names.union(*inner))

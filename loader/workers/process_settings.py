@@ -144,8 +144,8 @@ def variables_of(pipelines: Iterable[Pipeline]) -> Variables:
 
 def apply_variables(variables: Variables, imports: WorkerImports) -> None:
     """Sets variables in a worker, each when its module is imported. The modules of pipelines should be."""
-    for (name, variable), value in variables.items():
-        imports.after(name, functools.partial(_set, name, variable, value))
+    for (name, path), value in variables.items():
+        imports.after(name, functools.partial(_set_at, name, path, value))
 
 
 def _is_library(name: str) -> bool:
@@ -175,6 +175,17 @@ def _call(name: str, setter: str, value: Any) -> None:
 
 def _set(name: str, variable: str, value: Any) -> None:
     setattr(sys.modules[name], variable, _unpacked(value))
+
+
+def _set_at(name: str, path: str, value: Pickled) -> None:
+    """Sets the variable at a path such as `Config.size`, unless it has that value, or its object is another here."""
+    holder: Any = sys.modules[name]
+    *steps, last = path.split(".")
+    with contextlib.suppress(AttributeError, TypeError):
+        for step in steps:
+            holder = getattr(holder, step)
+        if pickle.dumps(vars(holder).get(last)) != value.data:
+            setattr(holder, last, _unpacked(value))
 
 
 def _apply_to_library(name: str, value: Any) -> None:

@@ -137,6 +137,51 @@ def test_workers_have_the_variables_that_code_reads(tmp_path: Any) -> None:
     assert done.stdout.split() == [str(2 * size + 128 + 256 + size + 5 + size) for size in (224, 7)]
 
 
+HOLDERS = """
+import collections, dataclasses, enum, os, types
+import numpy as np
+class Mode(enum.Enum):
+    OFF, ON = 0, 1
+class Config:
+    size = 1
+    pid = os.getpid()
+class Base:
+    scale = 1
+@dataclasses.dataclass
+class Options:
+    rate: int = 1
+options, space = Options(), types.SimpleNamespace(depth=1)
+mode, table, queue = Mode.OFF, np.ones(2), collections.deque([1])
+class Operation(Base):
+    filled = None
+    def __call__(self, _):
+        self.filled = self.filled or Config.pid
+        seen = [self.scale, Config.size, options.rate, space.depth, mode.value, int(table[0]), queue[0], read.offset]
+        return np.array([*seen, self.filled == os.getpid()])
+def read(_):
+    pass
+read.offset = 1
+"""
+
+
+def test_workers_have_the_attributes_that_code_reads(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a program has set in classes, objects, arrays and functions of modules is in workers, identities are not."""
+    (tmp_path / "holders.py").write_text(HOLDERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    module: Any = importlib.import_module("holders")
+    for number in (5, 7):
+        module.Base.scale = module.Config.size = module.options.rate = module.space.depth = number
+        module.mode, module.table, module.queue[0], module.read.offset = (
+            module.Mode.ON,
+            module.np.full(2, number),
+            number,
+            9,
+        )
+        for place in PLACES:
+            (seen,) = millstream.load([0], transformations=[module.Operation()], num_epochs=1, **place)
+            assert seen.tolist() == [number, number, number, number, 1, number, number, 9, True], place
+
+
 IDENTITIES = """
 import os, threading
 from multiprocessing import current_process as who
@@ -221,10 +266,9 @@ LAWS = {
     "code of your modules": "a_replaced_or_later_worker_refuses_another_code",
     "`multiprocessing.current_process()`": "a_worker_knows_that_it_is_one",
     "settings of other libraries: pandas, PyTorch's threads": "workers_import_what_programs_set_at_run_time",
-    "variables of your modules that operations name, if they are plain values: `config.size = 224`": (
-        "workers_have_the_variables_that_code_reads"
-    ),
-    "other variables set at run time: objects, registries, plugins; those that operations assign": (
+    "plain values in variables of your modules, and in attributes of their classes and objects, that operations name: "
+    "`config.size = 224`": "workers_have_the_attributes_that_code_reads",
+    "other variables set at run time: registries of functions, plugins; those that operations assign": (
         "workers_import_what_programs_set_at_run_time"
     ),
     "a running event loop, as in notebooks": "a_notebook_runs_no_loop_in_workers",
@@ -248,7 +292,7 @@ def test_each_row_of_the_table_has_a_test() -> None:
 
 
 def test_workers_import_what_programs_set_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects in variables are yours in threads and as imported in workers, where worker_init_fn creates them."""
+    """Functions in variables are yours in threads and as imported in workers, where worker_init_fn creates them."""
 
     def seen(_: int) -> int:
         return len(settings_flags.REGISTRY.names)
@@ -256,7 +300,7 @@ def test_workers_import_what_programs_set_at_run_time(monkeypatch: pytest.Monkey
     def init(_: int, __: int) -> None:
         settings_flags.REGISTRY.names.extend("abc")
 
-    monkeypatch.setattr(settings_flags.REGISTRY, "names", ["a", "b"])
+    monkeypatch.setattr(settings_flags.REGISTRY, "names", [len, abs])
     found = [set(millstream.load(range(2), transformations=[seen], num_epochs=1, **place)) for place in PLACES]
     loader = millstream.load(range(2), transformations=[seen], num_epochs=1, worker_count=1, worker_init_fn=init)
     assert [*found, set(loader)] == [{2}, {2}, {0}, {3}]
