@@ -25,7 +25,7 @@ _BLOCK = 64
 _READ_TOGETHER = 1024
 
 _NEARLY = Fraction(1, 1 << 30)
-"""What shares may differ from 1: that of three thirds as floating-point numbers."""
+"""The largest difference of shares from 1 that counts as rounding, such as that of three thirds."""
 
 
 @named_arguments()
@@ -115,12 +115,12 @@ def _parts_of_records(num_records: int, weights: tuple[int, ...], seed: int) -> 
 
 def _parts_of_names(names: NDArray[Any], weights: tuple[int, ...], seed: int) -> NDArray[np.int64]:
     distinct, owners = np.unique(names, return_inverse=True)
-    words = np.array([int.from_bytes(digest(8, _bytes_of(name)), "little") for name in distinct], np.uint64)
-    points = derive_seeds(np.array([seed], np.uint64), words) >> np.uint64(2)
+    hashes = np.array([int.from_bytes(digest(8, _bytes_of(name)), "little") for name in distinct], np.uint64)
+    points = derive_seeds(np.array([seed], np.uint64), hashes) >> np.uint64(2)
     total = sum(weights)
     limits = np.array([(end << 62) // total for end in itertools.accumulate(weights)], np.uint64)
-    parts: NDArray[np.int64] = np.searchsorted(limits, points, side="right")
-    return parts[owners]
+    numbers: NDArray[np.int64] = np.searchsorted(limits, points, side="right")
+    return numbers[owners]
 
 
 def _bytes_of(name: Any) -> bytes:
