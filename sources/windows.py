@@ -226,8 +226,8 @@ class WindowDataSource(RenderedSource, Closing):
             if not shape or shape[0] != length:
                 return value
             found.append(True)
-            part = value[start : start + self.size]
-            return part.copy() if isinstance(part, np.ndarray) else part
+            rows = value[start : start + self.size]
+            return rows.copy() if isinstance(rows, np.ndarray) else rows
 
         made = cut(record)
         if not found:
