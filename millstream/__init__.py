@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from millstream import multiprocessing as multiprocessing
     from millstream import python as python
     from millstream.dataset import DatasetIterator, IterDataset, MapDataset, split
+    from millstream import testing as testing
+    from millstream.dataset import DatasetIterator, IterDataset, MapDataset
     from millstream.grain_imports import install_as_grain
     from millstream.loader import (
         DataLoader,
@@ -242,7 +244,7 @@ if not TYPE_CHECKING:
     )
 
     def __getattr__(name: str) -> object:
-        if name in ("checkpoint", "constants", "experimental", "keras", "multiprocessing", "python"):
+        if name in ("checkpoint", "constants", "experimental", "keras", "multiprocessing", "python", "testing"):
             from importlib import import_module  # noqa: PLC0415  (lazy: only these names need it)
 
             return import_module(f"millstream.{name}")

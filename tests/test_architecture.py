@@ -58,6 +58,7 @@ OUTSIDE_THE_PIPELINE = {
 FACADE = {
     *("millstream.__init__", "millstream.__main__", "millstream.checkpoint"),
     *("millstream.experimental", "millstream.keras", "millstream.multiprocessing", "millstream.python"),
+    "millstream.testing",
 }
 
 IMPORTERS = {
@@ -79,6 +80,8 @@ IMPORTERS = {
     "zstandard": {"millstream.sources.files.compression"},
     # Which process this is; and where its batches go.
     "keras": {"millstream.keras"},
+    # What draws examples where it is installed.
+    "hypothesis": {"millstream.testing"},
     "jax": {"millstream.sharding", "millstream.loader.device_placement"},
     "orbax": {"millstream.loader.checkpoints.orbax_handler"},
 }
@@ -86,7 +89,7 @@ IMPORTERS = {
 IMPORTING_PARTS = {"cloudpickle": "loader"}
 """The one part that may: what crosses to worker processes is pickled in several of its modules."""
 LATE_IMPORTS = {
-    *("array_record", "botocore", "google_crc32c", "huggingface_hub", "jax", "obstore", "orjson"),
+    *("array_record", "botocore", "google_crc32c", "huggingface_hub", "hypothesis", "jax", "obstore", "orjson"),
     *("pyarrow", "ray", "rich", "tqdm", "zstandard"),
 }
 """Packages that are imported inside functions only. The modules that import the others are themselves imported late."""
