@@ -55,9 +55,8 @@ if TYPE_CHECKING:
     from millstream import keras as keras
     from millstream import multiprocessing as multiprocessing
     from millstream import python as python
-    from millstream.dataset import DatasetIterator, IterDataset, MapDataset, split
     from millstream import testing as testing
-    from millstream.dataset import DatasetIterator, IterDataset, MapDataset
+    from millstream.dataset import DatasetIterator, IterDataset, MapDataset, split
     from millstream.grain_imports import install_as_grain
     from millstream.loader import (
         DataLoader,
