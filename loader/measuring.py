@@ -1,4 +1,4 @@
-"""Measurements of a pipeline while it runs: the seconds of each stage, summed up per block, waits, costs and spans.
+"""Measurements of a running pipeline: the seconds of each stage, summed up per block, waits, costs and spans.
 
 Guarantees:
     * Any thread may add, and a signal handler may read whatever it has interrupted. There is no lock, except for costs,

@@ -293,12 +293,11 @@ OPERATIONS = {
     "filter": (millstream.FilterTransform(lambda element: element % 3), range(10)),
     "flat map": (millstream.FlatMapTransform(lambda element: [element] * 2, max_fan_out=2), range(10)),
     "batch": (millstream.Batch(4), range(10)),
-    "packing": (millstream.Pack({"tokens": 8}), [{"tokens": np.arange(size)} for size in (3, 5, 2, 8)]),
     "unpicklable": (lambda element: (LOCK.locked(), element), range(4)),
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS.keys() - {"packing"})
+@pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_keep_the_laws(name: str) -> None:
     """Those of all kinds, and those that cannot be pickled."""
     testing.check_operation(*OPERATIONS[name])

@@ -195,7 +195,7 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
                 f"{type(error).__name__}: {error}. Pass a state of the same chain."
             ) from error
 
-    def _draw_many(self, count: int) -> Drawn[Any]:
+    def _draw_elements(self, count: int) -> Drawn[Any]:
         """Returns the next elements, more than one: fewer than `count` if they end, or if an error follows."""
         return listed(self, count, [])
 
@@ -231,7 +231,7 @@ def move_to(iterator: DatasetIterator[Any], state: Any) -> None:
 
 def drawn_from(iterator: DatasetIterator[Any], count: int) -> Drawn[Any]:
     """Returns the next `count` elements of an iterator, fewer if it ends or fails."""
-    return iterator._draw_many(count) if count > 1 else listed(iterator, count, [])  # noqa: SLF001  (as above)
+    return iterator._draw_elements(count) if count > 1 else listed(iterator, count, [])  # noqa: SLF001  (as above)
 
 
 def call_if_possible(iterator: object, name: str) -> None:
@@ -369,7 +369,7 @@ class UsersIterator(DatasetIterator[Any]):
         self._loaded = _NOTHING
         return element
 
-    def _draw_many(self, count: int) -> Drawn[Any]:
+    def _draw_elements(self, count: int) -> Drawn[Any]:
         values: list[Any] = []
         try:
             return listed(self.iterator, count, values)

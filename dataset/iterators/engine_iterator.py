@@ -75,7 +75,7 @@ class EngineIterator(DatasetIterator[Any]):
             self._change_plan(missing)
         return next(self._inner)
 
-    def _draw_many(self, count: int) -> Drawn[Any]:
+    def _draw_elements(self, count: int) -> Drawn[Any]:
         drawn = self.draw(count)
         return Drawn(list(drawn.values), drawn.error)
 

@@ -141,7 +141,7 @@ class RecoveringIterator(Measured, Exclusive, DatasetIterator[T_co]):
             self._keep()
         self._is_torn, self._is_at_end, self._num_moves = True, False, self._num_moves + 1
 
-    def _draw_many(self, count: int) -> Drawn[T_co]:
+    def _draw_elements(self, count: int) -> Drawn[T_co]:
         self._prepare()
         drawn = self._draw_in_runs(count)
         self._num_since += len(drawn.values)

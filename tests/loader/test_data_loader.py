@@ -594,7 +594,8 @@ def test_what_an_operation_changes_in_place_is_its_own(name: str) -> None:
     """Data in memory stay as they are, so each epoch, reader and place gets the same records."""
     source, given = HELD[name], copy.deepcopy([HELD[name][key] for key in range(6)])
     once = list(map(change_all, copy.deepcopy(given)))
-    for operations in ([change_all], [Batch(2, batch_fn=list), lambda batch: list(map(change_all, batch))]):
+    batched: list[Any] = [Batch(2, batch_fn=list), lambda batch: list(map(change_all, batch))]
+    for operations in ([change_all], batched):
         loader = millstream.load(source, num_epochs=2, transformations=operations, read_options=INLINE)
         elements = list(loader) if len(operations) == 1 else list(itertools.chain.from_iterable(loader))
         assert equal_streams(elements, once * 2)

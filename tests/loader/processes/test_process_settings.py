@@ -165,7 +165,7 @@ read.offset = 1
 
 
 def test_workers_have_the_attributes_that_code_reads(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a program has set in classes, objects, arrays and functions of modules is in workers, identities are not."""
+    """Values that a program has set in classes, objects and functions of modules are in workers; identities are not."""
     (tmp_path / "holders.py").write_text(HOLDERS)
     monkeypatch.syspath_prepend(tmp_path)
     module: Any = importlib.import_module("holders")
