@@ -1,9 +1,9 @@
 """Measurements of a running pipeline: the seconds of each stage, summed up per block, waits, costs and spans.
 
 Guarantees:
-    * Any thread may add, and a signal handler may read whatever it has interrupted. There is no lock, except for costs,
-      where it is reentrant, and no user code runs while it is held. An addition is one statement without a call, during
-      which CPython does not switch threads. Free-threaded Python may lose an addition now and then, which is less than
+    * Any thread may add, and a signal handler may read whatever it has interrupted. There is no lock but a reentrant
+      one for costs, and no user code runs while it is held. An addition is one statement without a call, during which
+      CPython does not switch threads. Free-threaded Python may lose an addition now and then, which is less than
       the time that a lock would take. A recording is one append to a deque, which drops the oldest entries.
     * A worker process has its own profiler, and sends the measurements with each result.
     * A stage costs less than a microsecond per block, so the profiler is always on. Costs of nodes and recordings, for

@@ -104,14 +104,15 @@ FOR_THE_LIBRARY |= {
     "count_delivered",
     "stall_timeout",
 }
+FOR_THE_LIBRARY |= {"position_and_step"}
 FOR_THE_LIBRARY |= {"drawn_before", "occurrences", "tokens_between"}  # of samplers, for `positions_of` and `metrics`
 FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
 """Members of public classes that only the library calls."""
 
 RETURNED = {
     "loader": [
-        "reporting.composition.Composition",
-        "reporting.composition.ComponentCount",
+        "lineage.Composition",
+        "lineage.ComponentCount",
         "lineage.RecordLocation",
         "reporting.summary.Summary",
         "reporting.advice.Advice",

@@ -22,7 +22,7 @@ after the cluster has ended."""
 def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
     """Returns the processes below this one, or its children alone.
 
-    Python's own tracker, which tqdm starts from Python 3.14 on, is not among them.
+    Python's own tracker of shared memory, which stays until the end, is not among them.
     """
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -30,8 +30,6 @@ def processes_below(*, recursive: bool = True) -> list[psutil.Process]:
         return []  # It is quicker to ask than to list all processes of the machine.
     idle = {server.process.pid for server in FORK_SERVERS.idle}
     found = [process for process in psutil.Process().children(recursive=recursive) if process.pid not in idle]
-    if sys.hexversion < 0x30E0000:
-        return found
     return [process for process in found if not is_named(process, "multiprocessing.resource_tracker")]
 
 
