@@ -252,6 +252,9 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
         Before `to_iter_dataset`, `dataset[count:]` computes nothing.
 
+        Args:
+            count: the number of elements that are dropped, from 0 on.
+
         Examples:
             >>> list(millstream.IterDataset.source("abcde").skip(3))
             ['d', 'e']
@@ -289,6 +292,10 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
     def rebatch(self, batch_size: SupportsIndex, *, drop_remainder: bool = False) -> "IterDataset[T_co]":
         """Returns batches of one size, rebuilt from batches of any size; see `Rebatch`.
+
+        Args:
+            batch_size: the number of rows of each batch, at least 1.
+            drop_remainder: True to drop the last rows if they do not fill a batch.
 
         Examples:
             >>> batches = millstream.IterDataset.source([np.array([1, 2, 3]), np.array([4]), np.array([5, 6])])

@@ -97,7 +97,9 @@ def test_every_parameter_of_what_users_call_is_described(site: Path) -> None:
         parts = re.split(r'<h[23] id="(millstream\.[\w.]+)"', page.read_text())
         for name, shown in zip(parts[1::2], parts[2::2], strict=True):
             # What is shown without a signature is not called: protocols, errors, iterators that a loader makes.
-            value = pkgutil.resolve_name(name)
+            owner, _, member = name.rpartition(".")
+            # A class variable that a subclass sets has no value.
+            value = getattr(pkgutil.resolve_name(owner), member, None)
             if "doc-signature" in shown and callable(value) and not isinstance(value, types.GenericAlias):
                 called[name] = value
     missing = {name: undescribed_parameters(value) for name, value in called.items()}
@@ -145,7 +147,7 @@ def test_graphs_are_drawn(site: Path) -> None:
     assert page.count('marker-end="url(#tip)"') == drawing[1].count("-->")
     (picture,) = re.findall(r'<svg class="graph".*?</svg>', page)
     boxes = {box.split("<br>")[0] for box in re.findall(r'"([^"]*)"', drawing[1])}
-    assert boxes == {text for text in re.findall(r"<text[^>]*>([^<]*)</text>", picture) if text.endswith("/")}
+    assert boxes <= set(re.findall(r"<text[^>]*>([^<]*)</text>", picture))
 
 
 def test_the_site_asks_nobody_else_for_anything(site: Path) -> None:

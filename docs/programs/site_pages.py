@@ -104,7 +104,7 @@ FOR_THE_LIBRARY |= {
     "count_delivered",
     "stall_timeout",
 }
-FOR_THE_LIBRARY |= {"position_and_step"}
+FOR_THE_LIBRARY |= {"position_and_step", "of", "has_begun", "open_with_indices"}
 FOR_THE_LIBRARY |= {"drawn_before", "occurrences", "tokens_between"}  # of samplers, for `positions_of` and `metrics`
 FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
 """Members of public classes that only the library calls."""

@@ -169,7 +169,11 @@ class SpanFormat(abc.ABC, Generic[RecordT]):
     """Increase it when the search changes: older indices are then rebuilt."""
 
     def companions(self, path: str) -> list[str]:  # noqa: ARG002  (most formats have none)
-        """Returns the other files that the offsets of a file depend on, missing ones included."""
+        """Returns the other files that the offsets of a file depend on, missing ones included.
+
+        Args:
+            path: the path of the file.
+        """
         return []
 
     @abc.abstractmethod
