@@ -274,6 +274,7 @@ LAWS = {
     "a running event loop, as in notebooks": "a_notebook_runs_no_loop_in_workers",
     "your own `threading.local`": "threads_and_processes_have_their_own",
     "`random`, `np.random`": "threads_and_processes_have_their_own",
+    "`hash()` of texts and bytes, the order of sets of them": "hashes_of_texts_agree_if_the_environment_says_so",
     "`warnings.catch_warnings()` around `next`": "threads_and_processes_have_their_own",
 }
 ROWS = RowTests(PAGE, LAWS, [SECTION])
@@ -328,6 +329,19 @@ def test_threads_and_processes_have_their_own() -> None:
                 local, is_generator_shared, _ = next(batches)
             assert local
             assert is_generator_shared == ("worker_count" not in place)
+
+
+HASHES = """
+import millstream
+loader = millstream.load(["a", "b"], transformations=[hash], num_epochs=1, worker_count=1)
+print(list(loader) == [hash("a"), hash("b")])
+"""
+
+
+def test_hashes_of_texts_agree_if_the_environment_says_so() -> None:
+    """Each process has hashes of its own, but for PYTHONHASHSEED, which workers inherit."""
+    for seed, agrees in {"7": "True", "random": "False"}.items():
+        assert python("-c", HASHES, env={**os.environ, "PYTHONHASHSEED": seed}).stdout.strip() == agrees
 
 
 def test_a_notebook_runs_no_loop_in_workers() -> None:
