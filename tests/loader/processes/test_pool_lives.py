@@ -24,6 +24,7 @@ import millstream
 from millstream.loader.processes import fork_server, pool, pool_processes
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.process_report import create_crash_log
+from millstream.loader.threads import executors
 from millstream.loader.transport.pipeline_file import write_chunks
 from millstream.loader.workers import any_worker, warm_pools
 from millstream.loader.workers.any_worker import AnyWorker
@@ -296,8 +297,10 @@ def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[]
     assert processes_below() == []
 
 
-def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
+def test_an_interrupt_while_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C in `next` raises KeyboardInterrupt immediately, ends all processes, and a later `next` resumes."""
+    # The first batch comes alone, and not with the one that hangs.
+    monkeypatch.setattr(executors, "MAX_BATCHES_BYTES", 1)
     with Pipe(tmp_path / "there") as there:
         operation = At(BAD, ReportThen(there.path, user_faults.hang_in_c, children=2), tmp_path / "once")
         processes: list[int] = []
