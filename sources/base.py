@@ -233,8 +233,8 @@ def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
     if isinstance(record, np.ndarray):
         made[key] = _own_array(record)
     elif kind is dict:
-        made[key] = {}
-        made[key].update((name, own(value, made)) for name, value in record.items())
+        made[key] = record.copy()
+        _own_values(made[key], made)
     elif kind is list and _holds_levels(record):
         made[key] = []
         made[key].extend(own(value, made) for value in record)
@@ -244,6 +244,13 @@ def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
     else:
         made[key] = record.copy()
     return made[key]
+
+
+def _own_values(copied: dict[Any, Any], made: dict[int, Any]) -> None:
+    for name, value in copied.items():
+        if type(value) not in _IMMUTABLE:
+            # The same key: the dict keeps its size.
+            copied[name] = own(value, made)
 
 
 def _own_array(array: NDArray[Any]) -> NDArray[Any]:
@@ -268,6 +275,8 @@ def _can_change(value: Any, depth: int = _MAX_DEPTH) -> bool:
 
 def _holds_levels(values: Iterable[Any], depth: int = _MAX_DEPTH) -> bool:
     """Returns True if one of the first values can be changed in place. The others are nearly always like these."""
+    if isinstance(values, list | tuple) and _IMMUTABLE.issuperset(map(type, values[:_SAMPLED_VALUES])):
+        return False
     return any(_can_change(value, depth) for value in itertools.islice(values, _SAMPLED_VALUES))
 
 
