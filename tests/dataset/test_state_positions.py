@@ -159,7 +159,7 @@ JOINS: dict[str, Callable[[Step], Any]] = {
         [IterDataset.mix([ahead(holes()).map(abs_of), read(1000)]).map(abs_of), ahead(odd(read(2000)))]
     ),
     "interleave of lazy streams": lambda ahead: InterleaveIterDataset(
-        MapDataset.range(4).map(lambda number: ahead(MapDataset.range(5 * number, 5 * number + 5).to_iter_dataset())),
+        MapDataset.range(6).map(lambda number: ahead(MapDataset.range(5 * number, 5 * number + 5).to_iter_dataset())),
         cycle_length=2,
     ),
     "endless files": lambda ahead: LimitIterDataset(
@@ -167,7 +167,7 @@ JOINS: dict[str, Callable[[Step], Any]] = {
             MapDataset.range(3).repeat().map(lambda file: ahead(MapDataset.range(file, file + 4).to_iter_dataset())),
             cycle_length=2,
         ),
-        18,
+        30,
     ),
     "repeat of cache": lambda ahead: RepeatIterDataset(CacheIterDataset(ahead(odd(read()))), num_epochs=2),
     "limit of repeat of interleave": lambda ahead: LimitIterDataset(
