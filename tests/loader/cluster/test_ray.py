@@ -30,7 +30,6 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.cluster.actor import Actor
 from millstream.loader.cluster.actor_pool import ActorPool
 from millstream.loader.cluster.ray_executor import RayExecutor
-from millstream.loader.threads import executors
 from millstream.loader.workers import workers_executor
 from millstream.transforms import Map
 from support.draw import elements_of_all_kinds, random_pipelines
@@ -334,11 +333,10 @@ def test_nodes_come_and_go(nodes: Any) -> None:
     assert actual == expected
 
 
+@pytest.mark.usefixtures("one_batch_a_call")
 def test_a_stall_is_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """An actor that is at one call for too long is reported, and given up; where none can start, that is an error."""
     monkeypatch.setattr(workers_executor, "STALL_WARNING_SECONDS", 0.1)
-    # The batches before are not in the same call.
-    monkeypatch.setattr(executors, "MAX_BATCHES_BYTES", 1)
     with iter(loader_of(At(BAD, user_faults.hang), **on_ray())) as iterator:
         assert [next(iterator).tolist() for _ in range(STEP)] == EXPECTED[:STEP]
         executor = iterator._executor

@@ -15,7 +15,6 @@ from millstream.errors import WorkerDiedError, WorkerStalledError
 from millstream.loader.processes import fork_servers, pool
 from millstream.loader.processes.messages import Result
 from millstream.loader.processes.pool import Died
-from millstream.loader.threads import executors
 from support.faults import user_faults
 from support.faults.memory_limits import memory_limit
 from support.faults.user_faults import At, ReportThen
@@ -160,12 +159,9 @@ def test_workers_killed_after_a_move_blame_nobody() -> None:
         assert [batch.tolist() for batch in iterator] == EXPECTED[7:]
 
 
-def test_the_fork_server_killed_is_nobodys_fault(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("one_batch_a_call")
+def test_the_fork_server_killed_is_nobodys_fault(caplog: pytest.LogCaptureFixture) -> None:
     """All processes are started again, as often as it happens, and no record is blamed."""
-    # Each batch needs a result: none comes with the one before.
-    monkeypatch.setattr(executors, "MAX_BATCHES_BYTES", 1)
     with iter(loader_of()) as iterator:
         for step in range(6):
             assert next(iterator).tolist() == EXPECTED[step]

@@ -24,7 +24,6 @@ import millstream
 from millstream.loader.processes import fork_server, pool, pool_processes
 from millstream.loader.processes.channel import Channel
 from millstream.loader.processes.process_report import create_crash_log
-from millstream.loader.threads import executors
 from millstream.loader.transport.pipeline_file import write_chunks
 from millstream.loader.workers import any_worker, warm_pools
 from millstream.loader.workers.any_worker import AnyWorker
@@ -297,10 +296,9 @@ def test_an_exception_that_is_kept_keeps_no_more_than_it_must(fault: Callable[[]
     assert processes_below() == []
 
 
-def test_an_interrupt_while_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("one_batch_a_call")
+def test_an_interrupt_while_waiting(tmp_path: Path) -> None:
     """Ctrl-C in `next` raises KeyboardInterrupt immediately, ends all processes, and a later `next` resumes."""
-    # The first batch comes alone, and not with the one that hangs.
-    monkeypatch.setattr(executors, "MAX_BATCHES_BYTES", 1)
     with Pipe(tmp_path / "there") as there:
         operation = At(BAD, ReportThen(there.path, user_faults.hang_in_c, children=2), tmp_path / "once")
         processes: list[int] = []
@@ -340,6 +338,7 @@ def test_an_interrupt_while_closing() -> None:
     assert still_there(processes) == []
 
 
+@pytest.mark.usefixtures("one_batch_a_call")
 @pytest.mark.parametrize("closed", ["iterator", "loader"])
 def test_closing_from_another_thread(tmp_path: Path, closed: str) -> None:
     """A `next` that waits in one thread raises as soon as another thread has closed the iterator or its loader."""

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import sys
 import time
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import millstream
+from millstream.errors import WorkerStalledError
 from millstream.transforms import Batch
 from support.draw import elements_of_all_kinds
 from support.draw.elements_of_all_kinds import (
@@ -22,6 +24,8 @@ from support.draw.elements_of_all_kinds import (
     filled,
     with_layout,
 )
+from support.faults import user_faults
+from support.faults.user_faults import At
 from support.processes.worker_pools import pool_of
 from support.streams import comparable
 
@@ -125,3 +129,16 @@ def test_quick_batches_come_several_in_a_call(is_slow: bool) -> None:
         calls = next(pool_of(iterator).call_numbers)
     assert batches == [batch.tolist() for batch in millstream.load(range(size), batch_size=4, **options)][:-1]
     assert calls >= len(batches) if is_slow else calls < len(batches) / 4
+
+
+def test_a_hang_in_a_call_of_several_batches_loses_none() -> None:
+    """Those before it may wait for it. The error names records, the position is that of the delivered, and all follow."""
+    operations = [At(2000, user_faults.hang), Batch(4)]
+    with iter(millstream.load(range(4000), transformations=operations, worker_count=1, stall_timeout=1.0)) as iterator:
+        delivered = []
+        with pytest.raises(WorkerStalledError, match=r"with the records \d+, "):
+            delivered.extend(batch.tolist() for batch in itertools.islice(iterator, 501))
+        assert delivered == [list(range(4 * step, 4 * step + 4)) for step in range(iterator.step)]
+        assert len(delivered) <= 500
+        iterator.seek(501)
+        assert next(iterator).tolist() == [2004, 2005, 2006, 2007]

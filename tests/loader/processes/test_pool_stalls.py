@@ -44,6 +44,8 @@ from support.processes.worker_pools import (
     workers_of,
 )
 
+pytestmark = pytest.mark.usefixtures("one_batch_a_call")
+
 STALL_SECONDS = 0.4
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies
 
 import millstream
 from millstream.loader.measuring import ACTORS, CHAIN, DEBUGGED, ELASTIC, FED_CHAIN, LOADER, MIXED_CHAIN, Front
+from millstream.loader.processes.fork_servers import FORK_SERVERS
 from millstream.loader.reporting.advice import advice_of
 from millstream.loader.reporting.snapshot import LoaderSnapshot, Location
 from support.clocks.owned_clock import Spend
@@ -379,11 +380,14 @@ def computed(number: int) -> int:
 
 def test_threads_are_not_counted_as_cores() -> None:
     """Workers whose threads compute one at a time use the cores that the system says, however many threads wait."""
+    # The system counts workers when their fork server has ended.
+    FORK_SERVERS.end_idle()
     with millstream.load(range(400), num_epochs=1, transformations=[computed], batch_size=8, worker_count=1) as loader:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         with iter(loader) as batches:
             assert len(list(batches)) == 50
         used, seconds = loader.insight.snapshot().used_cores, loader.insight.snapshot().measured.seconds
+    FORK_SERVERS.end_idle()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert used is not None
