@@ -6,7 +6,7 @@ of modules, and attributes of classes and objects that modules hold. A variable 
 of its process stays that of the process: a worker is not the main one.
 
 Guarantees:
-    * Finding variables runs no code of the user: it reads code objects, dictionaries of modules and of instances.
+    * Finding variables runs no code of the user: it reads code objects, and dictionaries and slots of objects.
     * Its cost is bounded by `MAX_OBJECTS`, whatever the pipeline holds.
 """
 
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -47,7 +47,7 @@ MAX_ARRAY_BYTES = 1 << 16
 _BUILDERS = ("__init__", "__new__", "__post_init__")
 """The methods whose assignments begin an object, and are no caches that a call fills."""
 
-_SCALARS = (type(None), bool, int, float, complex, str, bytes)
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, range, slice, type(Path()))
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.deque, collections.OrderedDict, collections.Counter)
 
 
@@ -83,7 +83,7 @@ class _Search:
         self._waiting: list[Any] = []
 
     def add(self, value: Any) -> None:
-        if not isinstance(value, _SCALARS) and id(value) not in self._seen and len(self._seen) < MAX_OBJECTS:
+        if not issubclass(type(value), _SCALARS) and id(value) not in self._seen and len(self._seen) < MAX_OBJECTS:
             self._seen.add(id(value))
             self._waiting.append(value)
 
@@ -97,16 +97,17 @@ class _Search:
         }
 
     def _look_into(self, value: Any) -> None:
-        if isinstance(value, FunctionType):
+        kind = type(value)
+        if kind is FunctionType:
             self._look_into_function(value)
-        elif isinstance(value, type):
+        elif issubclass(kind, type):
             if not self._is_library(value.__module__):
                 attributes = frozenset(vars(value))
                 self._look_at_attributes(value.__module__, value.__qualname__, value, attributes)
                 for one in (*value.__mro__[1:], *list(vars(value).values())):
                     self.add(one)
-        elif not isinstance(value, ModuleType):
-            held_by = next((held_by for kinds, held_by in _HELD if isinstance(value, kinds)), _held_by_instance)
+        elif not issubclass(kind, ModuleType):
+            held_by = next((held_by for kinds, held_by in _HELD if issubclass(kind, kinds)), _held_by_instance)
             # As a list, because other threads may change what is looked into.
             for one in list(itertools.islice(held_by(value), MAX_HELD)):
                 self.add(one)
@@ -125,24 +126,24 @@ class _Search:
         for name in names & function.__globals__.keys():
             value = function.__globals__[name]
             self._look_at_variable(home, name, value)
-            if not isinstance(value, ModuleType):
+            if not issubclass(type(value), ModuleType):
                 self._look_at_attributes(home, name, value, names)
-            if isinstance(value, ModuleType) and not self._is_library(value.__name__):
+            elif not self._is_library(value.__name__):
                 self._look_into_module(value, names)
 
     def _look_into_module(self, module: ModuleType, names: AbstractSet[str]) -> None:
         for name in names & vars(module).keys():
             value = vars(module)[name]
             self._look_at_variable(module.__name__, name, value)
-            if not isinstance(value, ModuleType):
+            if not issubclass(type(value), ModuleType):
                 self._look_at_attributes(module.__name__, name, value, names - {name})
             elif value.__name__ == f"{module.__name__}.{name}":
                 self._look_into_module(value, names - {name})
 
     def _look_at_attributes(self, home: str, path: str, value: Any, names: AbstractSet[str]) -> None:
         """Looks at the attributes of a class, function or object that a module has by a name."""
-        held = getattr(value, "__dict__", {})
-        if is_plain(value) or isinstance(value, enum.EnumType) or _found(sys.modules.get(home), path) is not value:
+        held = attributes_of(value)
+        if is_plain(value) or issubclass(type(value), enum.EnumType) or found(sys.modules.get(home), path) is not value:
             return
         for name in names & held.keys():
             if is_plain(held[name]):
@@ -162,8 +163,7 @@ class _Search:
 
 def _held_by_instance(value: Any) -> Iterator[Any]:
     yield type(value)
-    yield getattr(value, "__wrapped__", None)
-    yield from list(getattr(value, "__dict__", {}).values())
+    yield from list(attributes_of(value).values())
 
 
 _HELD: tuple[tuple[Any, Callable[[Any], Iterator[Any]]], ...] = (
@@ -171,25 +171,54 @@ _HELD: tuple[tuple[Any, Callable[[Any], Iterator[Any]]], ...] = (
     (functools.partial, lambda partial: iter((partial.func, *partial.args, *partial.keywords.values()))),
     ((classmethod, staticmethod), lambda method: iter((method.__func__,))),
     (property, lambda made: iter((made.fget,))),
-    (dict, lambda items: iter(items.values())),
-    (_CONTAINERS, iter),
+    (dict, lambda items: iter(dict.values(items))),
+    *((kind, kind.__iter__) for kind in (list, tuple, set, frozenset, collections.deque)),
 )
-"""For kinds of values, a function that returns the values that they hold."""
+"""For kinds of values, a function that returns the values that they hold. A user's subclass may do so by other code."""
+
+
+def attributes_of(value: Any) -> Mapping[str, Any]:
+    """Returns the attributes in the dictionary and the slots of an object, as no code of its class shows them."""
+    kinds = type(value).__mro__
+    # A proxy may have a property of this name, which is code.
+    dictionaries = (vars(kind).get("__dict__") for kind in kinds)
+    dictionary = next((one for one in dictionaries if type(one) in _OF_C), None)
+    attributes: Mapping[str, Any] = {}
+    if dictionary is not None:
+        with contextlib.suppress(AttributeError):
+            attributes = dictionary.__get__(value)
+    slots = {}
+    for kind in kinds:
+        for name in vars(kind) if "__slots__" in vars(kind) else ():
+            if type(slot := vars(kind)[name]) is MemberDescriptorType:
+                # An empty slot has no value.
+                with contextlib.suppress(AttributeError):
+                    slots[name] = slot.__get__(value)
+    return {**slots, **attributes} if slots else attributes
+
+
+_OF_C = (GetSetDescriptorType, MemberDescriptorType)
+"""The types of the attributes that the interpreter defines."""
 
 
 def is_plain(value: Any, depth: int = 4) -> bool:
-    """Returns True for numbers, text, None, and small containers of them: values that mean the same in any process."""
+    """Returns True for numbers, text, paths, None, and small containers of them: they mean the same in any process."""
     kind = type(value)
-    if kind in _SCALARS or isinstance(value, np.generic):
+    if kind in _SCALARS or issubclass(kind, np.generic):
         return True
-    if isinstance(value, enum.Enum):
-        return kind.__module__ != "__main__" and _found(sys.modules.get(kind.__module__), kind.__qualname__) is kind
-    if type(value) is np.ndarray:
+    if issubclass(kind, enum.Enum):
+        return _is_importable(kind)
+    if kind is np.ndarray:
         return not value.dtype.hasobject and value.nbytes <= MAX_ARRAY_BYTES
-    if type(value) not in _CONTAINERS or depth == 0 or len(value) > MAX_ITEMS:
+    is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields") and _is_importable(kind)
+    if not (kind in _CONTAINERS or is_named_tuple) or depth == 0 or len(value) > MAX_ITEMS:
         return False
     items: Sequence[Any] = [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
     return all(is_plain(item, depth - 1) for item in items)
+
+
+def _is_importable(kind: type) -> bool:
+    return kind.__module__ != "__main__" and found(sys.modules.get(kind.__module__), kind.__qualname__) is kind
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -221,10 +250,10 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _found(module: Any, path: str) -> Any:
+def found(module: Any, path: str) -> Any:
     """Returns the object at a path in a module, such as `Config.size`, or None."""
     for name in path.split("."):
-        module = getattr(module, "__dict__", {}).get(name)
+        module = attributes_of(module).get(name)
     return module
 
 

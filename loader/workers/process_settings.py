@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, final
 from millstream.loader.pipeline.pipeline import Pipeline
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.transport.value_pickler import ValuePickler
-from millstream.loader.workers.module_variables import variables_read
+from millstream.loader.workers.module_variables import attributes_of, found, is_plain, variables_read
 from millstream.loader.workers.worker_imports import WorkerImports, is_of_user
 
 _FUNCTIONS = (
@@ -179,13 +179,17 @@ def _set(name: str, variable: str, value: Any) -> None:
 
 def _set_at(name: str, path: str, value: Pickled) -> None:
     """Sets the variable at a path such as `Config.size`, unless it has that value, or its object is another here."""
-    holder: Any = sys.modules[name]
-    *steps, last = path.split(".")
-    with contextlib.suppress(AttributeError, TypeError):
-        for step in steps:
-            holder = getattr(holder, step)
-        if pickle.dumps(vars(holder).get(last)) != value.data:
-            setattr(holder, last, _unpacked(value))
+    place, _, last = path.rpartition(".")
+    holder: Any = found(sys.modules[name], place) if place else sys.modules[name]
+    known = attributes_of(holder).get(last)
+    if is_plain(known) and pickle.dumps(known) == value.data:
+        return
+    try:
+        setattr(holder, last, _unpacked(value))
+    except Exception:  # noqa: BLE001  (code of the class)
+        # The program has another object of a frozen class.
+        with contextlib.suppress(AttributeError, TypeError):
+            object.__setattr__(holder, last, _unpacked(value))
 
 
 def _apply_to_library(name: str, value: Any) -> None:

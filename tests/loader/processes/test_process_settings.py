@@ -139,6 +139,7 @@ def test_workers_have_the_variables_that_code_reads(tmp_path: Any) -> None:
 
 HOLDERS = """
 import collections, dataclasses, enum, os, types
+from typing import NamedTuple
 import numpy as np
 class Mode(enum.Enum):
     OFF, ON = 0, 1
@@ -150,13 +151,30 @@ class Base:
 @dataclasses.dataclass
 class Options:
     rate: int = 1
+@dataclasses.dataclass(slots=True)
+class Slots:
+    width: int = 1
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    height: int = 1
+class Pair(NamedTuple):
+    first: int = 1
+class Table:
+    __slots__ = ("rows",)
+    def __getattr__(self, name):
+        return {"column": 1}[name]
+class Records(list):
+    def __iter__(self):
+        raise AssertionError("reads all records")
 options, space = Options(), types.SimpleNamespace(depth=1)
+slots, frozen, pair, columns, records, hook = Slots(), Frozen(), Pair(), Table(), Records([1]), lambda: 1
 mode, table, queue = Mode.OFF, np.ones(2), collections.deque([1])
 class Operation(Base):
     filled = None
     def __call__(self, _):
         self.filled = self.filled or Config.pid
         seen = [self.scale, Config.size, options.rate, space.depth, mode.value, int(table[0]), queue[0], read.offset]
+        seen += [slots.width, frozen.height, pair.first, columns.column, len(records), hook is None]
         return np.array([*seen, self.filled == os.getpid()])
 def read(_):
     pass
@@ -165,12 +183,16 @@ read.offset = 1
 
 
 def test_workers_have_the_attributes_that_code_reads(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values that a program has set in classes, objects and functions of modules are in workers; identities are not."""
+    """Values that a program has set in classes, objects and functions of modules are in workers; identities are not.
+
+    Code of classes is neither needed nor run to find them: slots, frozen objects, `__getattr__`, iterators.
+    """
     (tmp_path / "holders.py").write_text(HOLDERS)
     monkeypatch.syspath_prepend(tmp_path)
     module: Any = importlib.import_module("holders")
     for number in (5, 7):
-        module.Base.scale = module.Config.size = module.options.rate = module.space.depth = number
+        module.Base.scale = module.Config.size = module.options.rate = module.space.depth = module.slots.width = number
+        module.frozen, module.pair, module.hook = module.Frozen(number), module.Pair(number), None
         module.mode, module.table, module.queue[0], module.read.offset = (
             module.Mode.ON,
             module.np.full(2, number),
@@ -179,7 +201,8 @@ def test_workers_have_the_attributes_that_code_reads(tmp_path: Any, monkeypatch:
         )
         for place in PLACES:
             (seen,) = millstream.load([0], transformations=[module.Operation()], num_epochs=1, **place)
-            assert seen.tolist() == [number, number, number, number, 1, number, number, 9, True], place
+            changed = [number, number, number, number, 1, number, number, 9, number, number, number, 1, 1, True]
+            assert seen.tolist() == [*changed, True], place
 
 
 IDENTITIES = """
