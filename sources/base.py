@@ -1,9 +1,10 @@
 """The protocol of sources of records, and the rules for record keys."""
 
 import abc
+import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, SupportsIndex, TypeVar, runtime_checkable
 
 import numpy as np
@@ -140,8 +141,11 @@ MAX_COPIED_BYTES = 1 << 20
 _MAX_DEPTH = 8
 """The number of levels of tuples that are looked into."""
 
+_MAX_CHECKED_VALUES = 64
+"""Longer lists and tuples are nearly always of one kind, so that a sample decides if their values are copied."""
+
 _SAMPLED_VALUES = 8
-"""The number of values of a list or tuple that decide if its values are copied."""
+"""The number of values, spread evenly, of such a sample."""
 
 
 class HeldRecords(Generic[T_co]):
@@ -195,7 +199,11 @@ class HeldRecords(Generic[T_co]):
         if not self.copies:
             return records
         kinds = set(map(type, records))
-        return list(map(own if self.is_deep or kinds not in _ONE_FLAT else _COPY, records))
+        kind = kinds.pop() if len(kinds) == 1 else None
+        copy: Callable[[Any], Any] = _own_array
+        if kind is not np.ndarray:
+            copy = own if self.is_deep or kind not in _FLAT else _COPY
+        return list(map(copy, records))
 
 
 HELD_KINDS = (list, tuple, np.ndarray)
@@ -208,8 +216,7 @@ def is_held(source: object) -> bool:
 
 
 _COPY: Callable[[Any], Any] = operator.methodcaller("copy")
-_FLAT = (dict, list, set)
-_ONE_FLAT = [{kind} for kind in _FLAT]
+_FLAT = (dict, list, set, bytearray)
 
 
 def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
@@ -220,64 +227,62 @@ def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
         made: the copies of values of the same record, by the `id` of the value, so that one that occurs twice, or in
             itself, is copied once.
     """
+    # The usual kinds first, each without a call more than it needs: this runs for each record in memory.
     kind = type(record)
     if kind in _IMMUTABLE:
-        return record
-    if isinstance(record, np.ndarray) and made is None:
-        return _own_array(record)
-    if not _can_change(record):
         return record
     made = {} if made is None else made
     if (key := id(record)) in made:
         return made[key]
-    if isinstance(record, np.ndarray):
-        made[key] = _own_array(record)
-    elif kind is dict:
-        made[key] = record.copy()
-        _own_values(made[key], made)
+    if kind is dict:
+        copied = made[key] = record.copy()
+        for name, value in record.items():
+            if type(value) not in _IMMUTABLE:
+                copied[name] = own(value, made)
     elif kind is list and _holds_levels(record):
-        made[key] = []
-        made[key].extend(own(value, made) for value in record)
-    elif isinstance(record, tuple):
-        members = [own(value, made) for value in record]
-        made[key] = kind(*members) if hasattr(kind, "_fields") else kind(members)
-    else:
+        copied = made[key] = []
+        copied.extend(own(value, made) for value in record)
+    elif kind in _FLAT:
         made[key] = record.copy()
+    elif isinstance(record, np.ndarray):
+        made[key] = _own_array(record, made)
+    elif _can_change(record):
+        members = [own(value, made) for value in record]
+        made[key] = kind(*members) if kind is not tuple and hasattr(kind, "_fields") else kind(members)
+    else:
+        return record
     return made[key]
 
 
-def _own_values(copied: dict[Any, Any], made: dict[int, Any]) -> None:
-    for name, value in copied.items():
-        if type(value) not in _IMMUTABLE:
-            # The same key: the dict keeps its size.
-            copied[name] = own(value, made)
-
-
-def _own_array(array: NDArray[Any]) -> NDArray[Any]:
+def _own_array(array: NDArray[Any], made: "dict[int, Any] | None" = None) -> NDArray[Any]:
     if not array.flags.writeable:
         return array
     if array.nbytes <= MAX_COPIED_BYTES:
-        return array.copy()
+        copied = array.copy()
+        if array.dtype.kind == "O":
+            np.frompyfunc(functools.partial(own, made={} if made is None else made), 1, 1)(array, out=copied)
+        return copied
     view = array.view()
     view.flags.writeable = False
     return view
 
 
+_SEQUENCES = (list, tuple)
 _IMMUTABLE = frozenset({int, float, complex, bool, str, bytes, type(None)})
 
 
 def _can_change(value: Any, depth: int = _MAX_DEPTH) -> bool:
     """Returns True if `own` copies a value."""
-    if type(value) in _FLAT or isinstance(value, np.ndarray | bytearray):
+    if type(value) in _FLAT or isinstance(value, np.ndarray):
         return True
     return isinstance(value, tuple) and depth > 0 and _holds_levels(value, depth - 1)
 
 
-def _holds_levels(values: Iterable[Any], depth: int = _MAX_DEPTH) -> bool:
-    """Returns True if one of the first values can be changed in place. The others are nearly always like these."""
-    if isinstance(values, list | tuple) and _IMMUTABLE.issuperset(map(type, values[:_SAMPLED_VALUES])):
-        return False
-    return any(_can_change(value, depth) for value in itertools.islice(values, _SAMPLED_VALUES))
+def _holds_levels(values: Collection[Any], depth: int = _MAX_DEPTH) -> bool:
+    """Returns True if a value can be changed in place. Of long lists and tuples, some are looked at."""
+    if len(values) > _MAX_CHECKED_VALUES and isinstance(values, _SEQUENCES):
+        values = values[:: len(values) // _SAMPLED_VALUES]
+    return not _IMMUTABLE.issuperset(map(type, values)) and any(_can_change(value, depth) for value in values)
 
 
 def checked_record_key(record_key: SupportsIndex, num_records: int) -> int:

@@ -77,6 +77,41 @@ def test_containers_are_handed_out_as_copies(kind: Any) -> None:
     assert copied["self"] is copied is not cycle
 
 
+def row_of_objects(values: list[Any]) -> Any:
+    """The values as an array of objects."""
+    return np.fromiter(values, dtype=object, count=len(values))
+
+
+def spoil(value: Any) -> None:
+    """Changes all in a record that can be changed, at any level."""
+    if isinstance(value, (dict, list, tuple, np.ndarray)) and np.asarray(value, object).dtype == object:
+        for member in value.values() if isinstance(value, dict) else value:
+            if isinstance(member, (dict, list, tuple, np.ndarray)):
+                spoil(member)
+    if isinstance(value, (dict, list)):
+        value.clear()
+    elif isinstance(value, np.ndarray):
+        value[...] = 0
+
+
+@pytest.mark.parametrize("at", [0, 17, 39])
+@pytest.mark.parametrize(
+    "inner", [lambda: np.ones(2), lambda: [1, 2], lambda: ({"x": [1]}, 1)], ids=["array", "list", "tuple"]
+)
+@pytest.mark.parametrize("outer", [list, tuple, row_of_objects, lambda values: dict(enumerate(values))])
+def test_all_of_a_record_is_copied(outer: Any, inner: Any, at: int) -> None:
+    """A value that can be changed is copied, wherever it is among the values of a record of many."""
+
+    def records() -> list[Any]:
+        return [outer([*range(at), inner(), *range(39 - at)]) for _ in range(3)]
+
+    held = records()
+    source = InMemoryDataSource(held)
+    for record in [source[2], *source.__getitems__([2, 1, 2])]:
+        spoil(record)
+    assert repr(held) == repr(records())
+
+
 COLUMNS = {
     "array": np.arange(24).reshape(12, 2),
     "dict": {"image": np.arange(36, dtype=np.uint8).reshape(12, 3), "label": np.arange(12, dtype=np.int16)},
