@@ -511,7 +511,12 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         num_shards = as_integer(count, "count", minimum=1)
         number = as_integer(index, "index", minimum=0, maximum=num_shards - 1)
         node = node_of(self)
-        if node.length != ENDLESS and (longer := node.length % num_shards):
+        if 0 < node.length < num_shards:
+            log_warning(
+                f"{num_shards - node.length} of {num_shards} shards of a dataset of {node.length:,} elements are "
+                "empty. Use fewer shards, or .repeat() it before."
+            )
+        elif node.length != ENDLESS and (longer := node.length % num_shards):
             log_warning(
                 f"{longer} of {num_shards} shards of a dataset of {node.length:,} elements have one more element than "
                 "the others, so their batches may end at different steps. Cut it before, "

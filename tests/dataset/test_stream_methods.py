@@ -173,4 +173,6 @@ def test_shards_of_unlike_length_are_told(caplog: pytest.LogCaptureFixture) -> N
         MapDataset.range(10).shard(0, 5)
         assert not caplog.records
         MapDataset.range(10).shard(0, 4)
+        MapDataset.range(3).shard(0, 4)
     assert "2 of 4 shards of a dataset of 10 elements have one more element" in caplog.text
+    assert "1 of 4 shards of a dataset of 3 elements are empty" in caplog.text
