@@ -15,9 +15,10 @@ from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.running import ALONE, Running, Shared, WarmWorkers
 from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.nodes.lowering import InOrder
-from millstream.dataset.nodes.source_node import HANDED
+from millstream.dataset.nodes.source_node import HANDED, copied_with
 from millstream.dataset.options import DatasetOptions, options_of
 from millstream.dataset.stream_nodes import Ahead, Combined, Compiled, Operated, ReadIterDataset, Seeded
+from millstream.loader.checkpoints.fingerprint import slots_of
 from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import FED_CHAIN
 from millstream.loader.pipeline.pipeline import Pipeline
@@ -214,16 +215,13 @@ def handed_down(dataset: Any, options: DatasetOptions) -> Any:
     """
     if not options.given:
         return dataset
-    copied = object.__new__(type(dataset))
-    attributes = dict(vars(dataset))
     if isinstance(dataset, IterDataset) and iterates_itself(dataset):
-        attributes = {name: _handed_to(value, options) for name, value in attributes.items()}
-    else:
-        attributes[HANDED] = options_of(dataset, options)
-        if isinstance(dataset, IterDataset):
-            attributes[WARM] = warm_workers_of(dataset)
-    vars(copied).update(attributes)
-    return copied
+        held = slots_of(dataset) | vars(dataset)
+        return copied_with(dataset, {name: _handed_to(value, options) for name, value in held.items()})
+    attributes: dict[str, Any] = {HANDED: options_of(dataset, options)}
+    if isinstance(dataset, IterDataset):
+        attributes[WARM] = warm_workers_of(dataset)
+    return copied_with(dataset, attributes)
 
 
 def _handed_to(value: Any, options: DatasetOptions) -> Any:

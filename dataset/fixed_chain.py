@@ -17,7 +17,7 @@ from millstream.dataset.map_dataset import MapDataset
 from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.nodes.node import Node, folded, holds_nodes
-from millstream.dataset.nodes.source_node import Own, Source
+from millstream.dataset.nodes.source_node import Own, Source, copied_with
 from millstream.loader.checkpoints.fingerprint import Fingerprint, Origin, snapshot_of
 from millstream.loader.checkpoints.state import fingerprint_of_pipeline
 from millstream.loader.pipeline.pipeline import FilterLimits, Pipeline, Tolerance
@@ -169,6 +169,9 @@ def _rebuilt(copied: Mapping[int, Mapping[str, Any]], one: Node, above: list[Nod
     values = copied.get(id(one), {})
     is_same_above = all(new is old for new, old in zip(above, one.parents, strict=True))
     if isinstance(one, Own):
+        if hasattr(type(one.dataset), "__del__"):
+            # The end of a copy would close what the user's own object still reads.
+            return one
         return Own(_own_copy(one.dataset, values, above), tuple(above))
     if is_same_above and all(value is getattr(one, name) for name, value in values.items()):
         return one
@@ -184,10 +187,8 @@ def _rebuilt(copied: Mapping[int, Mapping[str, Any]], one: Node, above: list[Nod
 def _own_copy(dataset: Any, values: Mapping[str, Any], above: Sequence[Node]) -> Any:
     """Returns a dataset of the user's class with other attributes and parents."""
     parents = {id(old): _with_node(old, node) for old, node in zip(dataset.parents, above, strict=True)}
-    copied = object.__new__(type(dataset))
-    vars(copied).update(vars(dataset) | {"_parents": tuple(parents.values()), "_blocks": None})
-    vars(copied).update({name: parents.get(id(value), value) for name, value in values.items()})
-    return copied
+    own = {name: parents.get(id(value), value) for name, value in values.items()}
+    return copied_with(dataset, {"_parents": tuple(parents.values()), "_blocks": None, **own})
 
 
 def _with_node(dataset: MapDataset[Any], node: Node) -> MapDataset[Any]:
@@ -195,6 +196,5 @@ def _with_node(dataset: MapDataset[Any], node: Node) -> MapDataset[Any]:
     if isinstance(node, Own):
         own: MapDataset[Any] = node.dataset
         return own
-    replaced = object.__new__(type(dataset))
-    vars(replaced).update(vars(dataset) | {"_node": node, "_blocks": None})
+    replaced: MapDataset[Any] = copied_with(dataset, {"_node": node, "_blocks": None})
     return replaced

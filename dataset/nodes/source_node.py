@@ -10,7 +10,7 @@ import numpy as np
 
 from millstream.dataset.nodes.node import Node, Positions, Units, divided, divided_one
 from millstream.loader.checkpoints.description import Description, identity_of
-from millstream.loader.checkpoints.fingerprint import add_source
+from millstream.loader.checkpoints.fingerprint import add_source, slots_of
 from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import source_name
 from millstream.loader.pipeline.steps import annotated, reader_of
@@ -166,7 +166,19 @@ class Own(Node):
     @property
     def attributes(self) -> dict[str, Any]:
         """The attributes of the user's class."""
-        return {name: value for name, value in vars(self.dataset).items() if name not in _KEPT_BY_MAP_DATASET}
+        own = slots_of(self.dataset) | vars(self.dataset)
+        return {name: value for name, value in own.items() if name not in _KEPT_BY_MAP_DATASET}
+
+
+def copied_with(dataset: Any, attributes: Mapping[str, Any]) -> Any:
+    """Returns a dataset of the same class with other attributes, and no call of its `__init__`."""
+    copied = object.__new__(type(dataset))
+    slots = slots_of(dataset)
+    for name, value in slots.items():
+        object.__setattr__(copied, name, attributes.get(name, value))
+    changed = {name: value for name, value in attributes.items() if name not in slots}
+    vars(copied).update(vars(dataset) | changed)
+    return copied
 
 
 HANDED = "_handed_options"

@@ -355,6 +355,12 @@ def _may_change(value: Any) -> bool:
     return is_of_user(type(value)) or type(value) in (list, tuple, np.ndarray)
 
 
+def slots_of(value: object) -> dict[str, Any]:
+    """Returns the values that an object has in slots, by the names of these."""
+    names = copyreg._slotnames(type(value))  # type: ignore[attr-defined]  # noqa: SLF001
+    return {name: getattr(value, name) for name in names if hasattr(value, name)}
+
+
 def snapshot_of(values: Sequence[T]) -> tuple[T, ...]:
     """Returns copies of operations or samplers. Objects that several of them hold are copied once."""
     copies = _Copies()
@@ -437,8 +443,7 @@ class _Copies:
     def _object(self, value: Any, kind: type) -> Any:
         made: Any = object.__new__(kind)
         self._made[id(value)] = made
-        held = {name: getattr(value, name) for name in copyreg._slotnames(kind) if hasattr(value, name)}  # type: ignore[attr-defined]  # noqa: SLF001
-        for name, item in held.items():
+        for name, item in slots_of(value).items():
             object.__setattr__(made, name, self.of(item))
         if hasattr(value, "__dict__"):
             vars(made).update({name: self.of(item) for name, item in vars(value).items()})

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import gc
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,3 +169,57 @@ def test_a_second_iterator_describes_nothing() -> None:
         assert num_asked
         assert iter(dataset).get_state() == state
         assert len(asked) == num_asked
+
+
+class Slotted(Shifted):
+    """A dataset with an attribute in a slot."""
+
+    __slots__ = ("factor",)
+
+    def __init__(self, parent: MapDataset[int]) -> None:
+        super().__init__(parent)
+        self.factor = 3
+
+    def __getitem__(self, position: Any) -> Any:
+        return super().__getitem__(position) * self.factor
+
+
+class Owning(Shifted):
+    """A dataset that closes what it holds when it is collected."""
+
+    def __init__(self, parent: MapDataset[int]) -> None:
+        super().__init__(parent)
+        self.held = [1]
+
+    def __getitem__(self, position: Any) -> Any:
+        return super().__getitem__(position) * self.held[0]
+
+    def __del__(self) -> None:
+        self.held.clear()
+
+
+class Stream(IterDataset[int]):
+    """A stream with an attribute in a slot."""
+
+    __slots__ = ("count",)
+
+    def __init__(self, parent: IterDataset[int]) -> None:
+        super().__init__(parent)
+        self.count = 2
+
+    def __iter__(self) -> Any:
+        return itertools.islice(iter(self._parent), self.count)
+
+
+def test_datasets_with_slots_and_finalizers_are_read() -> None:
+    """A copy has the attributes in slots, which are checked, too; one that would end twice is not copied."""
+    slotted, owning = Slotted(MapDataset.range(3)), Owning(MapDataset.range(3))
+    stream = slotted.to_iter_dataset(INLINE)
+    assert list(stream) == [3, 6, 9]
+    slotted.factor = 5
+    with pytest.raises(ValueError, match=r"Slotted\.factor changed from 3 to 5"):
+        iter(stream)
+    for _ in range(2):
+        assert list(owning.to_iter_dataset(INLINE)) == [1, 2, 3]
+        gc.collect()
+    assert list(Stream(owning.to_iter_dataset(INLINE)).options(on_error="skip")) == [1, 2]
