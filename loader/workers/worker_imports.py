@@ -150,6 +150,10 @@ class WorkerImports(importlib.abc.MetaPathFinder):
 
     def install(self) -> None:
         sys.meta_path.insert(0, self)
+        # A folder that was missing when the fork server began may have modules now.
+        for entry, finder in list(sys.path_importer_cache.items()):
+            if finder is None:
+                del sys.path_importer_cache[entry]
 
     def after(self, name: str, action: Callable[[], object]) -> None:
         """Calls a function after a module was imported: now, if it is."""

@@ -113,3 +113,15 @@ def test_a_module_that_only_workers_import_is_the_same_in_all(modules: Modules) 
         with pytest.raises(RuntimeError, match="Cannot import my_helper in a worker"):
             list(iterator)
     assert "my_helper" not in sys.modules
+
+
+def test_workers_find_modules_of_a_folder_that_was_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the import path may be filled after the fork server has looked for it: workers import from it."""
+    monkeypatch.syspath_prepend(tmp_path / "later")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert list(millstream.load([0], transformations=[abs], num_epochs=1, worker_count=1)) == [0]
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "my_new.py").write_text("def scale(x):\n    return x + 1\n")
+    importlib.invalidate_caches()
+    assert next(iter(loader_of("my_new"))).tolist() == [1, 2, 3, 4]
+    del sys.modules["my_new"]
