@@ -10,7 +10,7 @@ Guarantees:
     * Each descriptor is closed exactly once.
 """
 
-import array  # noqa: F401  (`socket` needs it: since Python 3.14 it imports it late, possibly in another folder)
+import array
 import contextlib
 import errno
 import os
@@ -31,8 +31,10 @@ _RECEIVE_BYTES = 1 << 16
 
 _MAX_DESCRIPTORS = 8
 
-# Not the enum member, whose operators are slow.
+# Not the enum members, whose operators are slow.
 _DESCRIPTORS_LOST = int(socket.MSG_CTRUNC)
+_NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
+"""A broken connection is an error, and not the end of a program that has given SIGPIPE its default."""
 
 
 @final
@@ -83,7 +85,7 @@ class Channel:
             frame, descriptors = self._outbox[0]
             try:
                 # Descriptors travel with the first byte of their frame.
-                sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else self._socket.send(frame)
+                sent = send_now(self._socket, frame, descriptors)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -167,6 +169,14 @@ class Channel:
         while self._outbox:
             close_all(self._outbox[0][1])
             self._outbox.popleft()
+
+
+def send_now(end: socket.socket, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
+    """Sends what a socket takes, with descriptors if there are any. Returns the number of bytes."""
+    if not descriptors:
+        return end.send(data, _NO_SIGNAL)
+    # Not `socket.send_fds`, which ignores flags.
+    return end.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))], _NO_SIGNAL)
 
 
 def duplicate_all(descriptors: Iterable[int]) -> list[int]:

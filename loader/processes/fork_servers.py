@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self, final
 
 from millstream.core.signals import SignalSafeLock
-from millstream.loader.processes.channel import Channel
+from millstream.loader.processes.channel import Channel, send_now
 from millstream.loader.processes.messages import End, Ended
 from millstream.loader.processes.process_control import kill_session, wait_slices
 from millstream.loader.threads.thread_settings import in_fresh_thread
@@ -199,7 +199,7 @@ class ForkServerProcess:
         with theirs, contextlib.ExitStack() as on_failure:
             on_failure.callback(ours.close)
             try:
-                socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+                send_now(self._control, b"+", [theirs.fileno()])
             except OSError:
                 return None
             on_failure.pop_all()
@@ -214,8 +214,13 @@ class ForkServerProcess:
             kill_session(self.process.pid, [pid for pid in workers if pid is not None])
             self._reap()
 
+    def cancel_retirement(self) -> None:
+        if self.retirement is not None:
+            self.retirement.cancel()
+
     def end(self) -> None:
         """Ends a fork server that has no pool, and therefore no workers. Idempotent."""
+        self.cancel_retirement()
         if self.process.returncode is None:
             self.process.kill()
             self._reap()
@@ -292,12 +297,15 @@ class ForkServers:
         """Starts a fork server in advance, unless there is one. Errors are those of the pool that needs it."""
 
         def start() -> None:
-            launch = Launch.now(context, os.environ)
-            if all(server.launch != launch for server in self._own()):
-                self._begin_idleness(self._started(launch, shared=True))
+            # Not around the wait for this thread, where a signal handler may raise a TimeoutError.
+            with contextlib.suppress(OSError, RuntimeError, MemoryError):
+                launch = Launch.now(context, os.environ)
+                if all(server.launch != launch for server in self._own()):
+                    server = self._started(launch)
+                    self._shared.append(server)
+                    self._begin_idleness(server)
 
-        with contextlib.suppress(OSError, RuntimeError, MemoryError):
-            in_fresh_thread(start)
+        in_fresh_thread(start)
 
     def connect(self, launch: Launch, workers: Sequence[AnyWorker], *, shared: bool = True) -> Connection:
         """Returns a connection to a fork server: a running one, or a new one, which no other pool uses if not `shared`.
@@ -307,16 +315,19 @@ class ForkServers:
         for server in self._own() if shared else ():
             if server.launch == launch and (connection := self._joined(server, workers)) is not None:
                 return connection
-        connection = self._joined(self._started(launch, shared=shared), workers, is_new=True)
+        server = self._started(launch)
+        connection = self._joined(server, workers, is_new=True)
         if connection is None:
             raise ChildProcessError("Cannot start workers: the fork server has ended. Its output is printed above.")
+        if shared:
+            # Now, because other threads may end one without a connection.
+            self._shared.append(server)
         return connection
 
     def release(self, connection: Connection) -> None:
         """Ends the use of a fork server. It is kept for the next pool if it may be shared. Idempotent."""
         server = connection.server
-        removed(server.connections, connection)
-        if not server.connections:
+        if removed(server.connections, connection) and not server.connections:
             if self._is_over or server not in self._shared:
                 removed(self._shared, server)
                 server.end()
@@ -356,14 +367,13 @@ class ForkServers:
                 self.release(connection)
                 raise
             if connection.channel is not None:
-                if server.retirement is not None:
-                    server.retirement.cancel()
+                server.cancel_retirement()
                 return connection
             self.give_up(server)
         self.release(connection)
         return None
 
-    def _started(self, launch: Launch, *, shared: bool) -> ForkServerProcess:
+    def _started(self, launch: Launch) -> ForkServerProcess:
         for other in self.idle:
             self._end_idle(other)
         self._at_exit()
@@ -391,12 +401,10 @@ class ForkServers:
                 finally:
                     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             on_failure.pop_all()
-        server = ForkServerProcess(launch, ours, process)
-        if shared:
-            self._shared.append(server)
-        return server
+        return ForkServerProcess(launch, ours, process)
 
     def _begin_idleness(self, server: ForkServerProcess) -> None:
+        server.cancel_retirement()
         server.retirement = Retirement(weakref.ref(self), server, "millstream-server")
         server.retirement.begin()
 
@@ -406,8 +414,6 @@ class ForkServers:
                 # Another thread has just begun to use it.
                 self._shared.append(server)
             else:
-                if server.retirement is not None:
-                    server.retirement.cancel()
                 server.end()
 
     def _end_all(self) -> None:

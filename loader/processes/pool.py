@@ -199,7 +199,7 @@ class Pool:
     def kill(self, worker: Worker) -> None:
         """Kills a worker and all processes that it has started."""
         if worker.pid is not None:
-            self._kill(worker.pid)
+            in_fresh_thread(functools.partial(self._control.send, Kill(worker.pid)))
 
     @contextlib.contextmanager
     def open_crash_log(self, worker: Worker) -> Iterator[int]:
@@ -228,11 +228,6 @@ class Pool:
     def stop(self) -> None:
         self._state.shut_down()
         self._finalizer.detach()
-
-    # In fresh threads: the fork server serves other pools, so no interrupt may leave half a message for it.
-
-    def _kill(self, pid: int) -> None:
-        in_fresh_thread(functools.partial(self._control.send, Kill(pid)))
 
     def _flush(self, control: Channel) -> None:
         if control.has_unsent:
@@ -340,6 +335,10 @@ class Pool:
             raise changed(module.name, "its file")
 
     def _receive_from_fork_server(self) -> None:
+        # An interrupt would lose the process handles that have arrived.
+        in_fresh_thread(self._take_reports)
+
+    def _take_reports(self) -> None:
         with self._state.lock, explained_limits(self._options.num_workers):
             for message in self._control.receive():
                 if isinstance(message, Exited):
@@ -355,8 +354,8 @@ class Pool:
         worker = next((worker for worker in self.workers if worker.number == forked.number), None)
         if worker is None:
             # Replaced before it was forked.
-            self._kill(forked.pid)
             close_all(handles)
+            self._control.send(Kill(forked.pid))
         else:
             worker.set_process(forked.pid, handles[0] if handles else None)
 

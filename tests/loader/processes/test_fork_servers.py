@@ -1,24 +1,29 @@
 """One fork server serves all pools of a process, and none of them notices the others."""
 
 import contextlib
+import itertools
 import os
 import resource
+import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import pytest
 
 import millstream
-from millstream.loader.processes.fork_servers import FORK_SERVERS
+from millstream.loader.processes.fork_servers import FORK_SERVERS, ForkServers, Launch, launch_context
+from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.workers import warm_pools
 from support.faults import user_faults
+from support.faults.interrupted import before_instructions, interrupt_at
 from support.faults.memory_limits import limited
 from support.faults.user_faults import WAIT_SECONDS, At, Pipe, ReportThen
-from support.processes.process_tree import processes_below
+from support.processes.process_tree import open_descriptors, processes_below
 from support.processes.worker_pools import (
     BAD,
     EXPECTED,
@@ -28,6 +33,7 @@ from support.processes.worker_pools import (
     has_ended,
     loader_of,
     pids_of,
+    pool_of,
     processes_of,
     python,
     still_there,
@@ -179,3 +185,76 @@ def test_threads_share_a_fork_server() -> None:
     for loader in loaders:
         loader.close()
     assert len(FORK_SERVERS.idle) == 1
+
+
+def test_a_fork_server_starts_while_another_thread_ends_idle_ones() -> None:
+    """At whatever moment of its start, it is never taken for an idle one, and the pool gets it."""
+    launch = Launch.now(launch_context(), os.environ)
+    left = 0
+
+    def check(code: CodeType, _: int) -> None:
+        nonlocal left
+        if code in (ForkServers.connect.__code__, ForkServers._joined.__code__):
+            left -= 1
+            if left == -1:
+                in_fresh_thread(FORK_SERVERS.end_idle)
+
+    for moment in itertools.count(0, 11):
+        FORK_SERVERS.end_idle()
+        left = moment
+        with before_instructions(check):
+            connection = FORK_SERVERS.connect(launch, [])
+        connection.close([])
+        if left >= 0:
+            break
+    assert moment > 0
+
+
+def test_a_time_limit_while_a_loader_is_built_is_raised() -> None:
+    """An exception of a signal handler that looks like one of the system is not taken for a failed start."""
+
+    def check(code: CodeType, _: int) -> None:
+        if code is in_fresh_thread.__code__:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError), before_instructions(check):
+        FORK_SERVERS.prepare(launch_context())
+
+
+def test_an_interrupt_loses_no_report_of_a_fork_server() -> None:
+    """Wherever Ctrl-C interrupts the receipt of a process handle, that is closed with its pool."""
+    before = len(open_descriptors())
+    for moment in itertools.count():
+        iterator = iter(loader_of(worker_count=1))
+        iterator.start_prefetch()
+        pool = pool_of(iterator)
+        poll = select.poll()
+        poll.register(pool._control.fileno(), select.POLLIN)
+        assert poll.poll(WAIT_SECONDS * 1000)
+        was_interrupted = interrupt_at(moment, pool._receive_from_fork_server)
+        iterator.close()
+        assert len(open_descriptors()) <= before
+        if not was_interrupted:
+            break
+    assert moment > 0
+
+
+def test_a_program_that_sigpipe_would_end_outlives_its_processes() -> None:
+    """Workers and fork servers that have died are replaced, although the program has given SIGPIPE its default."""
+    code = """
+import os, signal
+from millstream.loader.processes.fork_servers import FORK_SERVERS
+from support.processes import worker_pools
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+with iter(worker_pools.loader_of(worker_count=1)) as iterator:
+    next(iterator)
+    os.kill(worker_pools.pids_of(iterator)[0], signal.SIGKILL)
+    assert [batch.tolist() for batch in iterator] == worker_pools.EXPECTED[1:]
+loader = worker_pools.loader_of()
+server = FORK_SERVERS.idle[0].process
+server.kill()
+os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)
+assert worker_pools.batches(loader) == worker_pools.EXPECTED
+print("done")
+"""
+    assert python("-c", code).stdout == "done\n"
