@@ -12,7 +12,14 @@ from millstream.core import tree
 from millstream.core.checks import as_integer, named_arguments
 from millstream.core.closing import Closing
 from millstream.core.columnar import ColumnarRecords, stack_objects, stack_texts
-from millstream.sources.base import RecordKeys, RenderedSource, checked_record_key, checked_record_keys, loader_view
+from millstream.sources.base import (
+    RecordKeys,
+    RenderedSource,
+    checked_record_key,
+    checked_record_keys,
+    loader_view,
+    own,
+)
 from millstream.sources.source_checks import batched_read_of, check_source, is_in_memory, reads_one_by_one
 
 
@@ -160,8 +167,8 @@ class WindowDataSource(RenderedSource, Closing):
 
     def fingerprint(self) -> str:
         """Returns the windows, in words, and the fingerprint of the source, or its class if it has none."""
-        own = getattr(self.source, "fingerprint", None)
-        of = str(own()) if callable(own) else f"{type(self.source).__name__} records={len(self.source)}"
+        described = getattr(self.source, "fingerprint", None)
+        of = str(described()) if callable(described) else f"{type(self.source).__name__} records={len(self.source)}"
         crc = zlib.crc32(self._lengths.astype("<i8", copy=False).data)
         kind = "lengths" if self._is_within else "groups"
         fields = f"size={self.size} stride={self.stride} {kind}={len(self._lengths)}#{crc:08x}"
@@ -224,7 +231,8 @@ class WindowDataSource(RenderedSource, Closing):
                 return tree.rebuilt(value, map(cut, inner))
             shape = getattr(value, "shape", ())
             if not shape or shape[0] != length:
-                return value
+                # Other windows of the batch have the same value.
+                return own(value)
             found.append(True)
             rows = value[start : start + self.size]
             return rows.copy() if isinstance(rows, np.ndarray) else rows
