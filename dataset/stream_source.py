@@ -19,7 +19,7 @@ from millstream.dataset.iterators.recovering_iterator import RecoveringIterator
 from millstream.dataset.iterators.running import WarmWorkers
 from millstream.errors import CheckpointError
 from millstream.loader.checkpoints.state import Check, is_anything, is_flag, is_number, sealed, unsealed
-from millstream.sources.base import HELD_KINDS, HeldRecords, own
+from millstream.sources.base import HeldRecords, is_held, own
 
 _COPY_ATTEMPTS = 3
 
@@ -51,7 +51,7 @@ class SourceIterDataset(IterDataset[Any]):
 
     def __iter__(self) -> DatasetIterator[Any]:
         held: Any = self.iterable
-        if type(held) in HELD_KINDS and HeldRecords(held).copies:
+        if is_held(held) and HeldRecords(held).copies:
             # As for every source in memory: operations may change what they get.
             return map(own, held)  # type: ignore[return-value]  # the base class counts its elements
         if _has_states(self.iterable) or _has_states(iterator := _begun(self.iterable)):

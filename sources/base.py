@@ -170,7 +170,10 @@ class HeldRecords(Generic[T_co]):
 
     def __init__(self, records: "Sequence[T_co]", *, is_stacked: bool = False) -> None:
         self.records = records
-        sample = [records[key] for key in range(0, len(records), len(records) // _SAMPLED_RECORDS or 1)]
+        # The rows of an array are alike, and those of a file take time to read.
+        held: Any = records
+        count = 1 if isinstance(held, np.ndarray) and not held.dtype.hasobject else _SAMPLED_RECORDS
+        sample = [records[key] for key in range(0, len(records), len(records) // count or 1)]
         containers: list[Any] = [record for record in sample if type(record) in _FLAT]
         self.copies = bool(containers) or (not is_stacked and any(map(_can_change, sample)))
         # Nearly always records are of one kind without levels, which a loop in C copies.
@@ -206,13 +209,26 @@ class HeldRecords(Generic[T_co]):
         return list(map(copy, records))
 
 
-HELD_KINDS = (list, tuple, np.ndarray)
-"""The types of sources whose records are objects or rows in memory."""
-
-
 def is_held(source: object) -> bool:
-    """Returns True for a list or tuple that does not read on its own."""
-    return isinstance(source, list | tuple) and not hasattr(source, "__getitems__")
+    """Returns True for a list, tuple or array, also a mapped one, unless it is of a user's class that reads by itself.
+
+    Its records are then objects or rows that the source keeps, and `HeldRecords` reads them.
+    """
+    if type(source) in _SEQUENCES:
+        return True
+    if not isinstance(source, (*_SEQUENCES, np.ndarray)) or hasattr(source, "__getitems__"):
+        return False
+    reading = next(kind for kind in type(source).__mro__ if "__getitem__" in vars(kind))
+    return reading.__module__.partition(".")[0] in {"builtins", "numpy"}
+
+
+def is_mapped(array: Any) -> bool:
+    """Returns True if the memory of an array is that of a file."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            return True
+        array = array.base
+    return False
 
 
 _COPY: Callable[[Any], Any] = operator.methodcaller("copy")

@@ -208,10 +208,7 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         return HeldRecords.concatenated(list(self.parts.values())) if self._held is None else self._held
 
     def _prepare(self, held: Any = None) -> None:
-        sources = [
-            HeldRecords(source) if is_held(source) or type(source) is np.ndarray else source
-            for source in self.parts.values()
-        ]
+        sources = [HeldRecords(source) if is_held(source) else source for source in self.parts.values()]
         self._readers = [_reader(source) for source in sources]
         # Lists in memory are read as one: one call reads records from all over memory at twice the speed, because the
         # processor then waits for several together. It is built by the first read, so only processes that read have it.

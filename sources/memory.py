@@ -19,6 +19,7 @@ from millstream.sources.base import (
     checked_record_key,
     checked_record_keys,
     is_held,
+    is_mapped,
     items_at,
 )
 from millstream.sources.digests import FINGERPRINT_RECORDS, updated_crc
@@ -145,7 +146,7 @@ class InMemoryDataSource(RenderedSource):
         """True if the records are plain data in memory: no mapped file, and no container of the user."""
         if not self._is_columns:
             return isinstance(self._records, HeldRecords)
-        return not any(_is_mapped(column) for _, column in _named_columns(self._records))
+        return not any(is_mapped(column) for _, column in _named_columns(self._records))
 
     def close(self) -> None:
         """Does nothing, for compatibility with Grain: the memory is released with the source."""
@@ -224,15 +225,6 @@ def _is_storable(record: Any) -> bool:
 def stacks(column: NDArray[Any]) -> bool:
     """Returns True if rows stack to the column's dtype: one-dimensional text, bytes and objects have other ones."""
     return not column.dtype.hasobject and (column.ndim > 1 or column.dtype.kind in _STACKABLE_SCALARS)
-
-
-def _is_mapped(array: Any) -> bool:
-    """Returns True if the memory of an array is that of a file."""
-    while isinstance(array, np.ndarray):
-        if isinstance(array, np.memmap):
-            return True
-        array = array.base
-    return False
 
 
 class _ColumnRecords(ColumnarRecords):

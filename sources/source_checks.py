@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from millstream import grain_kinds
+from millstream.sources.base import is_held, is_mapped
 
 _ROWS_OF_TABLES: Mapping[str, Callable[[Any, int], Any]] = {
     "arrow": lambda table, row: table.slice(row, 1),
@@ -44,7 +45,7 @@ def reads_in_one_call(source: Any) -> bool:
 
 def reads_one_by_one(sources: Iterable[Any]) -> bool:
     """Returns True if each of several sources reads its records one by one, and not from memory."""
-    return not any(type(source) in (list, tuple, range) or reads_in_one_call(source) for source in sources)
+    return not any(is_in_memory(source) or reads_in_one_call(source) for source in sources)
 
 
 def is_in_memory(source: Any) -> bool:
@@ -53,8 +54,8 @@ def is_in_memory(source: Any) -> bool:
     That is a plain list, tuple, range or array, or a source of the library that says so by the attribute
     `is_in_memory`.
     """
-    if type(source) in (list, tuple, range) or (type(source).__module__, type(source).__name__) == ("numpy", "ndarray"):
-        return True
+    if type(source) is range or is_held(source):
+        return not is_mapped(source)
     return type(source).__module__.startswith("millstream.") and getattr(source, "is_in_memory", False) is True
 
 

@@ -15,7 +15,7 @@ from millstream.loader.pipeline.elements import Elements, Origins
 from millstream.loader.pipeline.pipeline import source_name
 from millstream.loader.pipeline.steps import annotated, reader_of
 from millstream.sources import DataSource
-from millstream.sources.base import HELD_KINDS, HeldRecords
+from millstream.sources.base import HeldRecords, is_held
 from millstream.sources.source_checks import is_in_memory, reads_one_by_one
 
 
@@ -86,7 +86,7 @@ class Source(Node):
     def _records(self) -> Any:
         """The object that single records are read from. Each reader of data in memory gets its own copies."""
         source = cast("Sequence[Any]", self.source)
-        return HeldRecords(source).quickest if type(source) in HELD_KINDS else source
+        return HeldRecords(source).quickest if is_held(source) else source
 
     @functools.cached_property
     def _read(self) -> Callable[[Origins], Elements]:

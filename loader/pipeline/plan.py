@@ -45,6 +45,7 @@ from millstream.loader.pipeline.steps import (
 )
 from millstream.samplers.base import POSITION_LIMIT, AdaptedSampler, VectorisedSampler
 from millstream.samplers.protocols import is_mixed
+from millstream.sources.base import is_held
 from millstream.sources.source_checks import batched_read_of, is_in_memory, reads_in_one_call
 from millstream.transforms import Batch, Transformation
 
@@ -151,9 +152,9 @@ class Plan:
 
     @functools.cached_property
     def yields_held_memory(self) -> bool:
-        """True if outputs may contain arrays that the source holds: it is in memory, and nothing stacks them."""
+        """True if outputs may contain arrays that the source holds, and nothing stacks them."""
         source = self.pipeline.source
-        holds = is_in_memory(source) and type(source) is not range
+        holds = (is_in_memory(source) or is_held(source)) and type(source) is not range
         return holds and not any(
             operation.makes_batches and _stacks(operation) for operation in self.pipeline.operations
         )

@@ -24,7 +24,7 @@ from millstream.core.warn import log_warning
 from millstream.errors import StackError
 from millstream.loader.pipeline.elements import Elements, Location, Origins, SourceEnded, add_note, describe_origin
 from millstream.sources import DataSource
-from millstream.sources.base import HELD_KINDS, HeldRecords
+from millstream.sources.base import HeldRecords, is_held
 from millstream.sources.source_checks import batched_read_of
 from millstream.transforms import Batch, Filter, FlatMap, Map, MapWithIndex, OnlyFor, Pack, RandomMap, Transformation
 from millstream.transforms.batching.pad import pad
@@ -74,7 +74,7 @@ def reader_of(
     read_batch = batched_read_of(source)
     read_one: Callable[[int], Any] = source.__getitem__
     # A source that replaces a list copies the records of each reader.
-    if type(source) in HELD_KINDS:
+    if is_held(source):
         held = HeldRecords(cast("Sequence[Any]", source), is_stacked=is_stacked)
         read_one, read_batch = held.quickest.__getitem__, held.__getitems__
 

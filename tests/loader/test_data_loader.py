@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import operator
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -525,10 +526,24 @@ def test_a_loader_is_shown_as_what_comes_from_where() -> None:
     iter(loader)
 
 
+class Kept(list[Any]):
+    """A list that reads as lists do."""
+
+
+def mapped_zeros() -> Any:
+    """Rows of a file that may be written to."""
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, "f8", "w+", shape=(6, 3))
+
+
 HELD: dict[str, Any] = {
     "arrays": [np.full(3, key, np.float32) for key in range(6)],
     "structures": [{"x": np.full(3, key), "nested": [np.full(2, key), {"y": np.zeros(key)}]} for key in range(6)],
     "rows of an array": np.arange(18.0).reshape(6, 3),
+    "a subclass of list": Kept({"x": np.full(3, key)} for key in range(6)),
+    "a mapped file": mapped_zeros(),
+    "rows of records": np.zeros((6, 3), [("x", "f8")]).view(np.recarray)["x"],
+    "windows": millstream.WindowDataSource([{"x": np.arange(4.0), "y": np.ones(2)}] * 3, 3, lengths=[4, 4, 4]),
     "columns": millstream.InMemoryDataSource({"x": np.arange(18).reshape(6, 3), "y": np.arange(6)}),
     "several": millstream.ConcatenatedDataSource([[np.ones(2)] * 3, [np.zeros(2)] * 3]),
 }
