@@ -178,8 +178,8 @@ class ForkServerProcess:
     """The trainer's side of a fork server.
 
     Attributes:
-        connections: those of the pools that use it.
-        retirement: the scheduled end of an idle fork server; the last one, if it is not idle.
+        connections: the connections of the pools that use it.
+        retirement: its scheduled end if it is idle, otherwise the latest one, which was cancelled.
     """
 
     def __init__(self, launch: Launch, control: socket.socket, process: "subprocess.Popen[bytes]") -> None:
@@ -193,7 +193,7 @@ class ForkServerProcess:
     def connect(self) -> Channel | None:
         """Returns the channel of a new pool, or None if the fork server has ended or does not answer.
 
-        The fork server gets its end in a single call of the system, which other threads cannot come between.
+        Thread-safe: a single system call sends the other end of the channel to the fork server.
         """
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as on_failure:
@@ -358,7 +358,7 @@ class ForkServers:
     ) -> Connection | None:
         """Returns a connection to a fork server, or None if it has ended."""
         connection = Connection(server, workers)
-        # First, because another thread may end it: that looks at the connections after it has removed the server.
+        # First, because another thread may end the server: it removes it, and then checks for connections.
         server.connections.append(connection)
         if is_new or server in self._shared:
             try:
@@ -384,7 +384,7 @@ class ForkServers:
             ours.setblocking(False)
             with os.fdopen(_write_launch_context(context)) as written:
                 tracker = [] if launch.tracker is None else [launch.tracker]
-                # Until it ignores SIGTERM, it inherits that this thread does not get it.
+                # The new process inherits the blocked signal, and unblocks it once it ignores it.
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
                 try:
                     process = subprocess.Popen(  # noqa: S603  (our own code in our own interpreter)

@@ -44,6 +44,9 @@ IDENTITY = frozenset({"current_process", "parent_process", "getpid", "getppid", 
 MAX_ARRAY_BYTES = 1 << 16
 """The size of an array that may be sent."""
 
+_BY_TEXT = frozenset({"getattr", "attrgetter", "vars", "globals", "__dict__"})
+"""The names of code that may name variables by text."""
+
 _BUILDERS = ("__init__", "__new__", "__post_init__")
 """The methods whose assignments begin an object, and are no caches that a call fills."""
 
@@ -78,6 +81,8 @@ class _Search:
         self.found: Variables = {}
         self.assigned: set[tuple[str, str]] = set()
         self._assigned_attributes: set[str] = set()
+        # The number of objects looked at as attributes of others.
+        self._num_inner = 0
         self._is_library = functools.lru_cache(maxsize=None)(is_library)
         self._seen: set[int] = set()
         self._waiting: list[Any] = []
@@ -146,8 +151,12 @@ class _Search:
         if is_plain(value) or issubclass(type(value), enum.EnumType) or found(sys.modules.get(home), path) is not value:
             return
         for name in names & held.keys():
-            if is_plain(held[name]):
-                self._look_at_variable(home, f"{path}.{name}", held[name])
+            one, inner = held[name], f"{path}.{name}"
+            if is_plain(one):
+                self._look_at_variable(home, inner, one)
+            elif not issubclass(type(one), ModuleType) and self._num_inner < MAX_OBJECTS:
+                self._num_inner += 1
+                self._look_at_attributes(home, inner, one, names - {name})
 
     def _look_at_variable(self, home: str, name: str, value: Any) -> None:
         if is_plain(value):
@@ -261,6 +270,8 @@ def found(module: Any, path: str) -> Any:
 def _names_in(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     """Returns all names that code and the functions in it use, and those of global variables that it assigns."""
     names, assigned = set(code.co_names), set(_assigned_in(code))
+    if names & _BY_TEXT:
+        names.update(constant for constant in code.co_consts if isinstance(constant, str))
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             inner, inner_assigned = _names_in(constant)

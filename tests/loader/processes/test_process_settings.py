@@ -144,7 +144,7 @@ import numpy as np
 class Mode(enum.Enum):
     OFF, ON = 0, 1
 class Config:
-    size = 1
+    size = named = 1
     pid = os.getpid()
 class Base:
     scale = 1
@@ -166,7 +166,7 @@ class Table:
 class Records(list):
     def __iter__(self):
         raise AssertionError("reads all records")
-options, space = Options(), types.SimpleNamespace(depth=1)
+options, space = Options(), types.SimpleNamespace(depth=1, inner=Options())
 slots, frozen, pair, columns, records, hook = Slots(), Frozen(), Pair(), Table(), Records([1]), lambda: 1
 mode, table, queue = Mode.OFF, np.ones(2), collections.deque([1])
 class Operation(Base):
@@ -175,6 +175,7 @@ class Operation(Base):
         self.filled = self.filled or Config.pid
         seen = [self.scale, Config.size, options.rate, space.depth, mode.value, int(table[0]), queue[0], read.offset]
         seen += [slots.width, frozen.height, pair.first, columns.column, len(records), hook is None]
+        seen += [space.inner.rate, getattr(Config, "named")]
         return np.array([*seen, self.filled == os.getpid()])
 def read(_):
     pass
@@ -192,6 +193,7 @@ def test_workers_have_the_attributes_that_code_reads(tmp_path: Any, monkeypatch:
     module: Any = importlib.import_module("holders")
     for number in (5, 7):
         module.Base.scale = module.Config.size = module.options.rate = module.space.depth = module.slots.width = number
+        module.space.inner.rate = module.Config.named = number
         module.frozen, module.pair, module.hook = module.Frozen(number), module.Pair(number), None
         module.mode, module.table, module.queue[0], module.read.offset = (
             module.Mode.ON,
@@ -202,7 +204,7 @@ def test_workers_have_the_attributes_that_code_reads(tmp_path: Any, monkeypatch:
         for place in PLACES:
             (seen,) = millstream.load([0], transformations=[module.Operation()], num_epochs=1, **place)
             changed = [number, number, number, number, 1, number, number, 9, number, number, number, 1, 1, True]
-            assert seen.tolist() == [*changed, True], place
+            assert seen.tolist() == [*changed, number, number, True], place
 
 
 IDENTITIES = """
@@ -289,8 +291,10 @@ LAWS = {
     "code of your modules": "a_replaced_or_later_worker_refuses_another_code",
     "`multiprocessing.current_process()`": "a_worker_knows_that_it_is_one",
     "settings of other libraries: pandas, PyTorch's threads": "workers_import_what_programs_set_at_run_time",
-    "plain values in variables of your modules, and in attributes of their classes and objects, that operations name: "
-    "`config.size = 224`": "workers_have_the_attributes_that_code_reads",
+    "plain values (numbers, text, paths, small arrays, containers of these) that operations name: variables of your "
+    "modules, and attributes of their classes and objects: `config.model.size = 224`": (
+        "workers_have_the_attributes_that_code_reads"
+    ),
     "other variables set at run time: registries of functions, plugins; those that operations assign": (
         "workers_import_what_programs_set_at_run_time"
     ),
