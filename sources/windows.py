@@ -89,6 +89,8 @@ class WindowDataSource(RenderedSource, Closing):
         # As many windows as begin at a multiple of the stride, and end in the group.
         counts = np.maximum(0, (self._lengths - self.size) // self.stride + 1)
         self._ends = np.cumsum(counts)
+        # A window of records begins after the groups before its own, and one within a record at a row of that.
+        self._starts = np.zeros(1, np.int64) if self._is_within else np.cumsum(self._lengths) - self._lengths
         if not counts.any():
             longest = int(self._lengths.max(initial=0))
             what = "lengths" if self._is_within else "the records" if groups is None else "groups"
@@ -189,7 +191,7 @@ class WindowDataSource(RenderedSource, Closing):
         series = np.searchsorted(self._ends, keys, side="right")
         before = np.where(series > 0, self._ends[series - 1], 0)
         starts = (keys - before) * self.stride
-        return series, starts if self._is_within else starts + (np.cumsum(self._lengths) - self._lengths)[series]
+        return series, starts if self._is_within else starts + self._starts[series]
 
     def _windows_before(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the number of windows that begin before each record of the source."""

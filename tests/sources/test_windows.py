@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import millstream
 from millstream import WindowDataSource
 from millstream.sources import InMemoryDataSource
+from support.faults.memory_limits import measured_peak
 from support.files.record_files import write_zarr
 
 GROUPS = st.lists(st.integers(0, 12), min_size=1, max_size=8)
@@ -104,6 +105,14 @@ def test_units_are_those_in_which_windows_begin(sizes: list[int], stride: int, s
         assert windows.unit_sizes is not None
         assert windows.unit_sizes.tolist() == np.bincount(units, minlength=len(sizes)).tolist()
         assert [windows.locate(key) for key in range(len(windows))] == [("file", record) for record in records]
+
+
+def test_a_read_costs_the_same_for_any_number_of_groups() -> None:
+    """It allocates no array that is as long as the groups."""
+    windows = WindowDataSource(range(2_000_000), 2, groups=np.full(1_000_000, 2))
+    with measured_peak() as peak:
+        assert [window.tolist() for window in windows.__getitems__([5, 999_999])] == [[10, 11], [1_999_998, 1_999_999]]
+        assert peak() < 100_000
 
 
 def test_records_of_a_batch_are_read_once_and_load_shuffles_in_units() -> None:
