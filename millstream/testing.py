@@ -13,6 +13,8 @@ import copy
 import functools
 import os
 import pickle
+import select
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +30,7 @@ from millstream.loader.debugging import difference
 from millstream.loader.load_function import load
 from millstream.samplers.base import largest_key, vectorised
 from millstream.sharding import ShardOptions
+from millstream.sources.base import is_held
 from millstream.sources.source_checks import batched_read_of, check_readable, is_in_memory
 from millstream.transforms import Batch
 
@@ -78,7 +81,7 @@ def check_source(source: Any) -> None:
             of_array = functools.partial(_read_array, batched)
             _for_all(keys, lambda chosen: check_read(of_array, f"{name}.__getitems__, given an int64 array,", chosen))
     _check_bounds(source, name, count)
-    if keys and not is_in_memory(source):
+    if keys and not (is_in_memory(source) or is_held(source)):
         _check_memory(source, name, keys[0])
     _in_threads(
         [
@@ -443,33 +446,50 @@ def _in_threads(calls: Sequence[Callable[[], None]]) -> None:
 
 def _same_everywhere(function: Callable[[Any], Any], value: Any, expected: Any, subject: str) -> None:
     """Compares the result of a function in a worker process, and in a forked child of it, with the one here."""
-    asked = functools.partial(_answers, function, value)
-    with load(range(1), transformations=[asked], read_options=ReadOptions(num_threads=0), worker_count=1) as loader:
+    asked = functools.partial(_answers, function, value, SECONDS)
+    options = ReadOptions(num_threads=0)
+    # The worker answers itself, and then its child.
+    with load(
+        range(1), transformations=[asked], read_options=options, worker_count=1, stall_timeout=SECONDS + 60
+    ) as loader:
         try:
             answers = pickle.loads(next(iter(loader)))  # noqa: S301  (our own)
         except Exception as error:
             raise AssertionError(f"{subject} cannot be read in a worker process: {str(error).rstrip('.')}.") from error
-    for found, where in zip(answers, ("a worker process", "a forked process"), strict=False):
+    for (found, problem), where in zip(answers, ("a worker process", "a forked process"), strict=True):
+        _check(not problem, f"{subject} cannot be read in {where}: {problem.rstrip('.')}")
         text = difference(expected, found)
         _check(text is None, f"{subject} has {text} in {where}")
 
 
-def _answers(function: Callable[[Any], Any], value: Any, _: int) -> bytes:
-    """Returns the pickled results of a function in this process, and in a forked child of it."""
+def _answers(function: Callable[[Any], Any], value: Any, seconds: float, _: int) -> bytes:
+    """Returns the pickled results of a function in this process, and in a forked child of it, each with its error."""
     here = function(value)
     ours, theirs = os.pipe()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         # It must not return into the worker's loop.
         try:
             with open(theirs, "wb") as file:  # noqa: PTH123  (a descriptor)
-                pickle.dump(function(value), file)
+                pickle.dump(_result(function, value), file)
         finally:
             os._exit(0)
     os.close(theirs)
     with open(ours, "rb") as file:  # noqa: PTH123
+        if not select.select([file], [], [], seconds)[0]:
+            # Such as for a lock that a thread of the worker holds.
+            os.kill(child, signal.SIGKILL)
         content = file.read()
-    os.wait()
-    return pickle.dumps([here, pickle.loads(content) if content else "no answer"])  # noqa: S301  (our own)
+    os.waitpid(child, 0)
+    forked = pickle.loads(content) if content else (None, f"it had no answer in {seconds:g} s")  # noqa: S301  (our own)
+    return pickle.dumps([(here, ""), forked])
+
+
+def _result(function: Callable[[Any], Any], value: Any) -> tuple[Any, str]:
+    try:
+        return function(value), ""
+    except Exception as error:  # noqa: BLE001  (of the user's class)
+        return None, str(error) or repr(error)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -123,6 +124,32 @@ class OfProcess(Squares):
         return super().__getitem__(key) + ("pytest" not in __import__("sys").modules)
 
 
+class RefusesForks(Squares):
+    """It can be read in the process that made it or unpickled it."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        RefusesForks.__init__(self)
+
+    def __getitem__(self, key: int) -> Any:
+        if os.getpid() != self.process:
+            self.refuse()
+        return super().__getitem__(key)
+
+    def refuse(self) -> None:
+        raise RuntimeError("made in another process")
+
+
+class HangsInForks(RefusesForks):
+    def refuse(self) -> None:
+        threading.Event().wait()
+
+
 class TwoLines(Squares):
     def fingerprint(self) -> str:
         return "two\nlines"
@@ -151,6 +178,8 @@ BROKEN_SOURCES: dict[Any, str] = {
     Locked: r"Locked\[key\] cannot be read in a worker process: .*lock",
     Forgets: r"Forgets\[key\] has another .* in a worker process",
     OfProcess: r"OfProcess\[key\] has another .* in a worker process",
+    RefusesForks: r"RefusesForks\[key\] cannot be read in a forked process: made in another process",
+    HangsInForks: r"HangsInForks\[key\] cannot be read in a forked process: it had no answer in 1 s",
     TwoLines: r"fingerprint\(\) must be one line, got 'two\\nlines'",
     NewWords: r"fingerprint\(\) is '0' at first, and then '1'",
     WrongUnits: r"WrongUnits.unit_sizes add up to 19, but len\(source\) is 20",
@@ -158,8 +187,10 @@ BROKEN_SOURCES: dict[Any, str] = {
 
 
 @pytest.mark.parametrize("kind", BROKEN_SOURCES)
-def test_each_broken_law_of_a_source_is_found(kind: Callable[[], Any]) -> None:
+def test_each_broken_law_of_a_source_is_found(kind: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence says which, and has an example."""
+    if kind is HangsInForks:
+        monkeypatch.setattr(testing, "SECONDS", 1.0)
     with pytest.raises(AssertionError, match=BROKEN_SOURCES[kind]) as caught:
         testing.check_source(kind())
     assert re.match(r"[A-Z]", str(caught.value)), caught.value
