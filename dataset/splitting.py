@@ -13,7 +13,7 @@ from millstream.core.randomness import as_seed, derive_seeds
 from millstream.dataset.map_dataset import MapDataset
 from millstream.samplers.mixtures.mixture_checks import checked_weights
 from millstream.samplers.mixtures.proportions import proportions
-from millstream.samplers.permutation import permute
+from millstream.samplers.permutation import permute_blocks
 from millstream.sources import DataSource
 from millstream.sources.base import loader_view
 from millstream.sources.digests import digest
@@ -107,10 +107,7 @@ def _weights_of(shares: object) -> tuple[int, ...]:
 
 def _parts_of_records(num_records: int, weights: tuple[int, ...], seed: int) -> NDArray[np.int64]:
     """Returns the number of the part of each record."""
-    keys = np.arange(num_records)
-    blocks, rows = np.divmod(keys, _BLOCK)
-    numbers = blocks * _BLOCK + permute(rows, _BLOCK, seed, blocks.view(np.uint64))
-    return proportions(weights).locate(numbers)[0]
+    return proportions(weights).locate(permute_blocks(np.arange(num_records), _BLOCK, seed))[0]
 
 
 def _parts_of_names(names: NDArray[Any], weights: tuple[int, ...], seed: int) -> NDArray[np.int64]:
@@ -125,7 +122,8 @@ def _parts_of_names(names: NDArray[Any], weights: tuple[int, ...], seed: int) ->
 
 def _bytes_of(name: Any) -> bytes:
     value = name.item() if isinstance(name, np.generic) else name
-    return f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
+    # Which characters `repr` escapes depends on the version of Python.
+    return f"{type(value).__name__} {value!a}".encode()
 
 
 def _names_of(source: Any, by: Any) -> NDArray[Any]:

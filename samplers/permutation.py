@@ -102,6 +102,13 @@ def permute(
     return landed.view(np.int64)
 
 
+def permute_blocks(positions: NDArray[np.int64], size: int, seed: int, *, inverse: bool = False) -> NDArray[np.int64]:
+    """Returns positions permuted within each block of `size`, whose number selects the permutation, shape (m,)."""
+    blocks = positions // size
+    starts = blocks * size
+    return starts + permute(positions - starts, size, seed, blocks.view(np.uint64), inverse=inverse)
+
+
 def permute_one(offset: int, size: int, seed: int, epoch: int) -> int:
     """Returns `permute` of a single offset, computed with Python integers: about fifty times as fast as arrays."""
     left_size, left_bits, right_bits, is_narrow, key_pairs = _scalar_cipher(size, seed, epoch)

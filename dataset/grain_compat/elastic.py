@@ -22,7 +22,7 @@ from millstream.loader.iterator import DataLoaderIterator
 from millstream.loader.measuring import ELASTIC
 from millstream.loader.pipeline.pipeline import Pipeline, check_kind
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions
-from millstream.samplers.permutation import permute
+from millstream.samplers.permutation import permute_blocks
 from millstream.sharding import ShardOptions
 from millstream.transforms import Batch
 from millstream.transforms.of_chains import AbsentElement
@@ -41,9 +41,7 @@ class _Permuted(InOrder):
     global_batch: int
 
     def record_keys_at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        batches = positions // self.global_batch
-        starts = batches * self.global_batch
-        return starts + permute(positions - starts, self.global_batch, _SEED, batches.view(np.uint64))
+        return permute_blocks(positions, self.global_batch, _SEED)
 
 
 @final

@@ -41,7 +41,7 @@ from millstream.samplers.mixtures.mixture_checks import (
 from millstream.samplers.mixtures.mixture_fingerprint import first_turns, mixture_fingerprint
 from millstream.samplers.mixtures.mixture_lookup import ComponentOrders
 from millstream.samplers.order import Occurrences, Order, positions_between
-from millstream.samplers.permutation import permute
+from millstream.samplers.permutation import permute_blocks
 from millstream.samplers.protocols import Located
 from millstream.sharding import NoSharding, ShardOptions
 
@@ -324,11 +324,8 @@ class MixtureSampler(Order):
         size = self._global_batch_size
         if size == 1 or not len(positions):
             return positions
-        batches = positions // size
-        offsets = positions - batches * size
-        permuted = permute(offsets, size, self._batch_seed, batches.view(np.uint64), inverse=inverse)
-        permuted += batches * size
-        return np.where(batches < position_limit(self.length) // size, permuted, positions)
+        permuted = permute_blocks(positions, size, self._batch_seed, inverse=inverse)
+        return np.where(positions <= position_limit(self.length) // size * size - 1, permuted, positions)
 
     def _changed(self, position: int, weights: Weights) -> dict[str, Any]:
         """Returns the attributes of the mixture that has other weights from a position on."""

@@ -56,6 +56,13 @@ def test_a_function_of_the_record_is_the_same_as_its_results_and_seeds_differ() 
     assert len(set(parts[0]) & set(parts[1])) < 80
 
 
+def test_names_keep_their_part_in_each_version_of_python() -> None:
+    """Also names of characters that a version does not know yet, which `repr` escapes: here of Unicode 14 to 16."""
+    names = ["ann", "Zoë", "李", "\u1c8a", "\U0001fae9", "\U00031350", "bob"]
+    parts = millstream.split(range(7), {"a": 0.5, "b": 0.5}, seed=1, by=names)
+    assert {name: list(part) for name, part in parts.items()} == {"a": [0, 2, 3, 5, 6], "b": [1, 4]}
+
+
 def test_a_part_keeps_classes_files_and_units(tmp_path: Path) -> None:
     """Also after a map, in a mixture, and of a part; a chain that reorders has no files, as a key is no record."""
     images = image_folder(tmp_path)
