@@ -1,4 +1,4 @@
-"""Objects by key that threads share: open files (see `storage/open_files.py`), and decoded units such as row groups.
+"""Objects by key that threads share: open files (see `files/open_files.py`), and decoded units such as row groups.
 
 Guarantees:
     - An object is made by the first thread that needs it. Threads that need it meanwhile wait; threads that need other
