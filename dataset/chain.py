@@ -14,6 +14,7 @@ from millstream.dataset.iterators.dataset_iterator import DatasetIterator, with_
 from millstream.dataset.iterators.fed_iterator import FedIterator
 from millstream.dataset.iterators.running import ALONE, Running, Shared, WarmWorkers
 from millstream.dataset.map_dataset import MapDataset
+from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.lowering import InOrder
 from millstream.dataset.nodes.source_node import HANDED, copied_with
 from millstream.dataset.options import DatasetOptions, options_of
@@ -80,7 +81,8 @@ def fixed_chain(dataset: IterDataset[Any], chain: Chain) -> FixedChain:
     """Returns a dataset's chain as it was when its first iterator began. ValueError if the program has changed it."""
     warm = warm_workers_of(dataset)
     if warm.fixed is None:
-        warm.fixed = FixedChain(chain.map_dataset, chain.operations)
+        read = chain.map_dataset
+        warm.fixed = FixedChain(read, None if read is None else node_of(read), chain.operations)
     else:
         warm.fixed.check_unchanged()
     return warm.fixed

@@ -1,4 +1,4 @@
-"""A straight chain as it was when the first iterator of its end began: fixed then, as a loader is when it is built.
+"""A straight chain as it was when the first iterator of its end began, or when the loader that reads it was built.
 
 It runs on copies of the operations and of the user's datasets with random access. So every place computes the same, and
 an operation that changes itself changes its copy. See `loader/checkpoints/fingerprint.py`.
@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, Self, final
 
 import numpy as np
 
-from millstream.dataset.map_dataset import MapDataset
-from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.lowering import lower, order_of
 from millstream.dataset.nodes.node import Node, folded, holds_nodes
 from millstream.dataset.nodes.source_node import Own, Source, copied_with
@@ -35,20 +33,25 @@ _SINCE = "the first iterator of this dataset: build another dataset"
 class FixedChain:
     """The operations of a chain and the `MapDataset` that it reads, described once for all iterators.
 
+    Args:
+        end: the node of `map_dataset`, if there is one.
+        since: the time of the description and the remedy, for errors.
+
     Attributes:
         map_dataset: the dataset; None for the operations after another stream.
         node: its node.
         operations: the operations after it.
     """
 
-    def __init__(self, map_dataset: "MapDataset[Any] | None", operations: Sequence[Transformation]) -> None:
-        end = None if map_dataset is None else node_of(map_dataset)
+    def __init__(
+        self, map_dataset: Any, end: Node | None, operations: Sequence[Transformation], since: str = _SINCE
+    ) -> None:
         nodes = [] if end is None else _nodes_of(end)
         held = {id(node): _values_of(node) for node in nodes}
         values = [value for fields in held.values() for value in fields.values()]
         of_nodes = [value for value in values if isinstance(value, Transformation)]
         named = functools.partial(_named, nodes)
-        self._origin = Origin(_sources_of(nodes), None, [*of_nodes, *operations], named, _SINCE)
+        self._origin = Origin(_sources_of(nodes), None, [*of_nodes, *operations], named, since)
         copies = iter(snapshot_of([*values, *operations]))
         copied = {key: {name: next(copies) for name in fields} for key, fields in held.items()}
         self.operations = tuple(copies)
@@ -127,12 +130,17 @@ def checked_maps(maps: Sequence[Transformation]) -> list[Transformation]:
 def _values_of(node: Node) -> dict[str, Any]:
     """Returns the values of a node that user code may change. Sources are shared, as by loaders."""
     if isinstance(node, Own):
-        return node.attributes
+        return node.attributes if _is_copied(node.dataset) else {}
     if isinstance(node, Source):
         return {}
     values = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
     values = {name: value for name, value in values.items() if not isinstance(value, _UNCHANGEABLE)}
     return {name: value for name, value in values.items() if not holds_nodes(value)}
+
+
+def _is_copied(dataset: Any) -> bool:
+    """Returns False for a user's dataset with a `__del__`: that of a copy would close what the original reads."""
+    return not hasattr(type(dataset), "__del__")
 
 
 def _nodes_of(end: Node) -> list[Node]:
@@ -169,8 +177,7 @@ def _rebuilt(copied: Mapping[int, Mapping[str, Any]], one: Node, above: list[Nod
     values = copied.get(id(one), {})
     is_same_above = all(new is old for new, old in zip(above, one.parents, strict=True))
     if isinstance(one, Own):
-        if hasattr(type(one.dataset), "__del__"):
-            # The end of a copy would close what the user's own object still reads.
+        if not _is_copied(one.dataset):
             return one
         return Own(_own_copy(one.dataset, values, above), tuple(above))
     if is_same_above and all(value is getattr(one, name) for name, value in values.items()):
@@ -191,10 +198,8 @@ def _own_copy(dataset: Any, values: Mapping[str, Any], above: Sequence[Node]) ->
     return copied_with(dataset, {"_parents": tuple(parents.values()), "_blocks": None, **own})
 
 
-def _with_node(dataset: MapDataset[Any], node: Node) -> MapDataset[Any]:
+def _with_node(dataset: Any, node: Node) -> Any:
     """Returns a dataset of the same class with another node; that of a user's own class belongs to the node."""
     if isinstance(node, Own):
-        own: MapDataset[Any] = node.dataset
-        return own
-    replaced: MapDataset[Any] = copied_with(dataset, {"_node": node, "_blocks": None})
-    return replaced
+        return node.dataset
+    return copied_with(dataset, {"_node": node, "_blocks": None})

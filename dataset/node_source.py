@@ -1,8 +1,10 @@
 """The half of a MapDataset that the engine reads: blocks of elements, and the description of a source."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from millstream.dataset.chain_rendering import content_marks_of, fingerprint_of
+from millstream.dataset.fixed_chain import FixedChain
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.element_nodes import ElementNode, Filtered, Split
 from millstream.dataset.nodes.lowering import origin_of
@@ -92,6 +94,10 @@ class NodeSource:
         # An endless dataset is one epoch.
         differs = node.differs_by_epoch and node.length != ENDLESS
         return LoaderView(self, differs, skips_none=True, reordering=node.reordering)
+
+    def _fixed_source(self) -> tuple[Any, Callable[[], None]]:
+        chain = FixedChain(self, node_of(self), (), "the loader of this chain was built: build another loader")
+        return chain.map_dataset, chain.check_unchanged
 
     def fingerprint(self) -> str:
         """Returns one line that identifies the elements: sources, operations and seeds, but not num_epochs."""

@@ -38,6 +38,7 @@ from millstream.loader.views import Insight, Inspectable, visualized
 from millstream.samplers import Sampler
 from millstream.sharding import ShardOptions
 from millstream.sources import DataSource
+from millstream.sources.base import fixed_source
 from millstream.transforms import Transformation
 
 if TYPE_CHECKING:
@@ -183,7 +184,9 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
         tolerance = Tolerance.of(on_error, max_errors)
         self._origin = Origin({"source": data_source}, sampler, check_operations(operations))
         own: Any = snapshot_of([sampler, *self._origin.operations])
-        self._pipeline = Pipeline.of(data_source, own[0], own[1:], shard_options, tolerance)
+        pipeline = Pipeline.of(data_source, own[0], own[1:], shard_options, tolerance)
+        fixed, self._check_source = fixed_source(data_source)
+        self._pipeline = dataclasses.replace(pipeline, source=fixed)
         if read_options is not None:
             read_options = as_options(read_options, "read_options", ReadOptions)
         self._is_debugging = as_flag(debug, "debug")
@@ -272,8 +275,12 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
 
     def _beginning(self) -> Beginning:
         self._execution.check_open()
-        self._origin.check_unchanged()
+        self._check_unchanged()
         return Beginning(self._execution, self._stream, self._passes)
+
+    def _check_unchanged(self) -> None:
+        self._origin.check_unchanged()
+        self._check_source()
 
     def _create_initial_state(self) -> bytes:
         # Grain's name, for programs that write DataLoaderIterator(loader, loader._create_initial_state()).
@@ -339,7 +346,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
                 checked, pipeline = pipeline.order.length, self._pipeline.of_epoch(number)
                 if pipeline.order.length != checked:
                     pipeline.check_ends()
-                self._origin.check_unchanged()
+                self._check_unchanged()
                 execution = self._execution.of_epoch(pipeline, self._instrument(pipeline))
                 stream = stream_of(execution.plan, fingerprint_of_pipeline(pipeline, self._declared))
                 with (

@@ -100,6 +100,19 @@ def loader_view(source: Any) -> LoaderView:
     return LoaderView(source) if view is None else view()
 
 
+def fixed_source(source: Any) -> tuple[Any, Callable[[], None]]:
+    """Returns a source that later changes of the program's objects do not reach, and a check that there were none.
+
+    Most sources are shared. A `MapDataset` runs on copies of its operations.
+    """
+    fix: Callable[[Any], tuple[Any, Callable[[], None]]] | None = getattr(type(source), "_fixed_source", None)
+    return (source, _check_nothing) if fix is None else fix(source)
+
+
+def _check_nothing() -> None:
+    pass
+
+
 class RenderedSource(Rendered):
     """A source that notebooks render, and that takes arrays of record keys."""
 

@@ -18,6 +18,7 @@ from millstream.sources.base import (
     RenderedSource,
     checked_record_key,
     checked_record_keys,
+    fixed_source,
     is_held,
     loader_view,
 )
@@ -195,6 +196,13 @@ class ConcatenatedDataSource(RenderedSource, Closing):
         view = LoaderView(self, any(differ), any(skip), next(filter(None, reorder), ""))
         return view._replace(source=self._over_epochs(views)) if view.differs_by_epoch else view
 
+    def _fixed_source(self) -> tuple[Self, Callable[[], None]]:
+        fixed = {name: fixed_source(source) for name, source in self.parts.items()}
+        parts = {name: source for name, (source, _) in fixed.items()}
+        is_same = all(parts[name] is source for name, source in self.parts.items())
+        made = self if is_same else type(self)(parts)
+        return made, functools.partial(_check_each, [check for _, check in fixed.values()])
+
     def _over_epochs(self, views: Mapping[Any, LoaderView]) -> Self:
         """Returns the source whose keys continue over epochs; those of a part only if its epochs differ."""
         continued = object.__new__(type(self))
@@ -254,6 +262,11 @@ class _Slice:
 
     def __getitem__(self, key: int) -> Any:
         return self._records[self._numbers[key]]
+
+
+def _check_each(checks: Sequence[Callable[[], None]]) -> None:
+    for check in checks:
+        check()
 
 
 def _reader(source: Any) -> Callable[[NDArray[np.int64]], Sequence[Any]]:

@@ -98,7 +98,7 @@ class ElasticIterator(EngineIterator):
         self._dataset = ds
         # Before any of the operations runs.
         self._identity, self._content = ds.fingerprint(), ds.content_marks()
-        fixed = FixedChain(ds, ())
+        fixed = FixedChain(ds, node, ())
         source, order, maps = lower(fixed.map_dataset, fixed.node)
         if node.is_mixed:
             order = _Permuted(order.length, order.num_records, self._global_batch)

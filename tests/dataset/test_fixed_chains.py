@@ -4,12 +4,14 @@ import dataclasses
 import functools
 import gc
 import itertools
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+import millstream
 from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset
 from millstream.transforms import Map
@@ -147,6 +149,28 @@ def test_what_changes_itself_is_the_same_stream(place: str, form: str) -> None:
     with iter(PLACES["inline"](getattr(Parts(), form))) as fresh:
         fresh.set_state(state, strict=True)
         assert [first, *listed(fresh)] == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_of_a_chain_is_fixed_when_it_is_built(workers: int) -> None:
+    """Alone and in a mixture, also if the loader is pickled: a change is an error, and a pass does not see it."""
+    for text, change in list(CHANGES.items())[: 1 if workers else None]:
+        for in_mixture in (False, True):
+            parts = Parts()
+            chain: Any = parts.map_dataset().map(parts.after)
+            source = {"a": chain, "b": MapDataset.range(20).map(parts.below)} if in_mixture else chain
+            weights = [1, 1] if in_mixture else None
+            loader = millstream.load(source, weights=weights, batch_size=2, num_epochs=1, worker_count=workers)
+            expected = listed(loader)
+            assert (parts.below.calls, parts.after.calls, parts.own.reads) == (0, 0, 0)
+            assert listed(pickle.loads(pickle.dumps(loader))) == expected
+            with iter(loader) as begun:
+                first = next(begun).tolist()
+                change(parts)
+                if "source" not in text:  # The records of a list are its own.
+                    assert [first, *listed(begun)] == expected
+            with pytest.raises(ValueError, match=f"{text}.* since the loader of this chain was built: build another"):
+                iter(loader)
 
 
 def test_a_second_iterator_describes_nothing() -> None:

@@ -67,7 +67,7 @@ def drawn_iterator(dataset: IterDataset[Any]) -> FedIterator:
     """Returns an iterator that draws from the mixed stream: what a mixture of any streams has."""
     chain = Chain.of(dataset)
     assert isinstance(chain.leaf, MixedIterDataset)
-    fixed = FixedChain(None, chain.operations)
+    fixed = FixedChain(None, None, chain.operations)
     return FedIterator(chain.leaf.drawn(Shared()), fixed, Running(MultiprocessingOptions(), NO_THREADS))
 
 
