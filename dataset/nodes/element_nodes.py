@@ -56,13 +56,7 @@ class ElementNode(UnaryNode):
     """A node that computes one element from one."""
 
     operation: Transformation
-
-    @functools.cached_property
-    def window_units(self) -> int | None:
-        return self.parent.window_units
-
-    def units(self) -> Units:
-        return self.parent.units()
+    keeps_units = True
 
     def locate(self, positions: Positions) -> Any:
         """Returns the positions, for operations that draw, and the located positions of the parent."""
@@ -178,6 +172,7 @@ class Split(UnaryNode):
     """The children of elements: `max_fan_out` positions per element, of which its children occupy the first ones."""
 
     operation: FlatMap
+    keeps_units = True
     # An element may have fewer children.
     is_sparse = True
 
@@ -192,10 +187,6 @@ class Split(UnaryNode):
     @functools.cached_property
     def epoch_length(self) -> int:
         return min(ENDLESS, self.parent.epoch_length * self.operation.max_fan_out)
-
-    @functools.cached_property
-    def window_units(self) -> int | None:
-        return self.parent.window_units
 
     def units(self) -> Units:
         units = self.parent.units()

@@ -129,6 +129,7 @@ class Shard(IndexNode):
     count: int
     seed: int
     reorders = True
+    keeps_units = True
 
     @functools.cached_property
     def length(self) -> int:
@@ -137,10 +138,6 @@ class Shard(IndexNode):
     @property
     def _rows(self) -> range:
         return range(self.index, self.parent.length, self.count)
-
-    @functools.cached_property
-    def window_units(self) -> int | None:
-        return self.parent.window_units
 
     def units(self) -> Units:
         """Returns those of every `count`-th element, which is in the same group."""
@@ -206,6 +203,7 @@ class Slice(IndexNode):
     """Selects positions of each of the parent's epochs."""
 
     rows: range
+    keeps_units = True
 
     @functools.cached_property
     def length(self) -> int:
@@ -213,10 +211,6 @@ class Slice(IndexNode):
         if self.parent.length == ENDLESS and self.rows and self.rows[-1] + self.rows.step >= ENDLESS:
             return ENDLESS
         return len(self.rows)
-
-    @functools.cached_property
-    def window_units(self) -> int | None:
-        return self.parent.window_units
 
     def units(self) -> Units:
         units, rows = self.parent.units(), self.rows if self.rows.step > 0 else self.rows[::-1]
@@ -255,6 +249,7 @@ class Taken(IndexNode):
     """Selects positions of each of the parent's epochs, in any order; they may repeat."""
 
     rows: Positions
+    keeps_units = True
 
     @functools.cached_property
     def length(self) -> int:
@@ -263,10 +258,6 @@ class Taken(IndexNode):
     @functools.cached_property
     def epoch_length(self) -> int:
         return self.length
-
-    @functools.cached_property
-    def window_units(self) -> int | None:
-        return self.parent.window_units
 
     def units(self) -> Units:
         return Units.of(self.parent.units().at(self.rows))
@@ -305,13 +296,7 @@ class Seed(IndexNode):
     """Sets the seed of the random operations after it that have none of their own."""
 
     seed: int
-
-    @functools.cached_property
-    def window_units(self) -> int | None:
-        return self.parent.window_units
-
-    def units(self) -> Units:
-        return self.parent.units()
+    keeps_units = True
 
     def parent_positions(self, positions: Positions) -> Positions:
         return positions

@@ -219,10 +219,19 @@ class UnaryNode(Node):
     """A node with one parent. It has the same number of elements unless its class specifies otherwise."""
 
     parent: Node
+    keeps_units = False
+    """True if elements of one unit of the parent stay next to each other."""
 
     @property
     def parents(self) -> tuple[Node, ...]:
         return (self.parent,)
+
+    @functools.cached_property
+    def window_units(self) -> int | None:
+        return self.parent.window_units if self.keeps_units else None
+
+    def units(self) -> Units:
+        return self.parent.units()
 
     @functools.cached_property
     def length(self) -> int:
