@@ -208,10 +208,15 @@ class Pool:
         Raises:
             ValueError: the worker is no longer in the pool.
         """
-        with self._state.lock:
-            if worker not in self._state.workers:
-                raise ValueError(f"Worker {worker.number} is no longer in the pool.")
-            crash_log = os.dup(worker.crash_log)
+
+        def copy() -> int:
+            with self._state.lock:
+                if worker not in self._state.workers:
+                    raise ValueError(f"Worker {worker.number} is no longer in the pool.")
+                return os.dup(worker.crash_log)
+
+        # Here, and for stacks, the caller holds no lock: a signal handler may call `next`, whose threads wait for it.
+        crash_log = in_fresh_thread(copy)
         try:
             yield crash_log
         finally:
@@ -219,11 +224,15 @@ class Pool:
 
     def request_stacks(self) -> dict[int, Worker]:
         """Makes all ready workers write their stacks, and returns these workers by process ID. Thread-safe."""
-        with self._state.lock:
-            workers = {worker.pid: worker for worker in self.workers if worker.is_ready and worker.pid is not None}
-            for worker in workers.values():
-                worker.request_stacks()
-        return workers
+
+        def request() -> dict[int, Worker]:
+            with self._state.lock:
+                workers = {worker.pid: worker for worker in self.workers if worker.is_ready and worker.pid is not None}
+                for worker in workers.values():
+                    worker.request_stacks()
+                return workers
+
+        return in_fresh_thread(request)
 
     def stop(self) -> None:
         self._state.shut_down()

@@ -17,6 +17,7 @@ import pytest
 
 import millstream
 from millstream.loader.processes.fork_servers import FORK_SERVERS, ForkServers, Launch, launch_context
+from millstream.loader.processes.pool import Pool
 from millstream.loader.threads.thread_settings import in_fresh_thread
 from millstream.loader.workers import warm_pools
 from support.faults import user_faults
@@ -29,6 +30,7 @@ from support.processes.worker_pools import (
     EXPECTED,
     at_most,
     batches,
+    executor_of,
     fork_server_of,
     has_ended,
     loader_of,
@@ -236,6 +238,41 @@ def test_an_interrupt_loses_no_report_of_a_fork_server() -> None:
         assert len(open_descriptors()) <= before
         if not was_interrupted:
             break
+    assert moment > 0
+
+
+def test_a_handler_may_draw_a_batch_while_workers_are_inspected() -> None:
+    """At whatever moment of `status()` a signal handler calls `next`, which waits for a report: neither hangs."""
+
+    def draw(moment: int, drawn: list[Any]) -> None:
+        iterator = iter(loader_of(worker_count=1))
+        iterator.start_prefetch()
+        pool = pool_of(iterator)
+        poll = select.poll()
+        poll.register(pool._control.fileno(), select.POLLIN)
+        poll.poll(WAIT_SECONDS * 1000)
+        left = moment
+
+        def check(code: CodeType, _: int) -> None:
+            nonlocal left
+            if code.co_filename == Pool.wait.__code__.co_filename:
+                left -= 1
+                if left == -1:
+                    drawn.append(next(iterator).tolist())
+
+        with before_instructions(check):
+            executor_of(iterator).status()
+        iterator.close()
+
+    for moment in itertools.count(0, 3):
+        drawn: list[Any] = []
+        thread = threading.Thread(target=draw, args=(moment, drawn), daemon=True)
+        thread.start()
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive()
+        if not drawn:
+            break
+        assert drawn == EXPECTED[:1]
     assert moment > 0
 
 
