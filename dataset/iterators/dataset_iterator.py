@@ -130,8 +130,8 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
             step: 0 … the number of elements in the stream.
 
         Raises:
-            NotImplementedError: this iterator draws from a stream, which is read in order. Only iterators that read a
-                single MapDataset can seek.
+            NotImplementedError: this iterator draws from a stream, which is read in order. Iterators of one
+                MapDataset can seek, also after `.take`, and those of operations after a mixture without filters.
             IndexError: there are fewer elements.
             ValueError: the iterator is closed.
         """

@@ -15,6 +15,7 @@ import millstream
 from millstream import IterDataset, MapDataset, ReadOptions
 from millstream.dataset import InterleaveIterDataset
 from millstream.transforms import Map
+from support.laws import counted_constant
 
 
 @dataclasses.dataclass
@@ -175,16 +176,7 @@ def test_a_loader_of_a_chain_is_fixed_when_it_is_built(workers: int) -> None:
 
 def test_a_second_iterator_describes_nothing() -> None:
     """However large the constants of a chain are, `iter` of a chain reads them once; its states stay the same."""
-    asked = []
-
-    class Constant:
-        def __reduce__(self) -> Any:
-            asked.append(self)
-            return Constant, ()
-
-    def same(element: Any, constant: Constant = Constant()) -> Any:  # noqa: B008
-        return element if constant else None
-
+    asked, same = counted_constant()
     chain = MapDataset.range(8).shuffle(seed=0).map(same).to_iter_dataset(INLINE).map(same)
     datasets: Sequence[IterDataset[Any]] = [chain.batch(2), IterDataset.mix([chain, chain.map(str)]).map(str)]
     for dataset in datasets:
@@ -193,6 +185,19 @@ def test_a_second_iterator_describes_nothing() -> None:
         assert num_asked
         assert iter(dataset).get_state() == state
         assert len(asked) == num_asked
+
+
+def test_a_stream_that_is_opened_later_is_fixed_then() -> None:
+    """In an interleave, a change before the turn of a stream counts, and one after it is an error of the next pass."""
+    later = Scale()
+    both = MapDataset.range(2).to_iter_dataset().concatenate(MapDataset.range(1, 3).to_iter_dataset().map(later))
+    with iter(both) as iterator:
+        assert next(iterator) == 0
+        later.factor = 5
+        assert list(iterator) == [1, 10, 20]
+    later.factor = 7
+    with pytest.raises(ValueError, match="factor changed from 5 to 7"):
+        list(both)
 
 
 class Slotted(Shifted):

@@ -22,6 +22,21 @@ def inline_loader(source: Any, sampler: Any, *operations: Any, **options: Any) -
     return millstream.DataLoader(data_source=source, sampler=sampler, operations=operations, **options)
 
 
+def counted_constant() -> tuple[list[Any], Any]:
+    """Returns a list that grows whenever a constant is described, and a function that has the constant."""
+    asked = []
+
+    class Constant:
+        def __reduce__(self) -> Any:
+            asked.append(self)
+            return Constant, ()
+
+    def same(element: Any, constant: Constant = Constant()) -> Any:  # noqa: B008
+        return element if constant else None
+
+    return asked, same
+
+
 def loader_of(pipeline: Pipeline, **options: Any) -> millstream.DataLoader:
     """Returns a loader of a random pipeline, which the consumer's thread computes by default."""
     return inline_loader(

@@ -15,6 +15,7 @@ from millstream import Batch
 from millstream.loader.checkpoints.fingerprint import snapshot_of
 from millstream.record import RecordMetadata
 from millstream.transforms import Map, OnlyFor
+from support.laws import counted_constant
 
 PLACES = {
     "inline": {"read_options": millstream.ReadOptions(num_threads=0)},
@@ -222,18 +223,10 @@ def test_a_copy_shares_what_is_large_or_cannot_be_copied_and_nothing_else() -> N
 
 def test_a_loader_is_described_once() -> None:
     """At its construction, and not again in epochs and passes: of a large constant, nothing more is read."""
-    asked = []
-
-    class Constant:
-        def __reduce__(self) -> Any:
-            asked.append(self)
-            return Constant, ()
-
-    def same(element: Any, constant: Constant = Constant()) -> Any:  # noqa: B008
-        return element if constant else None
+    asked, same = counted_constant()
 
     class Same(Map):
-        constant = Constant()
+        (constant,) = same.__defaults__
 
         def map(self, element: Any) -> Any:
             return same(element)
