@@ -178,11 +178,11 @@ class HalvingSocket:
         self._inner = inner
         self._passes = passes
 
-    def send(self, data: memoryview) -> int:
+    def send(self, data: memoryview, flags: int) -> int:
         half = len(data) // 2
-        self._inner.sendall(data[:half])
+        self._inner.sendall(data[:half], flags)
         self._passes()
-        self._inner.sendall(data[half:])
+        self._inner.sendall(data[half:], flags)
         return len(data)
 
     def __getattr__(self, name: str) -> Any:
