@@ -51,9 +51,9 @@ class SourceIterDataset(IterDataset[Any]):
 
     def __iter__(self) -> DatasetIterator[Any]:
         held: Any = self.iterable
-        if is_held(held) and HeldRecords(held).copies:
+        if is_held(held) and (reader := HeldRecords(held)).copies:
             # As for every source in memory: operations may change what they get.
-            return map(own, held)  # type: ignore[return-value]  # the base class counts its elements
+            return map(own, reader.records)  # type: ignore[return-value]  # the base class counts its elements
         if _has_states(self.iterable) or _has_states(iterator := _begun(self.iterable)):
             return _StatefulIterator(self.iterable)
         return iterator  # type: ignore[return-value]  # the base class counts its elements

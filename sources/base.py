@@ -182,11 +182,13 @@ class HeldRecords(Generic[T_co]):
     is_in_memory = True
 
     def __init__(self, records: "Sequence[T_co]", *, is_stacked: bool = False) -> None:
-        self.records = records
-        # The rows of an array are alike, and those of a file take time to read.
         held: Any = records
+        # As in a worker process, which gets a mapped file as an array.
+        held = np.asarray(held) if isinstance(held, np.memmap) else held
+        self.records: Sequence[T_co] = held
+        # The rows of an array are alike, and those of a file take time to read.
         count = 1 if isinstance(held, np.ndarray) and not held.dtype.hasobject else _SAMPLED_RECORDS
-        sample = [records[key] for key in range(0, len(records), len(records) // count or 1)]
+        sample = [held[key] for key in range(0, len(held), len(held) // count or 1)]
         containers: list[Any] = [record for record in sample if type(record) in _FLAT]
         self.copies = bool(containers) or (not is_stacked and any(map(_can_change, sample)))
         # Nearly always records are of one kind without levels, which a loop in C copies.
@@ -195,7 +197,7 @@ class HeldRecords(Generic[T_co]):
 
     @classmethod
     def concatenated(cls, sequences: "Sequence[Sequence[T_co]]") -> Self:
-        """Returns the records of several sequences; all are copied if those of one are."""
+        """Returns the records of several sequences. All are copied if one sequence has records that are."""
         whole = cls(list(itertools.chain.from_iterable(sequences)))
         for one in map(cls, sequences):
             whole.copies, whole.is_deep = whole.copies or one.copies, whole.is_deep or one.is_deep
@@ -256,7 +258,7 @@ def own(record: Any, made: "dict[int, Any] | None" = None) -> Any:
         made: the copies of values of the same record, by the `id` of the value, so that one that occurs twice, or in
             itself, is copied once.
     """
-    # The usual kinds first, each without a call more than it needs: this runs for each record in memory.
+    # This runs for each record in memory, so the usual kinds come first.
     kind = type(record)
     if kind in _IMMUTABLE:
         return record
@@ -308,7 +310,7 @@ def _can_change(value: Any, depth: int = _MAX_DEPTH) -> bool:
 
 
 def _holds_levels(values: Collection[Any], depth: int = _MAX_DEPTH) -> bool:
-    """Returns True if a value can be changed in place. Of long lists and tuples, some are looked at."""
+    """Returns True if a value can be changed in place. Of a long list or tuple, a sample is tested."""
     if len(values) > _MAX_CHECKED_VALUES and isinstance(values, _SEQUENCES):
         values = values[:: len(values) // _SAMPLED_VALUES]
     return not _IMMUTABLE.issuperset(map(type, values)) and any(_can_change(value, depth) for value in values)

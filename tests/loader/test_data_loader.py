@@ -620,6 +620,26 @@ def test_what_an_operation_changes_in_place_is_its_own(name: str) -> None:
     assert equal_streams([source[key] for key in range(6)], given)
 
 
+def kind_of(element: Any) -> type:
+    return type(element)
+
+
+def test_rows_of_a_mapped_file_are_plain_arrays() -> None:
+    """As in a worker process, so they stack with those of an array in memory."""
+    mapped = mapped_zeros()
+    mixed = millstream.load(
+        {"mapped": mapped, "array": np.ones((4, 3))}, weights=[1, 1], batch_size=4, read_options=INLINE
+    )
+    with iter(mixed) as batches:
+        assert sorted(next(batches)[:, 0].tolist()) == [0, 0, 1, 1]
+    streams: list[Any] = [
+        millstream.load(mapped, num_epochs=1, transformations=[kind_of], read_options=INLINE),
+        millstream.MapDataset.source(mapped).map(kind_of),
+        millstream.IterDataset.source(mapped).map(kind_of),
+    ]
+    assert [list(stream) for stream in streams] == [[np.ndarray] * 6] * 3
+
+
 @pytest.mark.parametrize("keywords", [{"read_options": INLINE}, {"worker_count": 1}])
 def test_large_data_in_memory_cannot_be_changed(keywords: dict[str, Any]) -> None:
     """Arrays of more than 1 MiB are not copied: changing one in place is an error, in a worker and without."""
