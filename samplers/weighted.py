@@ -42,7 +42,7 @@ class WeightedSampler(EpochSampler):
     """Records drawn in proportion to weights: for balanced classes, priorities, hard examples.
 
     An epoch has `num_records` draws. Record k should be drawn e = num_records * weights[k] / sum(weights) times in it,
-    and is drawn e times, rounded up or down, in every epoch: there is no luck in the shares. The draws of an epoch are
+    and is drawn e times, rounded up or down, in every epoch: shares do not depend on chance. The draws of an epoch are
     shuffled globally, and each epoch rounds and shuffles in its own way. A record of weight 0 is never drawn.
     Records with less than one draw per epoch are taken evenly spaced by key.
 
@@ -232,8 +232,8 @@ class WeightedSampler(EpochSampler):
 class _Shares(NamedTuple):
     """The parts of the line that records own, in 8 bytes for each.
 
-    The line is divided into about as many cells as there are records. That of a point is found by a shift, and the
-    record in the few ends that the cell has.
+    The line is divided into about as many cells as there are records. A shift finds the cell of a point, and a search
+    among the few ends in the cell finds the record.
 
     Attributes:
         ends: for each record, its end within a cell, uint32.
@@ -274,7 +274,7 @@ class _Shares(NamedTuple):
         low = self.firsts.take(cells, mode="clip")
         cells += 1
         high = self.firsts.take(cells, mode="clip")
-        # A cell has one end on average, so that most are through after one step.
+        # A cell has one end on average, so most searches end after one step.
         is_after = (self.ends.take(low, mode="clip") <= own) & (low < high)
         low += is_after
         searched: Any = np.flatnonzero(is_after)

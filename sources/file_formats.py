@@ -38,7 +38,7 @@ IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".t
 @final
 @dataclasses.dataclass(frozen=True)
 class FileFormat:
-    """A format of files, which is recognised by the name or the first bytes of a file.
+    """A file format, recognised by the name or the first bytes of a file.
 
     `load(path)`, `convert` and the command line read files of each format in a table. An installed package adds one by
     an entry point, whose name is that of the format and whose object is a FileFormat:
@@ -48,7 +48,7 @@ class FileFormat:
 
     Args:
         name: the name of the format, for `--format`: lower-case letters, digits, `_`, `-` and `.`.
-        extensions: the ends of the names of its files in lower case, such as `.fours`, the usual one first. Where
+        extensions: the ends of the names of its files in lower case, such as `.fours`, the usual one first. If
             several formats match, the longest extension wins, and then the first format in the table.
         source: the class that reads files, called with a path or several; or its `SpanFormat`, called without
             arguments; or the place of either, `"module:Class"`, which is imported when a file is read.
@@ -83,7 +83,7 @@ class FileFormat:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ValueError(f"name must be lower-case letters, digits, _, - and ., got {self.name!r}.")
         ends: Any = self.extensions
-        if isinstance(ends, str) or not all(
+        if not isinstance(ends, list | tuple) or not all(
             isinstance(end, str) and re.fullmatch(r"\.\S+", end) and end == end.lower() for end in ends
         ):
             raise ValueError(f"extensions must be a tuple of lower-case ends such as '.x', got {self.extensions!r}.")
@@ -382,7 +382,7 @@ def _expression_for_folder(path: str) -> str | None:
 
 
 _MAX_LISTED = 1000
-"""The number of entries of a folder that are looked at for advice."""
+"""The number of entries of a folder that advice depends on."""
 
 
 def _first_bytes(path: str) -> bytes:

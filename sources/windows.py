@@ -177,7 +177,7 @@ class WindowDataSource(RenderedSource, Closing):
         return f"WindowDataSource {fields} of={of.replace(' ', ',')}"
 
     def content_marks(self) -> Mapping[str, str]:
-        """Returns those of the source, or none."""
+        """Returns the marks of the source; an empty dict if it has none."""
         marks: Mapping[str, str] = self.source.content_marks() if hasattr(self.source, "content_marks") else {}
         return marks
 

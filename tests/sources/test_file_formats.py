@@ -109,6 +109,7 @@ def test_a_format_of_an_installed_package_is_read_by_its_path(tmp_path: Path) ->
         ({"extensions": ".fours"}, r"^extensions must be a tuple of lower-case ends such as '\.x', got '\.fours'\.$"),
         ({"extensions": ("fours",)}, "extensions must be"),
         ({"extensions": (".Fours",)}, "extensions must be"),
+        ({"extensions": 5}, r"^extensions must be a tuple of lower-case ends such as '\.x', got 5\.$"),
         ({"source": "fours_reader"}, r"^source must be a class, or its place, 'module:name', got 'fours_reader'\.$"),
         ({"begins": b"FOUR"}, r"^begins must be a function, or its place, 'module:name', got b'FOUR'\.$"),
     ],
