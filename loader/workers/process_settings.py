@@ -179,8 +179,8 @@ def _set(name: str, variable: str, value: Any) -> None:
 
 def _set_at(name: str, path: str, value: Pickled) -> None:
     """Sets the variable at a path such as `Config.size`, unless it has that value, or its object is another here."""
-    place, _, last = path.rpartition(".")
-    holder: Any = found(sys.modules[name], place) if place else sys.modules[name]
+    above, _, last = path.rpartition(".")
+    holder: Any = found(sys.modules[name], above) if above else sys.modules[name]
     known = attributes_of(holder).get(last)
     if is_plain(known) and pickle.dumps(known) == value.data:
         return
