@@ -36,12 +36,21 @@ class Jitter(millstream.RandomMapTransform[Any, Any]):
         return element + rng.normal()
 
 
-class Held(list[dict[str, Any]]):
-    """A source that returns what it holds; records of a plain list are copied."""
+class Kept:
+    """A source that keeps its records, and returns the objects themselves."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.records = [make() for _ in range(RECORDS)]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, key: int) -> Any:
+        return self.records[key]
 
 
-def held() -> Held:
-    return Held({"x": np.arange(1, 3)} for _ in range(RECORDS))
+def held() -> Kept:
+    return Kept(lambda: {"x": np.arange(1, 3)})
 
 
 @dataclasses.dataclass
@@ -76,7 +85,7 @@ def write(record: dict[str, Any]) -> dict[str, Any]:
         # Views of the source that are stacked are copies; so are the records of a plain list.
         ([], {"source": millstream.InMemoryDataSource({"x": np.ones((RECORDS, 2))}), "batch_size": 4}),
         ([], {"source": held(), "batch_size": 4}),
-        ([write], {"source": list(held()), "batch_size": 4}),
+        ([write], {"source": held().records, "batch_size": 4}),
     ],
 )
 def test_sound_operations_are_left_alone(operations: Sequence[Any], options: dict[str, Any]) -> None:
@@ -136,19 +145,6 @@ def test_what_is_wrong_is_named_once(said: str) -> None:
     (text,) = findings(*WRONG[said], source=source)
     assert text.startswith(f"debug: {said}")
     assert any(words in text for words in ("record key", "['lock']", "RandomMapTransform", "worker_init_fn"))
-
-
-class Kept:
-    """A source that keeps its records, and returns the objects themselves."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.records = [make() for _ in range(RECORDS)]
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, key: int) -> Any:
-        return self.records[key]
 
 
 def double(record: dict[str, Any]) -> dict[str, Any]:
