@@ -26,21 +26,12 @@ from millstream.core import lazy_imports
 if TYPE_CHECKING:
     from millstream.dataset.grain_compat.checking import (
         PerformanceConfig,
-        RngPool,
-        apply_transformations,
         assert_equal_output_after_checkpoint,
-        get_next_index,
         index_shuffle,
         pick_performance_config,
-        set_next_index,
     )
     from millstream.dataset.grain_compat.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset
     from millstream.dataset.grain_compat.elastic import ElasticIterator
-    from millstream.dataset.grain_compat.element_spec import (
-        ShapeDtypeStruct,
-        ShapeDtypeStructProtocol,
-        get_element_spec,
-    )
     from millstream.dataset.grain_compat.file_streams import ParquetIterDataset, TFRecordIterDataset
     from millstream.dataset.grain_compat.grouped_streams import (
         BestFitPackIterDataset,
@@ -56,13 +47,12 @@ if TYPE_CHECKING:
     from millstream.dataset.grain_compat.prefetching import (
         ThreadPrefetchIterDataset,
         WithOptionsIterDataset,
-        multithread_prefetch,
     )
     from millstream.dataset.grain_compat.zipping import ZipIterDataset, ZipMapDataset
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.map_dataset import MapDataset
-    from millstream.dataset.options import DatasetOptions, ExecutionTrackingMode
+    from millstream.dataset.options import DatasetOptions
     from millstream.dataset.splitting import split
     from millstream.transforms.batching.pad import batch_and_pad
 else:
@@ -75,7 +65,6 @@ else:
             "DatasetIterator": "millstream.dataset.iterators.dataset_iterator",
             "DatasetOptions": "millstream.dataset.options",
             "ElasticIterator": "millstream.dataset.grain_compat.elastic",
-            "ExecutionTrackingMode": "millstream.dataset.options",
             "FirstFitPackIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "FlatMapIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "FlatMapMapDataset": "millstream.dataset.grain_compat.grouped_streams",
@@ -87,26 +76,18 @@ else:
             "PerformanceConfig": "millstream.dataset.grain_compat.checking",
             "RebatchIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "RepeatIterDataset": "millstream.dataset.grain_compat.combinations",
-            "RngPool": "millstream.dataset.grain_compat.checking",
             "TFRecordIterDataset": "millstream.dataset.grain_compat.file_streams",
-            "ShapeDtypeStruct": "millstream.dataset.grain_compat.element_spec",
-            "ShapeDtypeStructProtocol": "millstream.dataset.grain_compat.element_spec",
             "ThreadPrefetchIterDataset": "millstream.dataset.grain_compat.prefetching",
             "WindowShuffleIterDataset": "millstream.dataset.grain_compat.grouped_streams",
             "WindowShuffleMapDataset": "millstream.dataset.grain_compat.grouped_streams",
             "WithOptionsIterDataset": "millstream.dataset.grain_compat.prefetching",
             "ZipIterDataset": "millstream.dataset.grain_compat.zipping",
             "ZipMapDataset": "millstream.dataset.grain_compat.zipping",
-            "apply_transformations": "millstream.dataset.grain_compat.checking",
             "assert_equal_output_after_checkpoint": "millstream.dataset.grain_compat.checking",
             "batch_and_pad": "millstream.transforms.batching.pad",
-            "get_element_spec": "millstream.dataset.grain_compat.element_spec",
-            "get_next_index": "millstream.dataset.grain_compat.checking",
             "index_shuffle": "millstream.dataset.grain_compat.checking",
-            "multithread_prefetch": "millstream.dataset.grain_compat.prefetching",
             "pick_performance_config": "millstream.dataset.grain_compat.checking",
             "split": "millstream.dataset.splitting",
-            "set_next_index": "millstream.dataset.grain_compat.checking",
         },
     )
 
@@ -117,7 +98,6 @@ __all__ = [
     "DatasetIterator",
     "DatasetOptions",
     "ElasticIterator",
-    "ExecutionTrackingMode",
     "FirstFitPackIterDataset",
     "FlatMapIterDataset",
     "FlatMapMapDataset",
@@ -129,9 +109,6 @@ __all__ = [
     "PerformanceConfig",
     "RebatchIterDataset",
     "RepeatIterDataset",
-    "RngPool",
-    "ShapeDtypeStruct",
-    "ShapeDtypeStructProtocol",
     "TFRecordIterDataset",
     "ThreadPrefetchIterDataset",
     "WindowShuffleIterDataset",
@@ -139,14 +116,9 @@ __all__ = [
     "WithOptionsIterDataset",
     "ZipIterDataset",
     "ZipMapDataset",
-    "apply_transformations",
     "assert_equal_output_after_checkpoint",
     "batch_and_pad",
-    "get_element_spec",
-    "get_next_index",
     "index_shuffle",
-    "multithread_prefetch",
     "pick_performance_config",
-    "set_next_index",
     "split",
 ]

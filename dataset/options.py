@@ -1,7 +1,6 @@
 """Options for an entire chain."""
 
 import dataclasses
-import enum
 import functools
 import numbers
 from typing import Any, TypedDict, TypeVar
@@ -11,20 +10,6 @@ from millstream.dataset.nodes.source_node import HANDED
 from millstream.loader.pipeline.pipeline import MAX_ERRORS, FilterLimits, Tolerance
 
 Class = TypeVar("Class", bound=type)
-
-
-class ExecutionTrackingMode(enum.Enum):
-    """The measurements of Grain while a dataset is read. Here, time is always measured, at negligible cost.
-
-    Examples:
-        >>> mode = millstream.experimental.ExecutionTrackingMode.STAGE_TIMING
-        >>> options = millstream.experimental.DatasetOptions(execution_tracking_mode=mode)
-    """
-
-    DISABLED = enum.auto()
-    """Nothing."""
-    STAGE_TIMING = enum.auto()
-    """The time of each operation."""
 
 
 def _noting_given(cls: Class) -> Class:
@@ -63,9 +48,6 @@ class DatasetOptions:
         filter_warn_threshold_ratio: the share of dropped records, above 0 and up to 1, that logs a warning, once per
             iterator; None for no warning.
         filter_raise_threshold_ratio: the share of dropped records that raises a ValueError; None for no error.
-        execution_tracking_mode: accepted for compatibility with Grain, without effect.
-        min_shm_size: bytes; accepted for compatibility with Grain, without effect, because large arrays always use
-            shared memory.
         on_error: the treatment of an element for which the source, the `MapDataset` or an operation before the first
             Batch or packer raises an Exception: "raise" raises it, "skip" drops the element as a filter does, and logs
             it.
@@ -89,8 +71,6 @@ class DatasetOptions:
 
     filter_warn_threshold_ratio: float | None = 0.9
     filter_raise_threshold_ratio: float | None = None
-    execution_tracking_mode: ExecutionTrackingMode = ExecutionTrackingMode.DISABLED
-    min_shm_size: int = 0
     on_error: str = "raise"
     max_errors: int | None = MAX_ERRORS
     _given: frozenset[str] = dataclasses.field(default=frozenset(), init=False, compare=False, repr=False)
@@ -101,10 +81,6 @@ class DatasetOptions:
             is_number = isinstance(ratio, numbers.Real) and not isinstance(ratio, bool)
             if ratio is not None and not (is_number and 0 < ratio <= 1):
                 raise ValueError(f"{name} must be a share above 0 and up to 1, or None, got {ratio!r}.")
-        if not isinstance(self.execution_tracking_mode, ExecutionTrackingMode):
-            raise TypeError(
-                f"execution_tracking_mode must be an ExecutionTrackingMode, got {self.execution_tracking_mode!r}."
-            )
         Tolerance.of(self.on_error, self.max_errors)
 
     @property

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from millstream import dataset
 from millstream.core import lazy_imports
+from millstream.grain_names import REMEDIES
 
 if TYPE_CHECKING:
     from millstream.dataset import *  # noqa: F403  (most of its names)
@@ -35,4 +36,5 @@ if not TYPE_CHECKING:
             "_TFRecordReader": "millstream.dataset.grain_compat.file_streams",
             "device_put": "millstream.dataset.grain_compat.prefetching",
         },
+        REMEDIES,
     )

@@ -15,6 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, final
 
+from millstream.grain_names import REMEDIES
 from millstream.sharding import ShardOptions
 
 __all__ = ["install_as_grain"]
@@ -102,6 +103,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         is_private = fullname.startswith(_PRIVATE) and not top and _PRIVATE_MODULES.issuperset(names)
         if fullname not in _PUBLIC and not is_private:
             if fullname.startswith("grain."):
+                if (remedy := REMEDIES.get(names[-1])) is not None:
+                    # `from grain.experimental import RngPool` passes on any other error than a ModuleNotFoundError.
+                    raise ImportError(f"millstream serves grain, but has no {fullname!r}. {remedy}", name=fullname)
                 raise ModuleNotFoundError(
                     f"millstream serves grain, but has no {fullname!r}. It has {', '.join(_PUBLIC)}.", name=fullname
                 )
@@ -139,7 +143,8 @@ class _Served(ModuleType):
             # A module of millstream is not a private module of Grain; the import system then searches for that.
             if value is not self and (served is not None or not isinstance(value, ModuleType)):
                 return value
-        raise AttributeError(f"module {self.__name__!r}, served by millstream, has no attribute {name!r}")
+        remedy = f". {REMEDIES[name]}" if name in REMEDIES else ""
+        raise AttributeError(f"module {self.__name__!r}, served by millstream, has no attribute {name!r}{remedy}")
 
     def __dir__(self) -> list[str]:
         served = _PUBLIC.get(self.__name__)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import millstream as grain
+from millstream.grain_names import REMEDIES
 from support.documents.document_tables import RowTests, rows
 from support.processes.worker_pools import python
 
@@ -56,7 +57,7 @@ LAWS = {
     "`experimental.ElasticIterator`": "any_number_of_shards_resumes",
     (
         "`experimental.`: `pick_performance_config`, `DatasetOptions`, `WithOptionsIterDataset`, "
-        "`ThreadPrefetchIterDataset`, `multithread_prefetch`"
+        "`ThreadPrefetchIterDataset`"
     ): "options_that_were_given_count",
     "`experimental.`: the other names": "every_name_of_grain_is_here_or_in_the_document",
     "`python.`, `constants.`, `multiprocessing.MultiprocessingOptions`": (
@@ -65,9 +66,14 @@ LAWS = {
     "`experimental.ThreadPrefetchDatasetIterator`": "a_state_does_not_depend_on_prefetching",
     "`transforms.`: `DatasetSelectionMap`, `Transformations`": "a_selection_map_of_ones_own_is_asked_at_each_position",
     "`experimental.PackAndBatchOperation`": "batches_are_the_rows_of_first_fit",
+    "`experimental.`: `get_next_index`, `set_next_index`": "iterators_can_seek",
+    "`experimental.multithread_prefetch`": "workers_change_nothing",
+    "`experimental.apply_transformations`": "a_stream_is_that_of_the_oracle",
+    "`experimental.RngPool`": "order_and_draws_are_those_of_a_data_loader",
     "`experimental.`: `get_element_spec`, `ShapeDtypeStruct`, `ShapeDtypeStructProtocol`": (
-        "elements_are_as_the_spec_says"
+        "names_that_are_not_there_say_what_to_write"
     ),
+    "`experimental.ExecutionTrackingMode`": "names_that_are_not_there_say_what_to_write",
     "`transforms.TfRandomMap`": "the_consumers_thread",
     # From MapDataset to a DataLoader.
     "`MapDataset.source(source)`": "every_position_has_the_element_of_the_oracle",
@@ -136,6 +142,7 @@ SIGNATURES = {name: parameters for name, *parameters in lines_of("grain_signatur
 
 NOT_ACCEPTED = {
     "grain.DataLoaderIterator": {"validate_state"},
+    "grain.experimental.DatasetOptions": {"execution_tracking_mode", "min_shm_size"},
     "grain.experimental.PackAndBatchOperation": {"_cur_batch"},
 }
 """Parameters that the document reports missing, or that are private."""
@@ -152,7 +159,12 @@ LEFT_OUT = {
 
 ABSENT = {
     *("grain.Record", "grain.__version_info__", "grain.monitoring"),
+    *("grain.experimental.ExecutionTrackingMode", "grain.experimental.RngPool"),
+    *("grain.experimental.ShapeDtypeStruct", "grain.experimental.ShapeDtypeStructProtocol"),
     "grain.experimental.ThreadPrefetchDatasetIterator",
+    *("grain.experimental.apply_transformations", "grain.experimental.get_element_spec"),
+    *("grain.experimental.get_next_index", "grain.experimental.set_next_index"),
+    "grain.experimental.multithread_prefetch",
     *("grain.multiprocessing.SharedMemoryArray", "grain.multiprocessing.SharedMemoryArrayMetadata"),
     *("grain.python.Operation", "grain.python.SharedMemoryArray"),
     "grain.transforms.TfRandomMap",
@@ -242,6 +254,26 @@ def test_names_are_there_or_the_row_reports_them_missing() -> None:
         for (name, right), is_there in zip(listed, json.loads(ended.stdout), strict=True)
         if is_there == right.startswith("not there")
     } == set()
+
+
+def test_names_that_are_not_there_say_what_to_write() -> None:
+    """Each name of Grain's experimental module that is not here has an error with the remedy, in `grain`, too."""
+    absent = {name.rpartition(".")[2] for name in ABSENT if name.startswith("grain.experimental.")}
+    for name in absent:
+        with pytest.raises(AttributeError, match=re.escape(f"attribute {name!r}. {REMEDIES[name]}")):
+            getattr(grain.experimental, name)
+    served = """
+import millstream
+millstream.install_as_grain()
+try:
+    from grain.experimental import RngPool
+except ImportError as error:
+    print(error)
+"""
+    ended = python("-c", served, check=True)
+
+    said = f"millstream serves grain, but has no 'grain.experimental.RngPool'. {REMEDIES['RngPool']}\n"
+    assert ended.stdout == said
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -1,18 +1,14 @@
-"""Functions for user-defined datasets: checks, positions as numbers, settings found by measuring, random numbers."""
+"""Functions for user-defined datasets: a check of states, settings found by measuring, positions of a shuffle."""
 
 import dataclasses
 import json
 import sys
-from typing import Any, SupportsIndex, final
-
-import numpy as np
+from typing import Any, SupportsIndex
 
 from millstream.core.checks import as_integer, as_integer_or_none
-from millstream.core.randomness import as_seed, generator
+from millstream.core.randomness import as_seed
 from millstream.dataset.chain import as_stream, opened_below
-from millstream.dataset.iter_dataset import IterDataset
 from millstream.dataset.iterators.dataset_iterator import DatasetIterator
-from millstream.dataset.map_dataset import MapDataset
 from millstream.loader.debugging import difference
 from millstream.loader.pipeline.calls import num_bytes
 from millstream.loader.threads.options import MultiprocessingOptions, ReadOptions, available_cores
@@ -20,52 +16,6 @@ from millstream.samplers.permutation import permute_one
 
 MAX_BUFFERED = 1000
 """The default for the maximum number of elements that are read ahead, as in Grain."""
-
-
-def get_next_index(ds_iter: DatasetIterator[Any]) -> int:
-    """Returns the index of the next element, which is the number of elements before it.
-
-    Args:
-        ds_iter: the iterator of a chain that begins with a MapDataset, also below a `LimitIterDataset`.
-
-    Raises:
-        NotImplementedError: the iterator does not read a MapDataset alone, or positions need not become one element
-            each: after a filter, a flat_map, a packer.
-
-    Examples:
-        >>> iterator = iter(millstream.MapDataset.range(10).to_iter_dataset())
-        >>> _ = next(iterator)
-        >>> millstream.experimental.get_next_index(iterator)
-        1
-    """
-    index: int | None = getattr(ds_iter, "next_index", None)
-    if index is None:
-        raise NotImplementedError(
-            f"This {type(ds_iter).__name__} has no index. An index needs a MapDataset whose positions, or batches "
-            "of them, each become one element. Use get_state and set_state."
-        )
-    return index
-
-
-def set_next_index(ds_iter: DatasetIterator[Any], index: SupportsIndex) -> None:
-    """Moves to the element of an index, at no cost.
-
-    Args:
-        ds_iter: the iterator of a chain that begins with a MapDataset.
-        index: the number of elements before it, at least 0.
-
-    Raises:
-        NotImplementedError: as `get_next_index`.
-        IndexError: there are fewer elements.
-
-    Examples:
-        >>> iterator = iter(millstream.MapDataset.range(10).to_iter_dataset())
-        >>> millstream.experimental.set_next_index(iterator, 7)
-        >>> next(iterator)
-        7
-    """
-    get_next_index(ds_iter)
-    ds_iter.seek(as_integer(index, "index", minimum=0))
 
 
 def assert_equal_output_after_checkpoint(ds: Any) -> None:
@@ -187,65 +137,6 @@ def _shape(state: Any) -> Any:
 
 def _text(iterator: DatasetIterator[Any]) -> str:
     return json.dumps(iterator.get_state(), sort_keys=True)
-
-
-def apply_transformations(ds: Any, transformations: Any) -> Any:
-    """Returns `ds.apply(transformations)`.
-
-    Args:
-        ds: a MapDataset or an IterDataset.
-        transformations: an operation, or a list of operations.
-
-    Raises:
-        TypeError: it is not a dataset.
-
-    Examples:
-        >>> dataset = millstream.MapDataset.range(4)
-        >>> list(millstream.experimental.apply_transformations(dataset, [lambda x: x * 10, millstream.Batch(2)]))
-        [array([ 0, 10]), array([20, 30])]
-    """
-    if not isinstance(ds, MapDataset | IterDataset):
-        raise TypeError(f"ds must be a MapDataset or an IterDataset, got {type(ds).__name__}.")
-    return ds.apply(transformations)
-
-
-@final
-class RngPool:
-    """Creates the generator of each index: that of a `random_map` with this seed at this position.
-
-    Args:
-        seed: 0 … 2**64 - 1.
-
-    Raises:
-        ValueError: the seed is out of range.
-
-    Examples:
-        >>> pool = millstream.experimental.RngPool(seed=0)
-        >>> pool.acquire_rng(3).integers(100), pool.acquire_rng(3).integers(100)
-        (np.int64(12), np.int64(12))
-    """
-
-    def __init__(self, seed: SupportsIndex) -> None:
-        self.seed = as_seed(seed)
-
-    def acquire_rng(self, index: SupportsIndex, *, op_seed: SupportsIndex = 0) -> np.random.Generator:
-        """Returns a generator at the start of the stream of an index.
-
-        Args:
-            index: 0 … 2**64 - 1.
-            op_seed: the number of the random operation among several, from 0.
-
-        Raises:
-            ValueError: an argument is out of range.
-        """
-        return generator(self.seed, 0, as_seed(index, "index"), as_seed(op_seed, "op_seed"))
-
-    def release_rng(self, rng: np.random.Generator) -> None:
-        """Does nothing, because each call creates a generator.
-
-        Args:
-            rng: a result of `acquire_rng`.
-        """
 
 
 def index_shuffle(index: SupportsIndex, max_index: SupportsIndex, seed: SupportsIndex, rounds: SupportsIndex) -> int:

@@ -73,11 +73,6 @@ class _LimitIterator(RecoveringIterator[Any]):
         move_to(self._parent, checked["parent"])
         self._step = checked["count"]
 
-    @property
-    def next_index(self) -> int | None:
-        """The number of elements that have come, if `seek` costs nothing; otherwise None."""
-        return None if getattr(self._parent, "next_index", None) is None else self._step
-
     def seek(self, step: int) -> None:
         if not 0 <= as_integer(step, "step") <= self._limit:
             raise IndexError(f"step must be between 0 and {self._limit}, the number of elements of .take, got {step}.")

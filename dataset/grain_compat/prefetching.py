@@ -72,32 +72,6 @@ class WithOptionsIterDataset(Ahead):
         return self._text
 
 
-def multithread_prefetch(
-    ds: Any, num_threads: SupportsIndex, buffer_size: SupportsIndex, sequential_slice: bool = False
-) -> IterDataset[Any]:
-    """Returns the same elements, prefetched by threads.
-
-    Args:
-        ds: the dataset.
-        num_threads: the number of threads, 0 for none.
-        buffer_size: the maximum number of elements that each keeps ready.
-        sequential_slice: accepted for compatibility with Grain, without effect: there is one order of elements.
-
-    Raises:
-        TypeError, ValueError: an argument is of the wrong kind or out of range.
-
-    Examples:
-        >>> dataset = millstream.MapDataset.range(4).map(lambda x: x * 10)
-        >>> list(millstream.experimental.multithread_prefetch(dataset, num_threads=2, buffer_size=4))
-        [0, 10, 20, 30]
-    """
-    del sequential_slice
-    threads = as_integer(num_threads, "num_threads", minimum=0)
-    size = as_integer(buffer_size, "buffer_size", minimum=1)
-    stream = as_stream(ds, "ds")
-    return Ahead(stream, MultiprocessingOptions(), ReadOptions(threads, threads * size)) if threads else stream
-
-
 def _works_ahead(dataset: IterDataset[Any]) -> bool:
     """True if a dataset prefetches by itself."""
     chain = Chain.of(dataset)

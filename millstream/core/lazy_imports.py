@@ -7,17 +7,22 @@ also in every worker process.
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 
 
-def hooks(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+def hooks(
+    package: str, modules: Mapping[str, str], remedies: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Returns the `__getattr__` and the `__dir__` of a package, given the module of each late name.
 
-    Completion in a notebook offers the names in the package's `__all__`.
+    `remedies` has what to write instead of names that it does not have. Completion in a notebook offers the names in
+    the package's `__all__`.
     """
 
     def get_late_name(name: str) -> object:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            remedy = f". {remedies[name]}" if name in remedies else ""
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{remedy}")
         value = getattr(import_module(modules[name]), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream import FilterTransform, IterDataset, MapDataset, MapTransform, ReadOptions, load
+from millstream import IterDataset, MapDataset, MapTransform, ReadOptions, load
 from millstream.dataset import InterleaveIterDataset, ZipMapDataset
 from millstream.dataset.chain_rendering import sketch_of, text_of
 from millstream.dataset.map_dataset import dataset_of
@@ -18,7 +18,6 @@ from millstream.dataset.node_source import node_of
 from millstream.dataset.nodes.blocks import Blocks
 from millstream.dataset.nodes.index_nodes import Shuffle
 from millstream.dataset.nodes.node import Positions
-from millstream.experimental import get_element_spec
 
 NUM_STREAMS = 64
 
@@ -318,7 +317,6 @@ EXAMINED: dict[str, Callable[[MapDataset[Any]], object]] = {
     "text of a stream": lambda dataset: repr(dataset.to_iter_dataset().batch(2)),
     "elements": lambda dataset: text_of("", sketch_of(node_of(dataset), with_elements=True)),
     "seeds": lambda dataset: dataset.random_map(lambda element, _: element).shuffle().batch(2),
-    "spec": lambda dataset: get_element_spec(dataset.apply(FilterTransform(bool))),
     "loader": lambda dataset: load(dataset, batch_size=2),
     "iterator": lambda dataset: iter(dataset.to_iter_dataset(ReadOptions(0)).batch(2)).close(),
     "states": lambda dataset: next(batches := iter(dataset.to_iter_dataset(ReadOptions(0)))) and batches.get_state(),
@@ -331,8 +329,6 @@ def test_a_dataset_that_is_used_twice_is_examined_once(join: str, what: str) -> 
     """Twice the levels of datasets that are each used twice cost a few times as much, and not a thousand times."""
     if join == "zip" and what in {"elements", "states"}:
         pytest.skip("an element of a zip is itself made of each use")
-    if join == "own" and what == "spec":
-        pytest.skip("the elements of a user's own class are not known")
     few, many = (calls_of(lambda: EXAMINED[what](doubled(join, levels))) for levels in (10, 20))  # noqa: B023
     assert many < 8 * few
 

@@ -104,17 +104,17 @@ def test_a_resumed_stream_counts_whole_thousands() -> None:
 
 def test_options_that_were_given_count() -> None:
     """One's own before another's, one's own defaults after them; in a chain, the last ones say most."""
-    own = DatasetOptions(min_shm_size=1024)
-    other = DatasetOptions(min_shm_size=512, filter_warn_threshold_ratio=None)
+    own = DatasetOptions(on_error="skip", max_errors=1024)
+    other = DatasetOptions(on_error="skip", max_errors=512, filter_warn_threshold_ratio=None)
     merged = own.merge(other)
-    assert (merged.min_shm_size, merged.filter_warn_threshold_ratio) == (1024, None)
+    assert (merged.max_errors, merged.filter_warn_threshold_ratio) == (1024, None)
     assert own.merge(None) == own
     assert DatasetOptions(filter_warn_threshold_ratio=0.9).merge(other).filter_warn_threshold_ratio == 0.9
 
     strict = thinning(filter_raise_threshold_ratio=0.9)
     assert list(WithOptionsIterDataset(strict, DatasetOptions(filter_raise_threshold_ratio=None))) == KEPT
     with pytest.raises(ValueError, match="left 100"):
-        list(WithOptionsIterDataset(strict, DatasetOptions(min_shm_size=3)))
+        list(WithOptionsIterDataset(strict, DatasetOptions(on_error="skip")))
 
 
 class Eager(grain.IterDataset[int]):
