@@ -118,6 +118,7 @@ if TYPE_CHECKING:
         TokenBudgetBatch,
         VariableLengthFeature,
         WindowShuffle,
+        decode_example,
         decode_examples,
         encode_example,
     )
@@ -206,6 +207,7 @@ __all__ = [
     "config",
     "constants",
     "convert",
+    "decode_example",
     "decode_examples",
     "device_put",
     "encode_example",

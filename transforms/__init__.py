@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from millstream.transforms.batching.rebatch import Rebatch
     from millstream.transforms.batching.token_budget import TokenBudgetBatch
     from millstream.transforms.dataset_selection import DatasetSelectionMap
-    from millstream.transforms.example_decoding import decode_examples
+    from millstream.transforms.example_decoding import decode_example, decode_examples
     from millstream.transforms.packing.best_fit import BestFitPack
     from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
     from millstream.transforms.packing.first_fit import FirstFitPack
@@ -49,6 +49,7 @@ else:
             "TokenBudgetBatch": "millstream.transforms.batching.token_budget",
             "VariableLengthFeature": "millstream.tf_example.features",
             "WindowShuffle": "millstream.transforms.window_shuffle",
+            "decode_example": "millstream.transforms.example_decoding",
             "decode_examples": "millstream.transforms.example_decoding",
             "encode_example": "millstream.tf_example.encoding",
         },
@@ -85,6 +86,7 @@ __all__ = [
     "Transformations",
     "VariableLengthFeature",
     "WindowShuffle",
+    "decode_example",
     "decode_examples",
     "encode_example",
 ]

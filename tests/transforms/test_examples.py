@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import millstream
-from millstream import FixedLengthFeature, VariableLengthFeature, decode_examples, encode_example
+from millstream import FixedLengthFeature, VariableLengthFeature, decode_example, decode_examples, encode_example
 from millstream.tf_example import wire
 from support.files.example_messages import (
     entry_message,
@@ -89,6 +89,57 @@ def test_what_was_encoded_comes_out(examples: list[tuple[dict[str, Any], bool, r
         assert column.values.dtype == (np.object_ if kind is bytes else kind)
         assert column.lengths.tolist() == [len(values) for values in expected]
         assert [row.tolist() for row in column.rows()] == expected
+
+
+def outcome(decode: Any, element: Any) -> Any:
+    """Returns the result of an operation, comparable, or the text of its error."""
+    try:
+        return comparable(decode(element))
+    except ValueError as error:
+        return str(error).lower().replace("element 0 of the batch", "the record")
+
+
+@settings(max_examples=40)
+@given(EXAMPLES, st.integers(0, 3), st.data())
+def test_a_record_alone_is_decoded_as_in_a_batch_of_one(examples: Any, damage: int, data: st.DataObject) -> None:
+    """Values, dtypes and errors are equal, for records of the usual form, of any other, and damaged ones."""
+    features: dict[str, Any] = {
+        "i": VariableLengthFeature(np.int64),
+        "f": FixedLengthFeature(2, np.float32, default=[1, 2]),
+        "b": FixedLengthFeature((), bytes, default=b"x"),
+    }
+    usual = {name: feature[1] for name, feature in examples[0][0].items() if feature}
+    for record in (
+        encode_example(
+            {name: np.array(values, np.float32) if name == "f" else values for name, values in usual.items()}
+        ),
+        example_message({name: feature for name, feature in examples[0][0].items() if feature}),
+    ):
+        changed = bytearray(record)
+        for _ in range(damage if record else 0):
+            changed[data.draw(st.integers(0, len(record) - 1))] = data.draw(st.integers(0, 255))
+
+        def batch_of_one(element: bytes) -> Any:
+            columns = decode_examples(features).map([element])
+            return {"i": columns["i"].values, "f": columns["f"][0], "b": columns["b"][0]}
+
+        assert outcome(decode_example(features).map, bytes(changed)) == outcome(batch_of_one, bytes(changed))
+
+
+def test_a_record_alone_calls_no_decoder_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that `encode_example` or TensorFlow writes takes no walk of NumPy through its fields."""
+    monkeypatch.setattr("millstream.tf_example.columns.decode_columns", None)
+    record = encode_example({"image": bytes(2000), "label": 3, "tokens": list(range(1000)), "x": [0.5]})
+    features: dict[str, Any] = {
+        "image": FixedLengthFeature((), bytes),
+        "label": FixedLengthFeature((), np.int64),
+        "tokens": VariableLengthFeature(np.int64),
+        "x": FixedLengthFeature(1, np.float32),
+        "missing": FixedLengthFeature((), np.int64, default=-1),
+    }
+    decoded = decode_example(features).map(record)
+    assert (decoded["image"], decoded["label"], decoded["missing"]) == (bytes(2000), 3, -1)
+    assert (decoded["tokens"].tolist(), decoded["x"].tolist()) == (list(range(1000)), [0.5])
 
 
 @given(
