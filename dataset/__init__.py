@@ -24,37 +24,37 @@ from typing import TYPE_CHECKING
 from millstream.core import lazy_imports
 
 if TYPE_CHECKING:
+    from millstream.dataset.grain_compat.checking import PerformanceConfig as PerformanceConfig
     from millstream.dataset.grain_compat.checking import (
-        PerformanceConfig,
-        assert_equal_output_after_checkpoint,
-        index_shuffle,
-        pick_performance_config,
+        assert_equal_output_after_checkpoint as assert_equal_output_after_checkpoint,
     )
-    from millstream.dataset.grain_compat.combinations import CacheIterDataset, LimitIterDataset, RepeatIterDataset
-    from millstream.dataset.grain_compat.elastic import ElasticIterator
-    from millstream.dataset.grain_compat.file_streams import ParquetIterDataset, TFRecordIterDataset
-    from millstream.dataset.grain_compat.grouped_streams import (
-        BestFitPackIterDataset,
-        ConcatThenSplitIterDataset,
-        FirstFitPackIterDataset,
-        FlatMapIterDataset,
-        FlatMapMapDataset,
-        RebatchIterDataset,
-        WindowShuffleIterDataset,
-        WindowShuffleMapDataset,
-    )
-    from millstream.dataset.grain_compat.interleaving import InterleaveIterDataset
-    from millstream.dataset.grain_compat.prefetching import (
-        ThreadPrefetchIterDataset,
-        WithOptionsIterDataset,
-    )
-    from millstream.dataset.grain_compat.zipping import ZipIterDataset, ZipMapDataset
+    from millstream.dataset.grain_compat.checking import index_shuffle as index_shuffle
+    from millstream.dataset.grain_compat.checking import pick_performance_config as pick_performance_config
+    from millstream.dataset.grain_compat.combinations import CacheIterDataset as CacheIterDataset
+    from millstream.dataset.grain_compat.combinations import LimitIterDataset as LimitIterDataset
+    from millstream.dataset.grain_compat.combinations import RepeatIterDataset as RepeatIterDataset
+    from millstream.dataset.grain_compat.elastic import ElasticIterator as ElasticIterator
+    from millstream.dataset.grain_compat.file_streams import ParquetIterDataset as ParquetIterDataset
+    from millstream.dataset.grain_compat.file_streams import TFRecordIterDataset as TFRecordIterDataset
+    from millstream.dataset.grain_compat.grouped_streams import BestFitPackIterDataset as BestFitPackIterDataset
+    from millstream.dataset.grain_compat.grouped_streams import ConcatThenSplitIterDataset as ConcatThenSplitIterDataset
+    from millstream.dataset.grain_compat.grouped_streams import FirstFitPackIterDataset as FirstFitPackIterDataset
+    from millstream.dataset.grain_compat.grouped_streams import FlatMapIterDataset as FlatMapIterDataset
+    from millstream.dataset.grain_compat.grouped_streams import FlatMapMapDataset as FlatMapMapDataset
+    from millstream.dataset.grain_compat.grouped_streams import RebatchIterDataset as RebatchIterDataset
+    from millstream.dataset.grain_compat.grouped_streams import WindowShuffleIterDataset as WindowShuffleIterDataset
+    from millstream.dataset.grain_compat.grouped_streams import WindowShuffleMapDataset as WindowShuffleMapDataset
+    from millstream.dataset.grain_compat.interleaving import InterleaveIterDataset as InterleaveIterDataset
+    from millstream.dataset.grain_compat.prefetching import ThreadPrefetchIterDataset as ThreadPrefetchIterDataset
+    from millstream.dataset.grain_compat.prefetching import WithOptionsIterDataset as WithOptionsIterDataset
+    from millstream.dataset.grain_compat.zipping import ZipIterDataset as ZipIterDataset
+    from millstream.dataset.grain_compat.zipping import ZipMapDataset as ZipMapDataset
     from millstream.dataset.iter_dataset import IterDataset
     from millstream.dataset.iterators.dataset_iterator import DatasetIterator
     from millstream.dataset.map_dataset import MapDataset
     from millstream.dataset.options import DatasetOptions
     from millstream.dataset.splitting import split
-    from millstream.transforms.batching.pad import batch_and_pad
+    from millstream.transforms.batching.pad import batch_and_pad as batch_and_pad
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
@@ -91,34 +91,5 @@ else:
         },
     )
 
-__all__ = [
-    "BestFitPackIterDataset",
-    "CacheIterDataset",
-    "ConcatThenSplitIterDataset",
-    "DatasetIterator",
-    "DatasetOptions",
-    "ElasticIterator",
-    "FirstFitPackIterDataset",
-    "FlatMapIterDataset",
-    "FlatMapMapDataset",
-    "InterleaveIterDataset",
-    "IterDataset",
-    "LimitIterDataset",
-    "MapDataset",
-    "ParquetIterDataset",
-    "PerformanceConfig",
-    "RebatchIterDataset",
-    "RepeatIterDataset",
-    "TFRecordIterDataset",
-    "ThreadPrefetchIterDataset",
-    "WindowShuffleIterDataset",
-    "WindowShuffleMapDataset",
-    "WithOptionsIterDataset",
-    "ZipIterDataset",
-    "ZipMapDataset",
-    "assert_equal_output_after_checkpoint",
-    "batch_and_pad",
-    "index_shuffle",
-    "pick_performance_config",
-    "split",
-]
+__all__ = ["DatasetIterator", "DatasetOptions", "IterDataset", "MapDataset", "split"]
+"""The names of the contract. The other attributes are those of `millstream.experimental`."""

@@ -11,9 +11,10 @@ from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 from millstream.core.descriptions import described
 from millstream.core.randomness import as_seed, derive_seed
+from millstream.core.warn import log_warning
 from millstream.dataset.nodes.element_nodes import MappedAtRandom
 from millstream.dataset.nodes.index_nodes import Seed, Shuffle
-from millstream.dataset.nodes.node import folded
+from millstream.dataset.nodes.node import ENDLESS, folded
 from millstream.transforms import FlatMap, Map, Transformation
 from millstream.transforms.given import adopted_operation, as_transformation
 from millstream.transforms.of_chains import SeededRandomMap
@@ -68,6 +69,15 @@ OF_MAP_DATASETS = {
     "with_options": 'Write .to_iter_dataset().options(on_error="skip").',
 }
 """Methods of other libraries that MapDatasets do not have, with what to write instead."""
+
+
+def warn_of_replacement(length: int) -> None:
+    """Logs that the shuffle of an endless dataset draws its elements with replacement."""
+    if length == ENDLESS:
+        log_warning(
+            "the shuffle of an endless dataset draws its elements with replacement: some come twice before others come "
+            "once. Write .shuffle(...) before .repeat()."
+        )
 
 
 def raise_missing(dataset: Any, name: str, remedies: Mapping[str, str]) -> NoReturn:

@@ -462,7 +462,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
 
     @overload
     def batch(
-        self, batch_size: SupportsIndex, *, drop_remainder: bool = ..., batch_fn: None = ...
+        self, batch_size: SupportsIndex, *, drop_remainder: bool = ..., batch_fn: None = ..., pad_remainder: bool = ...
     ) -> "IterDataset[Any]": ...
     @overload
     def batch(
@@ -475,6 +475,7 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         *,
         drop_remainder: bool = False,
         batch_fn: Callable[[list[Any]], Any] | None = None,
+        pad_remainder: bool = False,
     ) -> "IterDataset[Any]":
         """Returns batches of consecutive elements.
 
@@ -482,13 +483,15 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             batch_size: the number of elements per batch, at least 1.
             drop_remainder: True to drop a last, incomplete batch.
             batch_fn: the function that builds a batch from the list of its elements; None stacks them leaf by leaf.
+            pad_remainder: True to fill a last, short batch: batches are `PaddedBatch`es, see `Batch`.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(5).to_iter_dataset()
             >>> list(dataset.batch(2)), list(dataset.batch(2, drop_remainder=True, batch_fn=sum))
             ([array([0, 1]), array([2, 3]), array([4])], [1, 5])
         """
-        return _operated(self, Batch(batch_size, drop_remainder, batch_fn))  # type: ignore[arg-type]  # as an index
+        operation = Batch(batch_size, drop_remainder, batch_fn, pad_remainder)  # type: ignore[arg-type]  # as an index
+        return _operated(self, operation)
 
     def seed(self, seed: SupportsIndex) -> "IterDataset[T_co]":
         """Returns the same elements, with a seed for the random operations after it.
@@ -539,17 +542,17 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
             workers = dataclasses.replace(workers, worker_init_fn=worker_init_fn)
         return _ahead(self, workers, None)
 
-    def prefetch(
-        self, options: MultiprocessingOptions | ReadOptions | SupportsIndex | None = None
-    ) -> "IterDataset[T_co]":
-        """Returns the same elements, prefetched by processes like `mp_prefetch`, or by threads for `ReadOptions`.
+    def prefetch(self, options: MultiprocessingOptions | ReadOptions | None = None) -> "IterDataset[T_co]":
+        """Returns the same elements, prefetched by threads for `ReadOptions`, or by processes like `mp_prefetch`.
 
         Args:
-            options: the workers, or only their number, as for `mp_prefetch`: None for one per core, 0 for none. Or
-                `ReadOptions`, the threads of this process.
+            options: `ReadOptions`, the threads of this process, or `MultiprocessingOptions`, as for `mp_prefetch`; None
+                for one worker process per core.
 
         Raises:
-            TypeError, ValueError: they have the wrong type or are out of range.
+            TypeError: it is a number, which other libraries take for that of prefetched elements: write
+                `mp_prefetch(n)` for n processes.
+            ValueError: options are out of range.
 
         Examples:
             >>> dataset = millstream.MapDataset.range(4).to_iter_dataset().map(lambda number: number * 10)
@@ -558,6 +561,12 @@ class IterDataset(grain_kinds.IterDataset, Generic[T_co]):
         """
         if has_fields(options, ReadOptions):
             return _ahead(self, MultiprocessingOptions(), as_options(options, "options", ReadOptions))
+        if isinstance(options, SupportsIndex):
+            raise TypeError(
+                f"prefetch must be given ReadOptions for threads, got {options}. Write .mp_prefetch({options}) for "
+                "worker processes, or .prefetch(millstream.ReadOptions(prefetch_buffer_size=...)) for elements that "
+                "are ready in advance."
+            )
         return self.mp_prefetch(options)  # type: ignore[arg-type]  # not ReadOptions
 
     def __getstate__(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeAlias, TypeVar, overload
 
 from millstream import grain_kinds
-from millstream.core.checks import as_flag, as_integer, as_integer_or_none
+from millstream.core.checks import as_flag, as_integer, as_integer_or_none, named_arguments
 from millstream.core.randomness import OF_BATCHES, as_seed, derive_seed
 from millstream.core.warn import log_warning
 from millstream.dataset.arguments import (
@@ -21,6 +21,7 @@ from millstream.dataset.arguments import (
     only_parent,
     raise_missing,
     seed_for,
+    warn_of_replacement,
 )
 from millstream.dataset.chain_rendering import extent_of, html_of, sketch_of, text_of
 from millstream.dataset.node_source import NodeSource, node_of
@@ -346,17 +347,21 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
         return self._with(Split(node_of(self), as_flat_map(transform, max_fan_out)))
 
     @overload
-    def batch(self, batch_size: int, *, drop_remainder: bool = ..., batch_fn: None = ...) -> "MapDataset[Any]": ...
+    def batch(
+        self, batch_size: SupportsIndex, *, drop_remainder: bool = ..., batch_fn: None = ..., pad_remainder: bool = ...
+    ) -> "MapDataset[Any]": ...
     @overload
     def batch(
-        self, batch_size: int, *, drop_remainder: bool = ..., batch_fn: "Callable[[list[T]], Out]"
+        self, batch_size: SupportsIndex, *, drop_remainder: bool = ..., batch_fn: "Callable[[list[T]], Out]"
     ) -> "MapDataset[Out]": ...
+    @named_arguments()
     def batch(
         self,
-        batch_size: int,
+        batch_size: SupportsIndex,
         *,
         drop_remainder: bool = False,
         batch_fn: Callable[[list[Any]], Any] | None = None,
+        pad_remainder: bool = False,
     ) -> "MapDataset[Any]":
         """Returns batches of `batch_size` consecutive elements.
 
@@ -367,17 +372,17 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             drop_remainder: True to drop a short batch.
             batch_fn: the function that builds the batch from the list of its elements. None stacks them: each leaf of
                 the structure becomes one array with a new first axis.
+            pad_remainder: True to fill a short batch: batches are `PaddedBatch`es, see `Batch`.
 
         Raises:
             ValueError: elements may be missing, after a filter or flat_map.
 
         Examples:
-            >>> list(millstream.MapDataset.range(5).batch(2))
-            [array([0, 1]), array([2, 3]), array([4])]
-            >>> list(millstream.MapDataset.range(5).batch(2, drop_remainder=True, batch_fn=sum))
-            [1, 5]
+            >>> dataset = millstream.MapDataset.range(5)
+            >>> list(dataset.batch(2)), list(dataset.batch(2, drop_remainder=True, batch_fn=sum))
+            ([array([0, 1]), array([2, 3]), array([4])], [1, 5])
         """
-        return self._batched(Batch(batch_size, drop_remainder, batch_fn))
+        return self._batched(Batch(batch_size, drop_remainder, batch_fn, pad_remainder))  # type: ignore[arg-type]
 
     def _batched(self, operation: Batch) -> "MapDataset[Any]":
         node = node_of(self)
@@ -391,7 +396,8 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
     def shuffle(self, seed: SupportsIndex | None = None) -> "MapDataset[T]":
         """Returns the elements in a globally shuffled order, a different one in each epoch.
 
-        It is the order of `IndexSampler(len(dataset), shuffle=True, seed=seed)`.
+        It is the order of `IndexSampler(len(dataset), shuffle=True, seed=seed)`. Shuffle before `repeat()`: after it,
+        elements are drawn with replacement, which is logged.
 
         Args:
             seed: 0 … 2**64 - 1; None for that of the nearest `.seed(...)` before it.
@@ -404,6 +410,7 @@ class MapDataset(NodeSource, grain_kinds.MapDataset, Generic[T]):
             [2, 4, 1, 3, 0, 0, 4, 2, 3, 1]
         """
         node = node_of(self)
+        warn_of_replacement(node.length)
         if seed is not None:
             return self._with(Shuffle(node, as_seed(seed)))
         inherited = seed_for("shuffle", self, None)

@@ -40,7 +40,7 @@ NUM_DEVICES = 4  # over all processes
 # ---- Pipeline ------------------------------------------------------------------------
 
 
-class Shift(millstream.RandomMapTransform):
+class Shift(millstream.RandomMap):
     """Moves an image by up to one pixel in each direction."""
 
     def random_map(self, element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

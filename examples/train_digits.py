@@ -69,7 +69,7 @@ def decode(record: bytes) -> dict[str, Any]:
     return {"image": image, "label": values[-1].astype(np.int32)}
 
 
-class ShiftAndNoise(millstream.RandomMapTransform):
+class ShiftAndNoise(millstream.RandomMap):
     """Moves an image by up to one pixel in each direction, and adds noise."""
 
     def random_map(self, element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

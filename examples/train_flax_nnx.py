@@ -30,7 +30,7 @@ BATCH_SIZE = 64
 # ---- Data: 1,797 handwritten digits of 8 x 8 pixels, one in six held out -------------
 
 
-class ShiftAndNoise(millstream.RandomMapTransform):
+class ShiftAndNoise(millstream.RandomMap):
     """Moves an image by up to one pixel in each direction, and adds noise."""
 
     def random_map(self, element: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:

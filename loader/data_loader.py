@@ -55,7 +55,6 @@ DATA_LOADER_BY_NAME = (
 LOAD_BY_NAME = "Pass all arguments but the source by name, as in load(source, batch_size=64)."
 
 _EVERYWHERE = {
-    "num_workers": "use worker_count.",
     "prefetch_factor": "use worker_buffer_size for workers, or read_options for threads.",
     "prefetch": "batches are prefetched anyway; read_options sets how many records.",
     "num_threads": "use read_options=ReadOptions(num_threads=...).",
@@ -70,7 +69,6 @@ DATA_LOADER_REPLACEMENTS = MappingProxyType(
     {
         **_EVERYWHERE,
         "dataset": "use data_source.",
-        "source": "use data_source.",
         "batch_size": _LOAD.format("batch_size=...", "operations=[..., Batch(...)]"),
         "global_batch_size": _LOAD.format(
             "global_batch_size=...", "operations=[..., Batch(shard_options.local_batch_size(...))]"
@@ -85,17 +83,24 @@ DATA_LOADER_REPLACEMENTS = MappingProxyType(
         "num_epochs": _LOAD.format("num_epochs=...", "sampler=IndexSampler(..., num_epochs=...)"),
         "transform": "use operations=[...].",
         "transforms": "use operations=[...].",
-        "transformations": "use operations=[...].",
     }
 )
+
+_OPTIONS_OF_WORKERS = {"num_workers": "worker_count", "per_worker_buffer_size": "worker_buffer_size"}
+
+DATA_LOADER_SPELLINGS = MappingProxyType(
+    {**_OPTIONS_OF_WORKERS, "source": "data_source", "transformations": "operations"}
+)
+"""The arguments of a `DataLoader` by their names in `load` and in `MultiprocessingOptions`."""
+
+LOAD_SPELLINGS = MappingProxyType({**_OPTIONS_OF_WORKERS, "data_source": "source", "operations": "transformations"})
+"""The arguments of `load` by their names in a `DataLoader` and in `MultiprocessingOptions`."""
 
 LOAD_REPLACEMENTS = MappingProxyType(
     {
         **_EVERYWHERE,
-        "data_source": "pass the source first, without a name: load(source, ...).",
         "dataset": "pass the source first, without a name: load(source, ...).",
         "sampler": "use DataLoader(data_source=..., sampler=..., operations=[...]).",
-        "operations": "use transformations=[...].",
         "transform": "use transformations=[...].",
         "transforms": "use transformations=[...].",
         "drop_last": "use drop_remainder.",
@@ -162,7 +167,7 @@ class DataLoader(Inspectable, Lineage, Closing, grain_kinds.DataLoader):
     _execution: Execution
     _profiler: Profiler
 
-    @named_arguments(DATA_LOADER_REPLACEMENTS, DATA_LOADER_BY_NAME)
+    @named_arguments(DATA_LOADER_REPLACEMENTS, DATA_LOADER_BY_NAME, DATA_LOADER_SPELLINGS)
     def __init__(
         self,
         *,

@@ -88,7 +88,7 @@ class DebugChecks:
                 label,
                 "randomness",
                 f"{_subject(label)} draws from the global generator of {name}: its draws depend on the number of "
-                "workers, and cannot be repeated. Make it a RandomMapTransform, and draw from its rng.",
+                "workers, and cannot be repeated. Make it a RandomMap, and draw from its rng.",
             )
         return bool(changed)
 
@@ -127,7 +127,7 @@ class DebugChecks:
             "purity",
             f"{_subject(label)} is not pure: run twice, it returned {changed}{where}. A replaced worker and a resumed "
             "run repeat it, and would get other batches. Keep no state that changes, and draw from the rng of a "
-            "RandomMapTransform.",
+            "RandomMap.",
         )
 
     def _check_elements(self, label: str, result: Elements) -> None:

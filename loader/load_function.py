@@ -11,7 +11,7 @@ from millstream import samplers, sources
 from millstream.core.checks import as_integer, as_options, named_arguments
 from millstream.core.descriptions import described
 from millstream.core.randomness import SEED_LIMIT, derive_seed
-from millstream.loader.data_loader import LOAD_BY_NAME, LOAD_REPLACEMENTS, DataLoader
+from millstream.loader.data_loader import LOAD_BY_NAME, LOAD_REPLACEMENTS, LOAD_SPELLINGS, DataLoader
 from millstream.loader.pipeline.pipeline import MAX_ERRORS, Operations, check_list, check_operations
 from millstream.loader.threads.options import ReadOptions
 from millstream.samplers import IndexSampler, Sampler, SequentialSampler
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from millstream.loader.cluster.options import RayWorkers
 
 
-@named_arguments(LOAD_REPLACEMENTS, LOAD_BY_NAME)
+@named_arguments(LOAD_REPLACEMENTS, LOAD_BY_NAME, LOAD_SPELLINGS)
 def load(
     source: DataSource[Any] | str | os.PathLike[str] | Mapping[str, DataSource[Any] | str | os.PathLike[str]],
     *,
@@ -39,6 +39,7 @@ def load(
     batch_size: int | None = None,
     global_batch_size: int | None = None,
     drop_remainder: bool = False,
+    pad_remainder: bool = False,
     batch_fn: Callable[[list[Any]], Any] | None = None,
     worker_count: int | None = 0,
     worker_buffer_size: int = 1,
@@ -77,6 +78,7 @@ def load(
         global_batch_size: the number of elements per step over all shards, a multiple of their number, instead of
             batch_size. It decides the stream, so keep it when the number of hosts changes.
         drop_remainder: True to drop a last, short batch.
+        pad_remainder: True to fill a last, short batch: batches are `PaddedBatch`es, see `Batch`.
         batch_fn: builds a batch from the list of its elements; None stacks them.
         worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
         worker_buffer_size: the number of finished batches that each worker keeps ready, at least 1. Quick ones count as
@@ -120,6 +122,8 @@ def load(
         batch_size = shard.local_batch_size(global_batch_size)
     if batch_fn is not None and batch_size is None:
         raise ValueError("batch_fn needs a batch_size, got batch_size=None. Pass both, or neither.")
+    if pad_remainder and batch_size is None:
+        raise ValueError("pad_remainder needs a batch_size, got batch_size=None. Pass both, or neither.")
     sampler: Sampler
     if batches_of is not None and not is_mixture:
         raise ValueError(f"batches_of must be left out without sources by name and their weights, got {batches_of}.")
@@ -135,7 +139,7 @@ def load(
         sampler = _weighted(cast("DataSource[Any]", source), weights, stop, num_epochs=num_epochs, seed=seed)
     else:
         sampler = _order(source, shuffle=shuffle, num_epochs=num_epochs, seed=seed)
-    batch = [] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn)]
+    batch = [] if batch_size is None else [Batch(batch_size, drop_remainder, batch_fn, pad_remainder)]
     return DataLoader(
         data_source=cast("DataSource[Any]", source),
         sampler=sampler,
@@ -208,6 +212,7 @@ def surviving_keys(
     operations: Operations,
     worker_count: int | None = 0,
     read_options: ReadOptions | None = None,
+    worker_init_fn: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.int64]:
     """Returns the keys of the records that a pipeline's Filters keep, an int64 array of shape (kept,), ascending.
 
@@ -220,6 +225,7 @@ def surviving_keys(
         operations: the pipeline up to the last Filter: Maps, Filters and functions.
         worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
         read_options: the threads that read ahead; None for `ReadOptions()`.
+        worker_init_fn: called in each worker with its index and the number of workers, see `DataLoader`.
 
     Raises:
         TypeError: an operation is of another kind. An element of a FlatMap or Batch is not one record, and the input
@@ -228,7 +234,7 @@ def surviving_keys(
 
     Examples:
         >>> texts = ["a", "long", "b", "longer"]
-        >>> keys = millstream.surviving_keys(texts, [millstream.FilterTransform(lambda text: len(text) > 3)])
+        >>> keys = millstream.surviving_keys(texts, [millstream.Filter(lambda text: len(text) > 3)])
         >>> sampler = millstream.IndexSampler(len(keys), shuffle=True, seed=0, num_epochs=1, keys=keys)
         >>> list(millstream.DataLoader(data_source=texts, sampler=sampler))
         ['long', 'longer']
@@ -251,6 +257,7 @@ def surviving_keys(
         worker_count=worker_count,
         shard_options=NoSharding(),
         read_options=read_options,
+        worker_init_fn=worker_init_fn,
     )
     with iter(loader) as batches:
         return np.concatenate([np.empty(0, dtype=np.int64), *batches])

@@ -6,9 +6,9 @@
     for batch in loader:
         ...
 
-The names follow Grain's, so `import millstream as grain` runs code written for it; `millstream.python` has the names
-of `grain.python`, and `millstream.experimental` those of `grain.experimental`. The subpackages have short names:
-`millstream.transforms.Map` is `millstream.MapTransform`.
+`__all__` has the public names, each of one object. `import millstream as grain` runs code written for Grain: its other
+spellings, such as `millstream.Map` for `Map`, and its modules, such as `millstream.experimental`, are
+attributes that `__all__` leaves out.
 
 Most names are imported on first access: `DataLoader`, which worker processes do not need, the formats, the rarer
 orders, and `millstream.checkpoint`, which needs Orbax (Orbax and JAX take seconds to import).
@@ -34,23 +34,29 @@ from millstream.errors import (
 )
 from millstream.record import RecordMetadata
 from millstream.samplers import IndexSampler, SequentialSampler
-from millstream.sharding import NoSharding, ShardByJaxProcess, ShardBySharding, ShardOptions, shard_by_jax_process
+from millstream.sharding import NoSharding, ShardByJaxProcess, ShardBySharding, ShardOptions
 from millstream.sources import InMemoryDataSource, RandomAccessDataSource, RangeDataSource
 from millstream.transforms import (
     Batch,
-    FilterTransform,
-    FlatMapTransform,
-    MapTransform,
-    MapWithIndexTransform,
+    Filter,
+    FlatMap,
+    Map,
+    MapWithIndex,
     OnlyFor,
     Pack,
     PaddedBatch,
-    RandomMapTransform,
+    RandomMap,
 )
+from millstream.transforms import FilterTransform as FilterTransform
+from millstream.transforms import FlatMapTransform as FlatMapTransform
+from millstream.transforms import MapTransform as MapTransform
+from millstream.transforms import MapWithIndexTransform as MapWithIndexTransform
+from millstream.transforms import RandomMapTransform as RandomMapTransform
 
 if TYPE_CHECKING:
     from millstream import checkpoint as checkpoint
     from millstream import constants as constants
+    from millstream import dataset as dataset
     from millstream import experimental as experimental
     from millstream import keras as keras
     from millstream import multiprocessing as multiprocessing
@@ -109,7 +115,6 @@ if TYPE_CHECKING:
         BOSHandling,
         BucketBatch,
         ConcatThenSplit,
-        DatasetSelectionMap,
         FirstFitPack,
         FixedLengthFeature,
         PadTo,
@@ -142,15 +147,14 @@ __all__ = [
     "DataLoaderIterator",
     "DataSourceError",
     "DatasetIterator",
-    "DatasetSelectionMap",
     "DeviceIterator",
     "FileCache",
     "FileDataSource",
     "FileFormat",
-    "FilterTransform",
+    "Filter",
     "FirstFitPack",
     "FixedLengthFeature",
-    "FlatMapTransform",
+    "FlatMap",
     "Hdf5DataSource",
     "HierarchicalSampler",
     "HuggingFaceDataSource",
@@ -160,9 +164,9 @@ __all__ = [
     "IterDataset",
     "JsonLinesDataSource",
     "LanceDataSource",
+    "Map",
     "MapDataset",
-    "MapTransform",
-    "MapWithIndexTransform",
+    "MapWithIndex",
     "MdsDataSource",
     "MegatronDataSource",
     "MixtureSampler",
@@ -176,7 +180,7 @@ __all__ = [
     "ParquetDataSource",
     "RaggedColumn",
     "RandomAccessDataSource",
-    "RandomMapTransform",
+    "RandomMap",
     "RangeDataSource",
     "RayWorkers",
     "ReadOptions",
@@ -205,27 +209,28 @@ __all__ = [
     "__version__",
     "checkpoint",
     "config",
-    "constants",
     "convert",
+    "dataset",
     "decode_example",
     "decode_examples",
     "device_put",
     "encode_example",
-    "experimental",
     "install_as_grain",
     "lengths_of",
     "load",
-    "multiprocessing",
     "prometheus_text",
-    "python",
     "samplers",
-    "shard_by_jax_process",
     "sharding",
     "sources",
     "split",
     "surviving_keys",
+    "testing",
     "transforms",
 ]
+
+_LATE_MODULES = frozenset(
+    ("checkpoint", "constants", "dataset", "experimental", "keras", "multiprocessing", "python", "testing")
+)
 
 if not TYPE_CHECKING:
     _late_name, __dir__ = lazy_imports.hooks(
@@ -242,10 +247,14 @@ if not TYPE_CHECKING:
             "convert": "millstream.tools",
             "lengths_of": "millstream.tools",
         },
+        {
+            "DatasetSelectionMap": "Write millstream.transforms.DatasetSelectionMap.",
+            "shard_by_jax_process": "Write millstream.ShardByJaxProcess.",
+        },
     )
 
     def __getattr__(name: str) -> object:
-        if name in ("checkpoint", "constants", "experimental", "keras", "multiprocessing", "python", "testing"):
+        if name in _LATE_MODULES:
             from importlib import import_module  # noqa: PLC0415  (lazy: only these names need it)
 
             return import_module(f"millstream.{name}")

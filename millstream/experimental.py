@@ -1,13 +1,41 @@
-"""The names of `grain.experimental`. Their datasets and functions are not experimental here."""
+"""The names of `grain.experimental`. Nothing here is experimental: each keeps its name, parameters and meaning.
+
+Most have a shorter spelling as a method, such as `dataset.take(n)` for `LimitIterDataset(dataset, n)`.
+"""
 
 from typing import TYPE_CHECKING
 
-from millstream import dataset
 from millstream.core import lazy_imports
 from millstream.grain_names import REMEDIES
 
 if TYPE_CHECKING:
-    from millstream.dataset import *  # noqa: F403  (most of its names)
+    from millstream.dataset import (
+        BestFitPackIterDataset,
+        CacheIterDataset,
+        ConcatThenSplitIterDataset,
+        DatasetOptions,
+        ElasticIterator,
+        FirstFitPackIterDataset,
+        FlatMapIterDataset,
+        FlatMapMapDataset,
+        InterleaveIterDataset,
+        LimitIterDataset,
+        ParquetIterDataset,
+        PerformanceConfig,
+        RebatchIterDataset,
+        RepeatIterDataset,
+        TFRecordIterDataset,
+        ThreadPrefetchIterDataset,
+        WindowShuffleIterDataset,
+        WindowShuffleMapDataset,
+        WithOptionsIterDataset,
+        ZipIterDataset,
+        ZipMapDataset,
+        assert_equal_output_after_checkpoint,
+        batch_and_pad,
+        index_shuffle,
+        pick_performance_config,
+    )
     from millstream.dataset.grain_compat.file_streams import (  # noqa: F401  (programs derive from Grain's)
         _TFRecordDatasetIterator,
         _TFRecordReader,
@@ -15,15 +43,40 @@ if TYPE_CHECKING:
     from millstream.dataset.grain_compat.prefetching import device_put
     from millstream.transforms import BOSHandling, FlatMapTransform, MapWithIndexTransform, PackAndBatchOperation
 
-__all__ = ["BOSHandling", "FlatMapTransform", "MapWithIndexTransform", "PackAndBatchOperation", "device_put"]
-__all__ += dataset.__all__
-# These are in Grain's main module only. Type checkers know `remove`.
-__all__.remove("DatasetIterator")  # noqa: PYI056
-__all__.remove("IterDataset")  # noqa: PYI056
-__all__.remove("MapDataset")  # noqa: PYI056
+__all__ = [
+    "BOSHandling",
+    "BestFitPackIterDataset",
+    "CacheIterDataset",
+    "ConcatThenSplitIterDataset",
+    "DatasetOptions",
+    "ElasticIterator",
+    "FirstFitPackIterDataset",
+    "FlatMapIterDataset",
+    "FlatMapMapDataset",
+    "FlatMapTransform",
+    "InterleaveIterDataset",
+    "LimitIterDataset",
+    "MapWithIndexTransform",
+    "PackAndBatchOperation",
+    "ParquetIterDataset",
+    "PerformanceConfig",
+    "RebatchIterDataset",
+    "RepeatIterDataset",
+    "TFRecordIterDataset",
+    "ThreadPrefetchIterDataset",
+    "WindowShuffleIterDataset",
+    "WindowShuffleMapDataset",
+    "WithOptionsIterDataset",
+    "ZipIterDataset",
+    "ZipMapDataset",
+    "assert_equal_output_after_checkpoint",
+    "batch_and_pad",
+    "device_put",
+    "index_shuffle",
+    "pick_performance_config",
+]
 
 if not TYPE_CHECKING:
-    __all__.sort()
     __getattr__, __dir__ = lazy_imports.hooks(
         __name__,
         dict.fromkeys(__all__, "millstream.dataset")

@@ -255,20 +255,6 @@ class RowGroup:
         return cls(min(own) // len(own), len(runs), num_parts)
 
 
-def shard_by_jax_process(drop_remainder: bool = False, logical_shards: int | None = None) -> ShardOptions:
-    """Returns the shard of this JAX process, the same as `ShardByJaxProcess(drop_remainder, logical_shards)`.
-
-    Args:
-        drop_remainder: as in `ShardOptions`.
-        logical_shards: as in `ShardOptions`: a multiple of the number of processes; None for that number.
-
-    Examples:
-        >>> millstream.shard_by_jax_process(drop_remainder=True).shard_count
-        1
-    """
-    return ShardByJaxProcess(drop_remainder, logical_shards)
-
-
 def jax_process() -> tuple[int, int]:
     """Returns the number of this JAX process and the number of processes."""
     import jax  # noqa: PLC0415  (jax costs a second to import: only those who ask for it pay)

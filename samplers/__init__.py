@@ -16,7 +16,6 @@ from millstream.samplers.base import Sampler, VectorisedSampler
 from millstream.samplers.index import IndexSampler, SequentialSampler
 
 if TYPE_CHECKING:
-    from millstream.core.segments import Segments
     from millstream.samplers.balanced import BalancedSampler
     from millstream.samplers.buckets import BucketSampler
     from millstream.samplers.hierarchical import HierarchicalSampler
@@ -32,7 +31,6 @@ else:
             "HierarchicalSampler": "millstream.samplers.hierarchical",
             "MixtureSampler": "millstream.samplers.mixtures.mixture",
             "PackingSampler": "millstream.samplers.rows.packing",
-            "Segments": "millstream.core.segments",
             "WeightedSampler": "millstream.samplers.weighted",
         },
     )
@@ -45,7 +43,6 @@ __all__ = [
     "MixtureSampler",
     "PackingSampler",
     "Sampler",
-    "Segments",
     "SequentialSampler",
     "VectorisedSampler",
     "WeightedSampler",

@@ -25,7 +25,7 @@ from support.processes.worker_pools import environment, pids_of, python
 PAGE = Path(__file__).parents[1] / "docs/guarantees.md"
 
 
-class Draw(millstream.RandomMapTransform[Any, Any]):
+class Draw(millstream.RandomMap[Any, Any]):
     def __init__(self, low: int = 0) -> None:
         self.low = low
 
@@ -250,7 +250,7 @@ def test_what_happens_is_what_the_page_says(first_cell: str, tmp_path: Path) -> 
 # What a checkpoint compares
 
 
-class Scale(millstream.MapTransform[Any, Any]):
+class Scale(millstream.Map[Any, Any]):
     def __init__(self, factor: int = 1, function: Any = abs) -> None:
         self.factor, self.function = factor, function
 
@@ -274,7 +274,7 @@ def chain_of(*, first: bool) -> millstream.IterDataset[Any]:
     return stream.mp_prefetch(1).batch(8) if first else stream.batch(8).mp_prefetch(1)
 
 
-KEEPS = millstream.FilterTransform(lambda value: value % 3)
+KEEPS = millstream.Filter(lambda value: value % 3)
 
 
 def shards(count: int, operations: Any, logical_shards: int = 4) -> list[millstream.DataLoader]:
@@ -306,7 +306,7 @@ COMPARES: dict[str, list[tuple[str, Any, Any]]] = {
     "kinds and order of operations": [
         (REFUSED, lambda: loader_of([Scale()]), lambda: loader_of([Scale(2)])),
         (REFUSED, lambda: loader_of([Scale()]), lambda: loader_of([Scale(), Scale()])),
-        (REFUSED, lambda: loader_of([Scale()]), lambda: loader_of([millstream.FilterTransform(bool)])),
+        (REFUSED, lambda: loader_of([Scale()]), lambda: loader_of([millstream.Filter(bool)])),
     ],
     "class, seed and parameters of the sampler": [
         (REFUSED, loader_of, lambda: loader_of(seed=1)),

@@ -20,7 +20,7 @@ ROWS = millstream.InMemoryDataSource((np.arange(10, dtype=np.float32)[:, None], 
 """Ten records, each a pair of its number as a row and as a target."""
 
 
-class Jitter(millstream.RandomMapTransform):
+class Jitter(millstream.RandomMap):
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         return element[0], element[1] + np.float32(rng.random())
 

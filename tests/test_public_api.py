@@ -3,21 +3,24 @@
 import ast
 import importlib.util
 import inspect
+import operator
 import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import millstream
 import millstream.loader
 from millstream import dataset, experimental, samplers, sources, tools, transforms
+from millstream.loader.data_loader import DATA_LOADER_SPELLINGS, LOAD_SPELLINGS
 
 PARTS = [millstream, dataset, experimental, millstream.loader, samplers, sources, tools, transforms]
-MODULES = {"samplers", "sharding", "sources", "transforms"}
-MODULES |= {"checkpoint", "constants", "experimental", "multiprocessing", "python"}
+MODULES = {"samplers", "sharding", "sources", "transforms", "checkpoint", "dataset", "testing"}
 """The modules of the façade, and those that it imports on first access."""
+KINDS = ["Filter", "FlatMap", "Map", "MapWithIndex", "RandomMap"]
 
 
 def own_public_names(module: types.ModuleType) -> set[str]:
@@ -29,6 +32,7 @@ def own_public_names(module: types.ModuleType) -> set[str]:
         if not name.startswith("_")
         and (inspect.isclass(value) or inspect.isfunction(value))
         and value.__module__.startswith("millstream")
+        and value.__name__ == name  # Another name is a spelling of Grain's.
     }
 
 
@@ -43,7 +47,8 @@ def run_python(code: str, folder: Path) -> str:
 def test_all_is_sorted_complete_and_real(module: types.ModuleType) -> None:
     """`__all__` is sorted, names nothing twice, names only what is there, and leaves out no public name."""
     assert list(module.__all__) == sorted(set(module.__all__))
-    assert own_public_names(module) <= set(module.__all__)
+    others = set() if module is experimental else {*experimental.__all__}
+    assert own_public_names(module) <= {*module.__all__, *others}
     assert [name for name in module.__all__ if name != "checkpoint" and not hasattr(module, name)] == []
 
 
@@ -95,11 +100,61 @@ def test_late_names_are_the_classes_that_type_checkers_see(part: str) -> None:
     assert eval(ast.unparse(hooks.args[1]), vars(module)) == seen
 
 
-@pytest.mark.parametrize("name", ["Filter", "FlatMap", "Map", "MapWithIndex", "RandomMap"])
-def test_one_class_has_two_names(name: str) -> None:
-    """`millstream.MapTransform`, `millstream.transforms.Map` and `millstream.transforms.MapTransform` are one class."""
-    assert getattr(millstream, f"{name}Transform") is getattr(transforms, name)
-    assert getattr(transforms, f"{name}Transform") is getattr(transforms, name)
+@pytest.mark.parametrize("name", KINDS)
+def test_one_class_has_one_name_and_grains_spelling(name: str) -> None:
+    """The root has each kind of operation as every repr says; Grain's spelling is the same class, outside `__all__`."""
+    kind = getattr(millstream, name)
+    assert getattr(transforms, name) is kind
+    assert getattr(millstream, f"{name}Transform") is getattr(transforms, f"{name}Transform") is kind
+    assert name in millstream.__all__
+    assert f"{name}Transform" not in {*millstream.__all__, *transforms.__all__}
+    assert kind.__name__ == name
+
+
+def test_each_object_is_in_one_contract() -> None:
+    """A class of chains is a name of `millstream.dataset` or of `millstream.experimental`; only options are both."""
+    assert {*dataset.__all__} & {*experimental.__all__} == {"DatasetOptions"}
+    assert {*millstream.__all__} & {*experimental.__all__} == {"BOSHandling", "device_put"}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [("shard_by_jax_process", "ShardByJaxProcess"), ("DatasetSelectionMap", "transforms.DatasetSelectionMap")],
+)
+def test_a_name_that_moved_says_where(name: str, remedy: str) -> None:
+    """The error of a name that the root no longer has says what to write, and that exists."""
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}'\. Write millstream\.{remedy}\."):
+        getattr(millstream, name)
+    assert operator.attrgetter(remedy)(millstream)
+
+
+def spellings() -> list[tuple[str, str, Any]]:
+    """Returns the undocumented names of arguments, the documented ones, and a value that is not the default."""
+    of_loader = [("load", *pair) for pair in LOAD_SPELLINGS.items()]
+    of_loader += [("DataLoader", *pair) for pair in DATA_LOADER_SPELLINGS.items()]
+    return of_loader
+
+
+@pytest.mark.parametrize(("called", "other", "name"), spellings())
+def test_load_and_data_loader_take_each_others_spellings_and_grains(called: str, other: str, name: str) -> None:
+    """Both names of an argument build the same loader; both at once are an error. One of them is documented."""
+    values: dict[str, Any] = {
+        **{name: [3, 1, 2] for name in ("source", "data_source")},
+        **{name: [abs] for name in ("transformations", "operations")},
+        "worker_count": 2,
+        "worker_buffer_size": 3,
+    }
+    function: Any = getattr(millstream, called)
+    documented = inspect.signature(function).parameters
+    given = {parameter: values[parameter] for parameter in documented if parameter in values}
+    given |= {"sampler": millstream.IndexSampler(3)} if called == "DataLoader" else {}
+    renamed = {(other if parameter == name else parameter): value for parameter, value in given.items()}
+
+    assert name in documented
+    assert other not in documented
+    assert repr(function(**renamed)) == repr(function(**given))
+    with pytest.raises(TypeError, match=f"{name} and {other} are two names of one argument. Pass {name} alone"):
+        function(**given, **{other: given[name]})
 
 
 @pytest.mark.parametrize(

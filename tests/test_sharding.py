@@ -102,14 +102,14 @@ import jax
 from jax._src import xla_bridge
 loader = millstream.load([1, 2, 3])
 print(xla_bridge.backends_are_initialized(), loader.shard_options == millstream.NoSharding())
-print(millstream.shard_by_jax_process(True), millstream.shard_by_jax_process() == millstream.ShardByJaxProcess())
+print(millstream.ShardByJaxProcess(True))
 """
     done = python("-c", code, cwd=tmp_path, check=True)
 
     assert done.stdout.splitlines() == [
         "False",
         "False True",
-        "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=True, logical_shards=None) True",
+        "ShardByJaxProcess(shard_index=0, shard_count=1, drop_remainder=True, logical_shards=None)",
     ]
 
 

@@ -309,7 +309,7 @@ def test_each_broken_law_of_a_sampler_is_found(kind: Callable[[], Any]) -> None:
         testing.check_sampler(kind())
 
 
-class Jitter(millstream.RandomMapTransform):
+class Jitter(millstream.RandomMap):
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         return element + rng.normal()
 
@@ -319,8 +319,8 @@ LOCK = threading.Lock()
 OPERATIONS = {
     "map": (lambda element: element + 1, range(10)),
     "random map": (Jitter(), range(10)),
-    "filter": (millstream.FilterTransform(lambda element: element % 3), range(10)),
-    "flat map": (millstream.FlatMapTransform(lambda element: [element] * 2, max_fan_out=2), range(10)),
+    "filter": (millstream.Filter(lambda element: element % 3), range(10)),
+    "flat map": (millstream.FlatMap(lambda element: [element] * 2, max_fan_out=2), range(10)),
     "batch": (millstream.Batch(4), range(10)),
     "unpicklable": (lambda element: (LOCK.locked(), element), range(4)),
 }

@@ -1,7 +1,7 @@
 """The number of tokens of each record, counted in one pass and stored until the records or operations change."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, final
 
 import numpy as np
@@ -41,6 +41,7 @@ def lengths_of(
     read_options: ReadOptions | None = None,
     *,
     refresh: bool = False,
+    worker_init_fn: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.int64]:
     """Returns the number of tokens of each record, an int64 array of shape (records,), for a `PackingSampler`.
 
@@ -65,6 +66,7 @@ def lengths_of(
         worker_count: the number of worker processes, 0 for none; None for one per core that this process may use.
         read_options: the threads that read ahead; None for `ReadOptions()`.
         refresh: True to count all records again, and to replace what is stored.
+        worker_init_fn: called in each worker with its index and the number of workers, see `DataLoader`.
 
     Raises:
         TypeError: an operation is not a Map or a function, so that it does not return one element per record or
@@ -90,7 +92,7 @@ def lengths_of(
         stored = _find_lengths(key, len(data_source))
         if stored is not None and _are_valid(stored, data_source, counted, read_options):
             return stored
-    lengths = _count_tokens(data_source, counted, worker_count, read_options)
+    lengths = _count_tokens(data_source, counted, worker_count, read_options, worker_init_fn=worker_init_fn)
     if key is not None:
         import logging  # noqa: PLC0415  (lazy: it takes long to import)
 
@@ -180,6 +182,8 @@ def _count_tokens(
     worker_count: int | None,
     read_options: ReadOptions | None,
     keys: NDArray[np.int64] | None = None,
+    *,
+    worker_init_fn: Callable[[int, int], object] | None = None,
 ) -> NDArray[np.int64]:
     """Returns the lengths of all records, or of those with the keys."""
     count = len(source) if keys is None else len(keys)
@@ -190,6 +194,7 @@ def _count_tokens(
         worker_count=worker_count,
         shard_options=NoSharding(),
         read_options=read_options,
+        worker_init_fn=worker_init_fn,
     )
     lengths = np.empty(count, np.int64)
     progress = Progress("Counting tokens", count, "records")

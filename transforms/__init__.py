@@ -10,6 +10,7 @@ from millstream.transforms.only_for import OnlyFor
 from millstream.transforms.packing.pack import Pack
 from millstream.transforms.transformation import Transformation
 
+# Grain's names, which are no part of the contract.
 FilterTransform = Filter
 FlatMapTransform = FlatMap
 MapTransform = Map
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from millstream.transforms.packing.best_fit import BestFitPack
     from millstream.transforms.packing.concat_then_split import BOSHandling, ConcatThenSplit
     from millstream.transforms.packing.first_fit import FirstFitPack
-    from millstream.transforms.packing.pack_and_batch import PackAndBatchOperation
+    from millstream.transforms.packing.pack_and_batch import (
+        PackAndBatchOperation as PackAndBatchOperation,
+    )
     from millstream.transforms.window_shuffle import WindowShuffle
 else:
     __getattr__, __dir__ = lazy_imports.hooks(
@@ -63,27 +66,20 @@ __all__ = [
     "ConcatThenSplit",
     "DatasetSelectionMap",
     "Filter",
-    "FilterTransform",
     "FirstFitPack",
     "FixedLengthFeature",
     "FlatMap",
-    "FlatMapTransform",
     "Map",
-    "MapTransform",
     "MapWithIndex",
-    "MapWithIndexTransform",
     "OnlyFor",
     "Pack",
-    "PackAndBatchOperation",
     "PadTo",
     "PaddedBatch",
     "RaggedColumn",
     "RandomMap",
-    "RandomMapTransform",
     "Rebatch",
     "TokenBudgetBatch",
     "Transformation",
-    "Transformations",
     "VariableLengthFeature",
     "WindowShuffle",
     "decode_example",

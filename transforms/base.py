@@ -1,6 +1,6 @@
 """The kinds of operations that users subclass or construct from a function.
 
-Each kind takes two type parameters, its input and its output: `class Decode(MapTransform[bytes, Image])`. They are
+Each kind takes two type parameters, its input and its output: `class Decode(Map[bytes, Image])`. They are
 optional and serve type checkers only. At run time `Map[bytes, Image]` is `Map` itself, so they change no checkpoint and
 no pickle.
 """
@@ -104,7 +104,7 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
         TypeError: the function is not callable.
 
     Examples:
-        >>> class Scale(millstream.MapTransform):
+        >>> class Scale(millstream.Map):
         ...     def __init__(self, factor):
         ...         self.factor = factor
         ...
@@ -112,7 +112,7 @@ class Map(_Operation[Callable[[In], Out]], Generic[In, Out]):
         ...         return element * self.factor
         >>> list(millstream.load([1, 2, 3], num_epochs=1, transformations=[Scale(10), lambda element: element + 1]))
         [11, 21, 31]
-        >>> lengths = millstream.MapTransform(lambda texts: [len(text) for text in texts], batched=True)
+        >>> lengths = millstream.Map(lambda texts: [len(text) for text in texts], batched=True)
         >>> list(millstream.load(["a", "bcd"], num_epochs=1, transformations=[lengths]))
         [1, 3]
     """
@@ -177,7 +177,7 @@ class RandomMap(_Operation[Callable[[In, "np.random.Generator"], Out]], Generic[
         TypeError: the function is not callable.
 
     Examples:
-        >>> class Jitter(millstream.RandomMapTransform):
+        >>> class Jitter(millstream.RandomMap):
         ...     def random_map(self, element, rng):
         ...         return element + round(rng.normal(0, 0.1), 3)
         >>> list(millstream.load([1.0, 2.0], num_epochs=1, seed=0, transformations=[Jitter()]))
@@ -210,7 +210,7 @@ class MapWithIndex(_Operation[Callable[[int, In], Out]], Generic[In, Out]):
         TypeError: the function is not callable.
 
     Examples:
-        >>> number = millstream.MapWithIndexTransform(lambda index, element: (index, element))
+        >>> number = millstream.MapWithIndex(lambda index, element: (index, element))
         >>> list(millstream.load(["a", "b"], num_epochs=1, transformations=[number]))
         [(0, 'a'), (1, 'b')]
     """
@@ -238,7 +238,7 @@ class Filter(_Operation[Callable[[In], object]], Generic[In]):
         TypeError: the function is not callable.
 
     Examples:
-        >>> is_long = millstream.FilterTransform(lambda text: len(text) > 3)
+        >>> is_long = millstream.Filter(lambda text: len(text) > 3)
         >>> list(millstream.load(["a", "long", "b", "longer"], num_epochs=1, transformations=[is_long]))
         ['long', 'longer']
     """
@@ -271,7 +271,7 @@ class FlatMap(_Operation[Callable[[In], Iterable[Out]]], Generic[In, Out]):
         TypeError, ValueError: the function is not callable, or max_fan_out is not an integer of at least 1.
 
     Examples:
-        >>> words = millstream.FlatMapTransform(str.split, max_fan_out=8)
+        >>> words = millstream.FlatMap(str.split, max_fan_out=8)
         >>> list(millstream.load(["a b", "", "c"], num_epochs=1, transformations=[words]))
         ['a', 'b', 'c']
     """

@@ -7,7 +7,7 @@ class DatasetSelectionMap(abc.ABC):
     """The argument of `MapDataset.select_from_datasets`. Subclass it, or use any sequence of pairs instead.
 
     Examples:
-        >>> class InTurn(millstream.DatasetSelectionMap):
+        >>> class InTurn(millstream.transforms.DatasetSelectionMap):
         ...     def __len__(self):
         ...         return 4
         ...

@@ -22,7 +22,7 @@ class Transformation:
         num_random: the number of functions in it that draw random numbers.
 
     Examples:
-        >>> operations: list[millstream.transforms.Transformation] = [millstream.MapTransform(len), millstream.Batch(2)]
+        >>> operations: list[millstream.transforms.Transformation] = [millstream.Map(len), millstream.Batch(2)]
         >>> list(millstream.load(["a", "bc"], num_epochs=1, transformations=operations))
         [array([1, 2])]
     """

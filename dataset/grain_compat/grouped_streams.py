@@ -238,7 +238,7 @@ class FlatMapIterDataset(Operated):
 
     Examples:
         >>> texts = millstream.MapDataset.source(["a b", "", "c"])
-        >>> words = millstream.FlatMapTransform(str.split, max_fan_out=4)
+        >>> words = millstream.FlatMap(str.split, max_fan_out=4)
         >>> list(millstream.experimental.FlatMapIterDataset(texts, words))
         ['a', 'b', 'c']
     """
@@ -289,7 +289,7 @@ class FlatMapMapDataset(MapDataset[Any]):
 
     Examples:
         >>> texts = millstream.MapDataset.source(["a b", "c"])
-        >>> words = millstream.FlatMapTransform(str.split, max_fan_out=2)
+        >>> words = millstream.FlatMap(str.split, max_fan_out=2)
         >>> dataset = millstream.experimental.FlatMapMapDataset(texts, words)
         >>> [dataset[position] for position in range(4)]
         ['a', 'b', 'c', None]

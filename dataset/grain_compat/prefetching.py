@@ -56,7 +56,7 @@ class WithOptionsIterDataset(Ahead):
         TypeError: an argument is of the wrong kind.
 
     Examples:
-        >>> options = millstream.experimental.DatasetOptions(min_shm_size=1024)
+        >>> options = millstream.experimental.DatasetOptions(on_error="skip")
         >>> list(millstream.experimental.WithOptionsIterDataset(millstream.MapDataset.range(3), options))
         [0, 1, 2]
     """

@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
 from millstream.core.closing import Closing
 from millstream.core.signals import interrupts
@@ -111,17 +111,26 @@ class DatasetIterator(Inspectable, Checkpointable, Closing, Generic[T_co]):
         """
         raise NotImplementedError(f"{type(self).__name__} must define get_state to be saved.")
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to the position recorded in a state, of this iterator or of another one over the same dataset.
+    if TYPE_CHECKING:
+        # A class of one's own may define set_state(self, state), which is enough.
+        def set_state(self, state: Any, *args: Any, **kwargs: Any) -> None: ...
 
-        Args:
-            state: a result of `get_state`, also after a round trip through JSON.
+    else:
 
-        Raises:
-            CheckpointError: the state does not belong to this dataset.
-            ValueError: the iterator is closed.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define set_state to be restored.")
+        def set_state(self, state: dict[str, Any], *, allow: Collection[str] = (), strict: bool = False) -> None:
+            """Moves to the position recorded in a state, of this iterator or of another one over the same dataset.
+
+            Args:
+                state: a result of `get_state`, also after a round trip through JSON.
+                allow: intended differences to accept, as in `DataLoaderIterator.set_state`. An iterator of your own may
+                    leave out this and `strict`.
+                strict: True to refuse the state also if the code of the dataset has changed.
+
+            Raises:
+                CheckpointError: the state does not belong to this dataset.
+                ValueError: the iterator is closed.
+            """
+            raise NotImplementedError(f"{type(self).__name__} must define set_state to be restored.")
 
     def seek(self, step: int) -> None:
         """Moves to the position after the first `step` elements.
@@ -384,9 +393,10 @@ class UsersIterator(DatasetIterator[Any]):
     def get_state(self) -> Any:
         return copy.deepcopy(self.iterator.get_state() if self._loaded is _NOTHING else self._loaded)
 
-    def set_state(self, state: Any) -> None:
+    def set_state(self, state: Any, *, allow: Collection[str] = (), strict: bool = False) -> None:
         loaded = copy.deepcopy(state)
-        self.iterator.set_state(copy.deepcopy(state))
+        with accepting(allow, strict=strict):
+            self.iterator.set_state(copy.deepcopy(state))
         self._loaded = loaded
 
     def seek(self, step: int) -> None:

@@ -74,7 +74,7 @@ class Piece(NamedTuple):
 
 @final
 @dataclasses.dataclass(frozen=True)
-class Prepare(millstream.MapTransform):
+class Prepare(millstream.Map):
     """Takes its time over a batch, and notes that in a file. One worker is killed meanwhile."""
 
     notes: str

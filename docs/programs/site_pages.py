@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(Path(__file__).parent))  # A hook is not in a package.
 os.environ.setdefault("KERAS_BACKEND", "jax")  # The reference imports millstream.keras.
 import drawn_graphs  # noqa: E402
+from library_members import FOR_THE_LIBRARY  # noqa: E402
 
 DOCUMENTS = {
     "CHANGELOG.md": "changelog.md",
@@ -68,46 +69,6 @@ OF_BASES |= {"state_dict", "load_state_dict"}
 OF_BASES |= {"length", "record_keys", "record_keys_at", "files", "locate", "unit_sizes"}
 OF_BASES |= {"steps_of", "composition", "pipe"}
 """Members for users that public classes inherit from private bases."""
-
-FOR_THE_LIBRARY = {
-    "batches_after",
-    "calls_in_reads",
-    "records_between",
-    "take",
-    "status",
-    "worker_stacks",
-    "interrupt",
-    "close_with_loader",
-    "rows_agree",
-    "texts_for_hosts",
-    "undelivered_errors",
-    "close_epoch",
-    "call_at_end",
-    "states_are_bytes",
-}
-FOR_THE_LIBRARY |= {
-    "draw",
-    "position_in_plan",
-    "loader_state",
-    "go",
-    "takes_key_arrays",
-}
-FOR_THE_LIBRARY |= {"prepare", "begin", "arrange", "make", "unit", "keeps_remainder"}  # of operations that group
-FOR_THE_LIBRARY |= {"located", "located_segments", "known_size", "acquire", "stackable_columns", "default_values"}
-FOR_THE_LIBRARY |= {
-    "insight",
-    "consumer",
-    "let_measure",
-    "asked_at",
-    "delivered_position",
-    "describe_next",
-    "count_delivered",
-    "stall_timeout",
-}
-FOR_THE_LIBRARY |= {"position_and_step", "of", "has_begun", "open_with_indices"}
-FOR_THE_LIBRARY |= {"drawn_before", "occurrences", "tokens_between"}  # of samplers, for `positions_of` and `metrics`
-FOR_THE_LIBRARY |= {"filter_limits", "stall_limit", "reads_ahead", "num_cores", "actor_options"}
-"""Members of public classes that only the library calls."""
 
 RETURNED = {
     "loader": [
@@ -224,7 +185,8 @@ def members_of(value: Any) -> str:
     """Returns the mkdocstrings options that choose the members of a class."""
     if not inspect.isclass(value):
         return ""
-    hidden = "".join(f", '!^{name}$'" for name in sorted(FOR_THE_LIBRARY))
+    names = {name.removeprefix(f"{value.__name__}.") for name in FOR_THE_LIBRARY}
+    hidden = "".join(f", '!^{name}$'" for name in sorted(names) if "." not in name)
     bases = [base for base in value.__mro__[1:] if base.__module__.split(".")[0] == "millstream"]
     inherited = {name for base in bases if not is_public(base) for name in vars(base)} & OF_BASES - {*vars(value)}
     listed = f"      inherited_members: [{', '.join(sorted(inherited))}]\n" if inherited else ""

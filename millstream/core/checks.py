@@ -75,16 +75,22 @@ def as_seconds(value: object, name: str) -> float:
 
 
 def named_arguments(
-    advice: Mapping[str, str] | None = None, positional: str = ""
+    advice: Mapping[str, str] | None = None, positional: str = "", spellings: Mapping[str, str] | None = None
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Returns a decorator: a call with an unknown argument fails with a suggestion.
 
     `advice` has suggestions for names that users know from other libraries, `positional` that for too many arguments.
+    `spellings` has the names of parameters for other names of theirs, which are accepted without being documented.
     """
 
     def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)
         def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            if spellings and not spellings.keys().isdisjoint(kwargs):
+                for other in spellings.keys() & kwargs.keys():
+                    if (name := spellings[other]) in kwargs:
+                        raise TypeError(f"{name} and {other} are two names of one argument. Pass {name} alone.")
+                    kwargs[name] = kwargs.pop(other)
             try:
                 return function(*args, **kwargs)
             except TypeError:

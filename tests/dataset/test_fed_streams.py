@@ -18,7 +18,8 @@ from support.user_streams import Counted, Numbers
 
 def spread(dataset: IterDataset[Any], how: str) -> IterDataset[Any]:
     options: dict[str, Any] = {"inline": 0, "threads": ReadOptions(3, 100), "workers": 2}
-    return dataset.prefetch(options[how])
+    option = options[how]
+    return dataset.mp_prefetch(option) if isinstance(option, int) else dataset.prefetch(option)
 
 
 PLACES = pytest.mark.parametrize("how", ["inline", "threads", "workers"])

@@ -18,7 +18,6 @@ from millstream import (
     Batch,
     ConcatenatedDataSource,
     DataLoader,
-    DatasetSelectionMap,
     FilterTransform,
     FlatMapTransform,
     IndexSampler,
@@ -34,7 +33,7 @@ from millstream import (
 from millstream.core.columnar import ColumnarRecords
 from millstream.dataset import IterDataset, MapDataset, WindowShuffleMapDataset, ZipMapDataset
 from millstream.dataset.arguments import OF_MAP_DATASETS, OF_STREAMS
-from millstream.transforms import Rebatch, WindowShuffle
+from millstream.transforms import DatasetSelectionMap, Rebatch, WindowShuffle
 from support.draw.chains import CountedSource, Every
 
 TEN = MapDataset.range(10)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from millstream import CheckpointError, IterDataset, MapDataset, ReadOptions
+from millstream import Batch, CheckpointError, DatasetIterator, IterDataset, MapDataset, ReadOptions, load
 
 INLINE, THREADS = ReadOptions(0, 0), ReadOptions(2, 8)
 ONE, TWO = list(range(1, 8)), [str(number) for number in range(10, 15)]
@@ -121,6 +121,7 @@ def test_a_state_of_other_numbers_is_refused() -> None:
             r"datasets\[1\] must be an IterDataset or a MapDataset, got list",
         ),
         (lambda one: one.zip(3), TypeError, r"parents\[1\] must be an IterDataset"),
+        (lambda one: one.prefetch(4), TypeError, r"got 4. Write .mp_prefetch\(4\) for worker processes, or .prefetch"),
         (lambda one: one.options(on_eror="skip"), TypeError, "on_eror"),
         (lambda one: one.options(on_error="ignore"), ValueError, "on_error must be 'raise' or 'skip'"),
         (lambda one: list(one.zip(one.skip(1))), ValueError, "must end together"),
@@ -176,3 +177,73 @@ def test_shards_of_unlike_length_are_told(caplog: pytest.LogCaptureFixture) -> N
         MapDataset.range(3).shard(0, 4)
     assert "2 of 4 shards of a dataset of 10 elements have one more element" in caplog.text
     assert "1 of 4 shards of a dataset of 3 elements are empty" in caplog.text
+
+
+def test_an_endless_dataset_that_is_shuffled_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """`.repeat().shuffle()` draws with replacement, which is logged at construction; the other order is right."""
+    with caplog.at_level("WARNING", "millstream"):
+        MapDataset.range(10).shuffle(seed=0).repeat()
+        MapDataset.range(10).repeat(2).shuffle(seed=0)
+        assert not caplog.records
+        MapDataset.range(10).repeat().shuffle(seed=0)
+    assert "draws its elements with replacement" in caplog.text
+    assert "Write .shuffle(...) before .repeat()" in caplog.text
+
+
+def test_every_way_to_a_batch_pads_alike() -> None:
+    """`pad_remainder` of `load`, of both kinds of chains and of `Batch` make the same batches, and has one rule."""
+    data = MapDataset.range(5)
+    ways = [
+        list(load(range(5), num_epochs=1, batch_size=2, pad_remainder=True)),
+        list(load(range(5), num_epochs=1, transformations=[Batch(2, pad_remainder=True)])),
+        list(data.batch(2, pad_remainder=True)),
+        list(data.to_iter_dataset().batch(2, pad_remainder=True)),
+    ]
+    padded = [[(batch.tolist(), mask.tolist()) for batch, mask in way] for way in ways]
+
+    assert padded == [[([0, 1], [True, True]), ([2, 3], [True, True]), ([4, 0], [True, False])]] * 4
+    with pytest.raises(ValueError, match="pad_remainder needs a batch_size"):
+        load(range(5), pad_remainder=True)
+    with pytest.raises(ValueError, match="Cannot combine pad_remainder=True"):
+        data.batch(2, pad_remainder=True, drop_remainder=True)
+
+
+class Doubled(IterDataset[Any]):
+    """A stream of one's own, whose iterator has the shortest `set_state`."""
+
+    def __iter__(self) -> DatasetIterator[Any]:
+        return DoubledIterator(iter(self._parent))
+
+
+class DoubledIterator(DatasetIterator[Any]):
+    def __next__(self) -> Any:
+        return 2 * next(self._parent)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"parent": self._parent.get_state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._parent.set_state(state["parent"])
+
+
+def test_strict_and_allow_are_taken_by_the_iterator_of_any_chain() -> None:
+    """`set_state(state, allow=…, strict=…)` is one signature: of maps, filters, joins, and what follows one's own."""
+    numbers = MapDataset.range(9).to_iter_dataset()
+    chains = [
+        numbers.map(abs),
+        numbers.filter(bool).batch(2),
+        numbers.zip(numbers),
+        IterDataset.mix([numbers, numbers]),
+        IterDataset.interleave([numbers, numbers], cycle_length=2),
+        numbers.take(3),
+        numbers.repeat(2),
+        numbers.cache(),
+        IterDataset.source([1, 2, 3]),
+        Doubled(numbers).map(abs),
+        Doubled(numbers).take(4),
+    ]
+    for chain in chains:
+        with iter(chain) as first, iter(chain) as second:
+            next(first)
+            second.set_state(first.get_state(), allow={"operations"}, strict=True)
+            assert repr(next(second)) == repr(next(first))

@@ -5,12 +5,14 @@ the product's random numbers. These files do not change. A new case prints its v
 """
 
 import enum
+import functools
 import importlib
 import inspect
 import itertools
 import json
 import operator
 import re
+import runpy
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -265,14 +267,20 @@ def test_states_of_the_release_resume(name: str) -> None:
 
 
 STORED = Path(__file__).with_name("parameters.json")
+MEMBERS = Path(__file__).parents[2] / "docs/programs/library_members.py"
+OWNERS = {"DataLoader", "DataLoaderIterator", "DatasetIterator", "DeviceIterator", "IterDataset", "MapDataset"}
+"""The classes whose methods and properties are stored, too."""
+FOR_THE_LIBRARY = runpy.run_path(str(MEMBERS))["FOR_THE_LIBRARY"]
 
 
 def public_parameters() -> dict[str, str]:
-    """Returns the names of the parameters of every public class and function, and of the members of enums."""
-    parts = ["", ".dataset", ".loader", ".samplers", ".sources", ".tools", ".transforms"]
-    found = {}
+    """Returns the parameters of every public class, function and method, and the members of enums."""
+    parts = ["", ".dataset", ".experimental", ".loader", ".samplers", ".sources", ".testing", ".tools", ".transforms"]
+    found: dict[str, str] = {}
     for module in (importlib.import_module(f"millstream{part}") for part in parts):
         for name in module.__all__:
+            if name == "checkpoint":  # Orbax, which tests of its own import
+                continue
             value = getattr(module, name)
             key = f"{module.__name__}.{name}"
             if inspect.isclass(value) and issubclass(value, enum.Enum):
@@ -280,6 +288,29 @@ def public_parameters() -> dict[str, str]:
                 found[key] = ", ".join(value.__members__)
             elif inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, Exception)):
                 found[key] = ", ".join(inspect.signature(value).parameters)
+                if name in OWNERS and module is millstream:
+                    found |= {f"{key}.{member}": parameters for member, parameters in members_of(value).items()}
+    return found
+
+
+def members_of(owner: type) -> dict[str, str]:
+    """Returns the parameters of the documented methods of a class, without `self`; a property has none."""
+    found = {}
+    for name in dir(owner):
+        member = inspect.getattr_static(owner, name)
+        member = getattr(member, "__func__", member)  # of a class method or static method
+        if (
+            name.startswith("_")
+            or not {name, f"{owner.__name__}.{name}"}.isdisjoint(FOR_THE_LIBRARY)
+            or not inspect.getdoc(member)
+        ):
+            continue
+        if inspect.isfunction(member):
+            found[name] = ", ".join(
+                each for each in inspect.signature(member).parameters if each not in ("self", "cls")
+            )
+        elif isinstance(member, property | functools.cached_property):
+            found[name] = ""
     return found
 
 

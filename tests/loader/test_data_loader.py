@@ -79,9 +79,9 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], tuple[str, ...]]] =
     ({"shuffle": True}, TypeError, ("load(source, shuffle=True, seed=0)", "DataLoader(..., sampler=IndexSampler(")),
     ({"collate_fn": list}, TypeError, ("millstream.load(source, batch_fn=...)",)),
     ({"drop_last": True}, TypeError, ("millstream.load(source, drop_remainder=True)",)),
-    ({"num_workers": 4}, TypeError, ("'num_workers': use worker_count.",)),
+    ({"prefetch": 4}, TypeError, ("'prefetch': batches are prefetched anyway",)),
     ({"dataset": [1]}, TypeError, ("'dataset': use data_source.",)),
-    ({"transformations": []}, TypeError, ("use operations=[...].",)),
+    ({"transforms": []}, TypeError, ("use operations=[...].",)),
     ({"pin_memory": True}, TypeError, ("millstream.device_put(iter(loader))",)),
     ({"worker_cuont": 1}, TypeError, ("did you mean 'worker_count'?",)),
 ]
@@ -97,10 +97,10 @@ WRONG_ARGUMENTS_OF_LOAD: list[tuple[dict[str, Any], type[Exception], tuple[str, 
     ({"batch_size": 0}, ValueError, ("batch_size", "at least 1", "0")),
     ({"batch_size": 2, "drop_remainder": "no"}, TypeError, ("drop_remainder", "True or False", "'no'")),
     ({"batch_fn": tuple}, ValueError, ("batch_fn needs a batch_size, got batch_size=None",)),
-    ({"num_workers": 4}, TypeError, ("load has no argument 'num_workers': use worker_count.",)),
+    ({"timeout": 4}, TypeError, ("load has no argument 'timeout': use stall_timeout.",)),
     ({"collate_fn": list}, TypeError, ("use batch_fn.",)),
     ({"drop_last": True}, TypeError, ("use drop_remainder.",)),
-    ({"operations": []}, TypeError, ("use transformations=[...].",)),
+    ({"transforms": []}, TypeError, ("use transformations=[...].",)),
     ({"sampler": None}, TypeError, ("use DataLoader(data_source=..., sampler=..., operations=[...]).",)),
     ({"batchsize": 4}, TypeError, ("did you mean 'batch_size'?",)),
 ]
@@ -359,7 +359,7 @@ def test_a_custom_sampler_brings_its_own_randomness() -> None:
     def draw(element: Any, rng: np.random.Generator) -> tuple[Any, int]:
         return element, int(rng.integers(1 << 62))
 
-    operations = [millstream.RandomMapTransform(draw), millstream.RandomMapTransform(draw)]
+    operations = [millstream.RandomMap(draw), millstream.RandomMap(draw)]
     changes = {"sampler": BackwardsAtRandom(10), "operations": operations}
     loader, threaded = loader_with(**changes), loader_with(**changes, read_options=millstream.ReadOptions(2))
     elements, later = list(loader), iter(loader)

@@ -31,7 +31,7 @@ def findings(*operations: Any, source: Any = range(RECORDS), batch_size: int | N
     return [str(warning.message) for warning in caught if warning.category is not DeprecationWarning]
 
 
-class Jitter(millstream.RandomMapTransform[Any, Any]):
+class Jitter(millstream.RandomMap[Any, Any]):
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
         return element + rng.normal()
 
@@ -69,9 +69,9 @@ def write(record: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("operations", "options"),
     [
-        ([abs, Jitter(), millstream.FilterTransform(bool)], {}),
-        ([millstream.FlatMapTransform(lambda value: [value, value], 2)], {}),
-        ([millstream.MapWithIndexTransform(lambda i, v: (i, v))], {}),
+        ([abs, Jitter(), millstream.Filter(bool)], {}),
+        ([millstream.FlatMap(lambda value: [value, value], 2)], {}),
+        ([millstream.MapWithIndex(lambda i, v: (i, v))], {}),
         ([lambda value: {"x": np.full(3, value), "nan": float("nan"), "text": str(value), "none": None}], {}),
         ([lambda _: object.__new__(object)], {}),
         ([lambda record: {"row": record["x"] + 0}], {"source": held()}),
@@ -119,7 +119,7 @@ def fail_in_workers(value: int) -> int:
 TURNS = itertools.cycle([True] * RECORDS + [False])
 WRONG: dict[str, list[Any]] = {
     "operations[1], Map(number), is not pure: run twice, it returned another ['number']": [abs, number],
-    "operations[0], Filter(<lambda>), is not pure: run": [millstream.FilterTransform(lambda _: next(TURNS))],
+    "operations[0], Filter(<lambda>), is not pure: run": [millstream.Filter(lambda _: next(TURNS))],
     "operations[0], Map(<lambda>), draws from the global generator of Python": [lambda value: value + random.random()],
     "operations[0], Map(<lambda>), draws from the global generator of NumPy": [lambda value: value + np.random.rand()],  # noqa: NPY002
     "The result of operations[0], Map(<lambda>), cannot be pickled": [lambda _: {"lock": threading.Lock()}],
@@ -131,7 +131,7 @@ WRONG: dict[str, list[Any]] = {
         lambda value: {"value": value, "process": os.getpid()},
     ],
     "In a worker process, operations[0], Filter(in_main_process) returns the element of record key": [
-        millstream.FilterTransform(in_main_process)
+        millstream.Filter(in_main_process)
     ],
     "In a worker process, operations[0], Map(fail_in_workers) raises RuntimeError": [fail_in_workers],
 }

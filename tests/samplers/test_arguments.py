@@ -72,7 +72,7 @@ def test_nothing_is_shuffled_ended_or_seeded_by_default(name: str) -> None:
 def test_random_operations_need_a_seed(name: str) -> None:
     """Without a seed, an operation that draws is refused with the same words for every order."""
     packing = [millstream.Pack({"x": 1})] if name == "PackingSampler" else []
-    draw: Any = millstream.RandomMapTransform(lambda element, rng: (element, rng.random()))
+    draw: Any = millstream.RandomMap(lambda element, rng: (element, rng.random()))
     with pytest.raises(ValueError, match="seed"):
         millstream.DataLoader(data_source=[np.ones(1)] * 4, sampler=SAMPLERS[name](), operations=[*packing, draw])
 

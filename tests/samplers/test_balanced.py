@@ -81,7 +81,7 @@ def test_any_number_of_processes_has_the_same_global_batch(kind: str) -> None:
     assert_shards_agree(loader, (4, 16), step=7, num_steps=1)
 
 
-class Jitter(millstream.RandomMapTransform):
+class Jitter(millstream.RandomMap):
     def random_map(self, element: int, rng: np.random.Generator) -> float:
         return element + rng.random()
 
@@ -151,7 +151,7 @@ def loader_of(*operations: Any, shards: int = 1) -> None:
     [
         (lambda: loader_of(millstream.Batch(4)), ValueError, r"the batch size of the pipeline times .*, 4 \* 1, got 8"),
         (lambda: loader_of(millstream.Batch(1), shards=8), ValueError, "a multiple of the number of shards, 8"),
-        (lambda: loader_of(millstream.FilterTransform(bool), millstream.Batch(8)), ValueError, "needs a 1:1 pipeline"),
+        (lambda: loader_of(millstream.Filter(bool), millstream.Batch(8)), ValueError, "needs a 1:1 pipeline"),
     ],
 )
 def test_a_loader_that_does_not_fit_is_refused(make: Any, error: type[Exception], message: str) -> None:

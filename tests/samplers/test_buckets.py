@@ -133,7 +133,7 @@ def test_epochs_lineage_and_states() -> None:
     [
         ([millstream.Batch(4)], 1, r"global_batch_size of the BucketSampler must be 4, .* 4 \* 1, got 8"),
         ([millstream.Batch(8)], 2, r"global_batch_size of the BucketSampler must be 16, .* 8 \* 2, got 8"),
-        ([millstream.FilterTransform(bool), millstream.Batch(8)], 1, "needs a 1:1 pipeline"),
+        ([millstream.Filter(bool), millstream.Batch(8)], 1, "needs a 1:1 pipeline"),
     ],
 )
 def test_a_loader_of_another_global_batch_is_refused(operations: Any, shards: int, text: str) -> None:

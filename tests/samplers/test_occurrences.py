@@ -151,7 +151,7 @@ def test_what_is_not_known_backwards_is_an_error_that_says_why() -> None:
         millstream.DataLoader(data_source=range(3), sampler=Own()).steps_of([1], stop=3)
     with pytest.raises(TypeError, match=r"component 0 is not known: its sampler, .* has no positions_of|component 0"):
         MixtureSampler([Own()], [1], source_lengths=[3]).positions_of([1], 5)
-    filtered = millstream.load(range(3), transformations=[millstream.FilterTransform(bool)])
+    filtered = millstream.load(range(3), transformations=[millstream.Filter(bool)])
     with pytest.raises(TypeError, match=r"steps_of\(keys\) needs a 1:1 pipeline: the batches after operations\[0\]"):
         filtered.steps_of([1], stop=3)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream import PackingSampler
-from millstream.samplers import Segments
+from millstream.core.segments import Segments
 from millstream.samplers.rows.packing_plan import ByLength
 
 ORDER: Any = {"shuffle": True, "seed": 0, "num_epochs": 1}

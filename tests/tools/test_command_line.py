@@ -305,7 +305,7 @@ def build_loader():
 
 
 def build_filtered():
-    return millstream.load(range(9), transformations=[millstream.FilterTransform(bool)], num_epochs=1)
+    return millstream.load(range(9), transformations=[millstream.Filter(bool)], num_epochs=1)
 
 
 def build_nothing():

@@ -23,7 +23,7 @@ TEXTS = ["word " * (number * 7 % 23) for number in range(600)]
 WORDS = [len(text.split()) for text in TEXTS]
 
 
-class Split(millstream.MapTransform):
+class Split(millstream.Map):
     """The words of a text, or some of them, with a note of each call."""
 
     def __init__(self, notes: Path, limit: int = 1000) -> None:

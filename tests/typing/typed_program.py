@@ -24,7 +24,7 @@ class Example(TypedDict):
     length: int
 
 
-class Decode(millstream.MapTransform[bytes, Example]):
+class Decode(millstream.Map[bytes, Example]):
     """Has the types of what it gets and what it returns."""
 
     def map(self, element: bytes) -> Example:
@@ -32,12 +32,19 @@ class Decode(millstream.MapTransform[bytes, Example]):
         return {"text": element.decode(), "length": len(element)}
 
 
-class Jitter(millstream.RandomMapTransform[int, float]):
+class Jitter(millstream.RandomMap[int, float]):
     """Draws."""
 
     def random_map(self, element: int, rng: np.random.Generator) -> float:
         """Returns a number nearby."""
         return element + rng.random()
+
+
+class Numbers(millstream.DatasetIterator[int]):
+    """An iterator of one's own, whose `set_state` takes a state alone."""
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Moves."""
 
 
 class Squares:
@@ -118,7 +125,7 @@ def loaders() -> None:
         millstream.TextLineDataSource("a.txt"),
         shuffle=True,
         seed=0,
-        transformations=[str.split, millstream.FilterTransform[list[str]](lambda words: len(words) > 1)],
+        transformations=[str.split, millstream.Filter[list[str]](lambda words: len(words) > 1)],
         batch_size=8,
         worker_count=2,
         worker_init_fn=lambda index, count: index + count,
@@ -146,21 +153,21 @@ def loaders() -> None:
 
 def operations() -> None:
     """Operations know what they get and what they return, made from functions too."""
-    length: millstream.MapTransform[str, int] = millstream.MapTransform(len)
-    words: millstream.FlatMapTransform[str, str] = millstream.FlatMapTransform(str.split, max_fan_out=8)
+    length: millstream.Map[str, int] = millstream.Map(len)
+    words: millstream.FlatMap[str, str] = millstream.FlatMap(str.split, max_fan_out=8)
     assert_type(length.map("abc"), int)
     assert_type(list(words.flat_map("a b")), list[str])
     assert_type(Decode().map(b"abc"), Example)
     # What is made from a lambda may do anything with its element: nobody has said what that is.
-    assert_type(millstream.FilterTransform(lambda element: element["length"] > 1), millstream.FilterTransform[Any])
-    assert_type(millstream.MapTransform(lambda element: element["text"]), millstream.MapTransform[Any, Any])
+    assert_type(millstream.Filter(lambda element: element["length"] > 1), millstream.Filter[Any])
+    assert_type(millstream.Map(lambda element: element["text"]), millstream.Map[Any, Any])
     millstream.load(
         [b"a"],
         transformations=[
             Decode(),
             lambda element: element["text"],
-            millstream.RandomMapTransform(lambda element, rng: element[rng.integers(len(element)) :]),
-            millstream.FlatMapTransform(lambda element: element.split(), max_fan_out=8),
+            millstream.RandomMap(lambda element, rng: element[rng.integers(len(element)) :]),
+            millstream.FlatMap(lambda element: element.split(), max_fan_out=8),
             millstream.OnlyFor("web", lambda element: element["text"]),
             millstream.Batch(8),
             lambda batch: {**batch, "mask": batch["tokens"] > 0},
@@ -211,10 +218,12 @@ def streamed_chains() -> None:
     assert_type(millstream.IterDataset.source(["a", "b"]).map(len), millstream.IterDataset[int])
     assert_type(millstream.IterDataset.mix({"a": stream, "b": stream}), millstream.IterDataset[Example])
     assert_type(stream.pipe(lambda dataset: dataset.map(Decode.__name__.join)), millstream.IterDataset[str])
-    with iter(stream.seed(0).prefetch(2)) as iterator:
+    with iter(stream.seed(0).prefetch(millstream.ReadOptions(num_threads=2))) as iterator:
         assert_type(iterator, millstream.DatasetIterator[Example])
         assert_type(next(iterator), Example)
         assert_type(iterator.get_state(), dict[str, Any])
+        iterator.set_state({}, allow={"stream"}, strict=True)
+    stream.batch(8, pad_remainder=True).mp_prefetch(2)
 
 
 def errors() -> None:
@@ -225,6 +234,7 @@ def errors() -> None:
     millstream.HierarchicalSampler([5], window_units=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     millstream.Batch(2, batch_fn=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Decode().map("text")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    numbers.to_iter_dataset().prefetch(4)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     numbers.map(Decode())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     numbers.map(str.upper)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     numbers.to_iter_dataset().map(str.upper)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

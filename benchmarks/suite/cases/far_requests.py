@@ -109,7 +109,7 @@ def _frames_of(contender: Contender) -> Iterator[Any]:
     if contender.peer == "millstream":
         import millstream  # noqa: PLC0415
 
-        splitting = millstream.FlatMapTransform(frames, max_fan_out=FRAMES)
+        splitting = millstream.FlatMap(frames, max_fan_out=FRAMES)
         loader = millstream.load(
             Videos(), transformations=[splitting], batch_size=FRAMES_IN_BATCH, worker_count=contender.workers, seed=SEED
         )

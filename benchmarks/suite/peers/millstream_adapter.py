@@ -179,6 +179,6 @@ def _operation(step: Step) -> Any:
         case Map():
             return step.function
         case RandomMap():
-            return millstream.RandomMapTransform(step.function)
+            return millstream.RandomMap(step.function)
         case Filter():
-            return millstream.FilterTransform(step.function)
+            return millstream.Filter(step.function)

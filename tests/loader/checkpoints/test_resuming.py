@@ -145,11 +145,9 @@ PIPELINES: dict[str, Callable[[Spec], Any]] = {
     "repeat": lambda spec: iter(experimental.RepeatIterDataset(spec.stream(), spec.epochs)),
     "cache": lambda spec: iter(experimental.CacheIterDataset(spec.stream())),
     "draws": lambda spec: iter(spec.stream().random_map(jittered, seed=spec.seed).batch(3)),
-    "draws of a loader": lambda spec: spec.loader(millstream.RandomMapTransform(jittered), Batch(4)),
-    "indices": lambda spec: spec.loader(millstream.MapWithIndexTransform(lambda index, number: number + index)),
-    "split": lambda spec: spec.loader(
-        millstream.FlatMapTransform(lambda number: [number, number], max_fan_out=2), Batch(4)
-    ),
+    "draws of a loader": lambda spec: spec.loader(millstream.RandomMap(jittered), Batch(4)),
+    "indices": lambda spec: spec.loader(millstream.MapWithIndex(lambda index, number: number + index)),
+    "split": lambda spec: spec.loader(millstream.FlatMap(lambda number: [number, number], max_fan_out=2), Batch(4)),
     "rebatch": lambda spec: spec.loader(Batch(4), millstream.Rebatch(3)),
     "first fit": lambda spec: spec.loader(document, millstream.FirstFitPack({"t": 8}, num_packing_bins=2)),
     "window shuffle": lambda spec: spec.loader(millstream.WindowShuffle(5, seed=spec.seed), Batch(4)),

@@ -363,7 +363,7 @@ from millstream.loader.cluster import actor_pool
 actor_pool.LOST_SECONDS, actor_pool.CHECK_SECONDS = 1.0, 0.01
 offset, victims = 3, sys.argv[1:]
 
-class Shifted(millstream.RandomMapTransform):
+class Shifted(millstream.RandomMap):
     def random_map(self, element, rng):
         return element + offset + int(rng.integers(10))
 

@@ -185,7 +185,7 @@ def test_questions_without_an_answer_say_why() -> None:
         loader.composition(3, 2)
     with pytest.raises(ValueError, match="lengths must have a number for each of the 6 records, got 2"):
         loader.composition(0, 2, lengths=[1, 2])
-    filtered = millstream.load(range(6), transformations=[millstream.FilterTransform(bool)])
+    filtered = millstream.load(range(6), transformations=[millstream.Filter(bool)])
     with pytest.raises(TypeError, match=r"composition\(start, stop\) needs a 1:1 pipeline"):
         filtered.composition(0, 2)
     packing = PackingSampler([3, 4], 8)

@@ -74,11 +74,11 @@ def noisy(number: int, rng: Any) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "dropping"),
-    [(Damaged, []), (DamagedTogether, [millstream.FilterTransform(lambda number: number % 5 > 0)])],
+    [(Damaged, []), (DamagedTogether, [millstream.Filter(lambda number: number % 5 > 0)])],
 )
 def test_workers_skip_the_same(kind: type[Damaged], dropping: list[Any]) -> None:
     """Batches, and the keys and texts of what failed, are those of one process; draws, too."""
-    operations = [*dropping, refuse_sevens, millstream.RandomMapTransform(noisy)]
+    operations = [*dropping, refuse_sevens, millstream.RandomMap(noisy)]
     options: dict[str, Any] = {"shuffle": True, "seed": 3, "num_epochs": 1, "batch_size": 4, "on_error": "skip"}
     here = millstream.load(kind(100, [13, 14, 99]), transformations=operations, **options)
     expected = [batch.tolist() for batch in here]
@@ -134,8 +134,8 @@ SHARDS = millstream.ShardOptions(0, 1, logical_shards=4)
     [
         ([], {"batch_size": 4}),
         ([], {}),
-        ([millstream.FilterTransform(keep)], {"batch_size": 4}),
-        ([millstream.FilterTransform(keep)], {"batch_size": 4, "shard_options": SHARDS}),
+        ([millstream.Filter(keep)], {"batch_size": 4}),
+        ([millstream.Filter(keep)], {"batch_size": 4, "shard_options": SHARDS}),
     ],
 )
 def test_what_was_only_prefetched_has_not_failed(operations: list[Any], options: dict[str, Any]) -> None:
@@ -167,7 +167,7 @@ def test_errors_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of any number of records that fail, the last ones are kept, and all are counted."""
     monkeypatch.setattr(failing_records, "MAX_TEXTS", 5)
     loader = millstream.load(
-        Damaged(60, range(0, 60, 2)), transformations=[millstream.FilterTransform(keep)], on_error="skip",
+        Damaged(60, range(0, 60, 2)), transformations=[millstream.Filter(keep)], on_error="skip",
         max_errors=None, num_epochs=1,
     )  # fmt: skip
     assert list(loader) == [number for number in range(1, 60, 2) if keep(number)]
@@ -192,7 +192,7 @@ def test_above_the_limit_the_error_is_raised() -> None:
     assert list(loader.errors) == [1, 5]
 
 
-@pytest.mark.parametrize("operations", [[], [millstream.FilterTransform(bool)]])
+@pytest.mark.parametrize("operations", [[], [millstream.Filter(bool)]])
 def test_where_every_record_fails_the_error_is_raised(operations: list[Any]) -> None:
     """If every record fails, the error is raised, for any limit and number of epochs."""
     loader = millstream.load(Damaged(5, range(5)), transformations=operations, on_error="skip", max_errors=None)

@@ -105,7 +105,7 @@ def test_a_filter_that_keeps_nothing_is_named_once_in_ten_times_as_many_epochs(
     caplog: pytest.LogCaptureFixture, options: dict[str, Any]
 ) -> None:
     """An endless stream logs it after 1, 10 and 100 epochs without an output, with the records read, and continues."""
-    index = millstream.MapWithIndexTransform(lambda index, _: index)
+    index = millstream.MapWithIndex(lambda index, _: index)
     lines, outputs = lines_of(caplog, index, Filter(lambda index: index >= 30_000), Batch(4), **options)
 
     assert [batch.tolist() for batch in outputs] == [[30_000, 30_001, 30_002, 30_003], [30_004, 30_005, 30_006, 30_007]]

@@ -285,11 +285,11 @@ def test_a_group_does_not_depend_on_how_its_elements_come(name: str, data: st.Da
 
 
 def test_every_public_grouping_is_in_the_list() -> None:
-    """A grouping of `millstream.transforms` that GROUPINGS lacks is found. PackAndBatchOperation is two of them."""
+    """A grouping of `millstream.transforms` that GROUPINGS lacks is found."""
     public = [getattr(millstream.transforms, name) for name in millstream.transforms.__all__]
     groupings = {each.__name__ for each in public if isinstance(each, type) and issubclass(each, GroupingOperation)}
 
-    assert groupings - GROUPINGS.keys() == {"PackAndBatchOperation"}
+    assert groupings - GROUPINGS.keys() == set()
 
 
 @given(
@@ -303,7 +303,7 @@ def test_groups_draw_what_no_random_operation_draws(seed: int, position: int, in
     assert ours.bit_generator.state["state"]["counter"][3] == OF_GROUPS
 
 
-ROW_OF = millstream.MapTransform(lambda number: np.full(ROW, number))
+ROW_OF = millstream.Map(lambda number: np.full(ROW, number))
 BINS_OF_ALL: dict[str, Any] = {"length_struct": {"a": ROW}, "num_packing_bins": 20}
 SHUFFLES: dict[str, Callable[..., list[Transformation]]] = {
     "WindowShuffle": lambda **seed: [WindowShuffle(20, **seed)],

@@ -131,7 +131,7 @@ def test_a_samplers_failure_comes_at_its_own_batch(way: str, answer: int | None,
             next(batches)
 
 
-class Jitter(millstream.RandomMapTransform):
+class Jitter(millstream.RandomMap):
     def random_map(self, _element: int, rng: np.random.Generator) -> int:
         return int(rng.integers(1 << 62))
 

@@ -147,7 +147,7 @@ def test_elements_that_cannot_go_on_to_another_worker_are_an_error_at_their_turn
     home, numbers = os.getpid(), [number for batch in EXPECTED for number in batch]
     bad = numbers[STEP * BATCH + 2]
 
-    class All(millstream.FilterTransform):
+    class All(millstream.Filter):
         def filter(self, element: Any) -> bool:
             return element is not None
 

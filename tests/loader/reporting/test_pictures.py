@@ -45,7 +45,7 @@ def test_a_picture_is_of_source_order_stages_and_who_does_them() -> None:
 
 def test_what_the_trainer_does_beside_workers_is_in_a_frame_of_its_own() -> None:
     """A Batch after a Filter stands where it runs, after the hand-over, and the table of the summary says so."""
-    loader = millstream.load(range(8), transformations=[millstream.FilterTransform(bool)], batch_size=4, worker_count=1)
+    loader = millstream.load(range(8), transformations=[millstream.Filter(bool)], batch_size=4, worker_count=1)
     lines = repr(loader).splitlines()
     first, second = [number for number, line in enumerate(lines) if line.startswith("  ┌")]
     assert "hand-over" in lines[second - 2]
@@ -142,9 +142,7 @@ def test_a_trace_tells_types_shapes_and_dtypes_between_operations() -> None:
     def widen(value: int) -> dict[str, Any]:
         return {"x": np.full((2, 3), value, np.int16), "name": "abc"}
 
-    loader = millstream.load(
-        range(8), transformations=[widen, millstream.FilterTransform(bool)], batch_size=4, num_epochs=1
-    )
+    loader = millstream.load(range(8), transformations=[widen, millstream.Filter(bool)], batch_size=4, num_epochs=1)
     assert "int16" not in repr(loader)
     trace = loader.trace()
     element = ("['x']: int16 (2, 3)", "['name']: str of 3 characters")

@@ -112,7 +112,7 @@ def test_sources_without_batched_reads_are_named() -> None:
         (SlowSource(RECORDS, SECONDS), [abs], "read"),
         (range(RECORDS), [spend], "operations[0], Map(spend)"),
         (range(RECORDS), [millstream.Batch(1), spend], "operations[1], Map(spend)"),
-        (range(RECORDS), [millstream.FilterTransform(spend)], "operations[0], Filter(spend)"),
+        (range(RECORDS), [millstream.Filter(spend)], "operations[0], Filter(spend)"),
     ],
     ids=["source", "map", "map of batches", "filter"],
 )

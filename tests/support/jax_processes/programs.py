@@ -34,7 +34,7 @@ GLOBAL_BATCH = 12
 SEED = 3
 
 
-class Noise(millstream.RandomMapTransform):
+class Noise(millstream.RandomMap):
     """Makes a number into leaves of several types, one of them random."""
 
     def random_map(self, element: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -45,21 +45,21 @@ class Noise(millstream.RandomMapTransform):
         }
 
 
-class Row(millstream.RandomMapTransform):
+class Row(millstream.RandomMap):
     """Makes a number into an array."""
 
     def random_map(self, element: int, rng: np.random.Generator) -> np.ndarray[Any, np.dtype[np.float32]]:
         return np.concatenate([[element], rng.normal(size=3)]).astype(np.float32)
 
 
-class NotThird(millstream.FilterTransform):
+class NotThird(millstream.Filter):
     """Drops multiples of three."""
 
     def filter(self, element: int) -> bool:
         return element % 3 != 0
 
 
-class Repeat(millstream.FlatMapTransform):
+class Repeat(millstream.FlatMap):
     """Splits a number into none up to three."""
 
     max_fan_out = 3
@@ -68,7 +68,7 @@ class Repeat(millstream.FlatMapTransform):
         return [element] * (element % 4)
 
 
-class Document(millstream.MapTransform):
+class Document(millstream.Map):
     """Makes a number into tokens."""
 
     def map(self, element: int) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def stage(steps: int) -> dict[str, Any]:
     return told
 
 
-class RefuseOnOne(millstream.MapTransform):
+class RefuseOnOne(millstream.Map):
     """Raises, but not on host 0."""
 
     def map(self, element: int) -> int:
@@ -407,7 +407,7 @@ def run_each(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def warn_or_shard() -> list[tuple[list[Any], list[str]]]:
     """Reports batches and warnings: of a loader without shards, of one that has none on purpose, and with shards."""
     told = []
-    for shard in (None, millstream.NoSharding(), millstream.shard_by_jax_process()):
+    for shard in (None, millstream.NoSharding(), millstream.ShardByJaxProcess()):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             batches = millstream.load(range(10), num_epochs=1, batch_size=2, shard_options=shard)

@@ -79,7 +79,7 @@ def _outcome_of(category: type[Warning]) -> str:
     return "no error"
 
 
-class Seen(millstream.RandomMapTransform):
+class Seen(millstream.RandomMap):
     """Adds a number to a number or batch that depends on all settings that it sees, and on its random numbers."""
 
     def random_map(self, element: Any, rng: np.random.Generator) -> Any:
