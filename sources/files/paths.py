@@ -25,8 +25,9 @@ from millstream.sources.remote.object_stores import error_for, request_threads, 
 from millstream.sources.remote.urls import Url, canonical, is_url, matching, with_other_name, without_query
 
 _RANGE = re.compile(r"(.*)\[(\d+):(\d+)\]", re.DOTALL)
-GLOB = re.compile(r"[*?[]")
-"""The characters of a glob."""
+_BRACES = re.compile(r"\{([^{}/]*,[^{}/]*)\}")
+GLOB = re.compile(r"[*?[]|" + _BRACES.pattern.replace("(", "").replace(")", ""))
+"""The characters of a glob, and the names in braces."""
 
 _BROKEN_URL = re.compile(r"(gs|s3|az|hf|https?):/[^/]")
 """The form of a URL after a conversion by `pathlib`."""
@@ -139,7 +140,7 @@ class FileIdentity(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, *times, status.st_uid)
 
 
-def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
+def resolve_paths(paths: Any, kind: str, *, ignore_case: bool = False) -> list[FileRange]:
     """Returns the files, and ranges of records, that paths select, in their order.
 
     The paths are made absolute, so a later `chdir` does not matter. Only names that could be globs or ranges are looked
@@ -147,15 +148,16 @@ def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
 
     Args:
         paths: one path, or several in an order. A path is a `str` or path-like object: a file, a glob (`*`, `?`, `[…]`,
-            `**`; its matches are sorted), or a file followed by a range of its records, `file[10:20]`. The name of an
-            existing file is never read as a glob or range, nor is that of an existing folder with a bracket. An object
-            with the attributes `filename`, `skip` and `take` is also a path, and so is a FileRange of an absolute one.
-            A `str` may be a URL of `gs://`, `s3://`, `az://`, `hf://`, `http://` or `https://`, and that of a bucket
-            may be a glob.
+            `{a,b}`, `**`; its matches are sorted), or a file followed by a range of its records, `file[10:20]`. The
+            name of an existing file is never read as a glob or range, nor is that of an existing folder with a bracket
+            or brace. An object with the attributes `filename`, `skip` and `take` is also a path, and so is a FileRange
+            of an absolute one. A `str` may be a URL of `gs://`, `s3://`, `az://`, `hf://`, `http://` or `https://`,
+            and that of a bucket may be a glob.
         kind: the name of the format, for errors.
+        ignore_case: True if letters in globs also match the other case.
     """
     if isinstance(paths, str | os.PathLike | FileInstruction):
-        return _resolve(paths, kind)
+        return _resolve(paths, kind, ignore_case=ignore_case)
     if isinstance(paths, set | frozenset):
         raise TypeError(
             "paths must have an order, because it is the order of the records, but the order of a set differs between "
@@ -163,13 +165,13 @@ def resolve_paths(paths: Any, kind: str) -> list[FileRange]:
         )
     if isinstance(paths, bytes) or not isinstance(paths, Iterable):
         raise TypeError(f"paths must be a path or a sequence of paths, got {type(paths).__name__}.")
-    ranges = [file for path in paths for file in _resolve(path, kind)]
+    ranges = [file for path in paths for file in _resolve(path, kind, ignore_case=ignore_case)]
     if not ranges:
         raise ValueError("paths must name at least one file, got an empty sequence.")
     return ranges
 
 
-def _resolve(path: Any, kind: str) -> list[FileRange]:
+def _resolve(path: Any, kind: str, *, ignore_case: bool) -> list[FileRange]:
     if isinstance(path, FileRange):
         return [path]
     if not isinstance(path, str | os.PathLike):
@@ -182,7 +184,7 @@ def _resolve(path: Any, kind: str) -> list[FileRange]:
         )
     text = os.fsdecode(path)
     if is_url(text):
-        return _resolve_url(canonical(text), kind)
+        return _resolve_url(canonical(text), kind, ignore_case=ignore_case)
     if not isinstance(path, str) and _BROKEN_URL.match(os.fspath(path)):
         raise ValueError("URLs must be str, because `pathlib` removes one of their slashes. Pass the str itself.")
     name = absolute_path(text)
@@ -190,10 +192,10 @@ def _resolve(path: Any, kind: str) -> list[FileRange]:
         return [FileRange(name)]
     if match := _RANGE.fullmatch(name):
         return [FileRange(match[1], int(match[2]), int(match[3]))]
-    return [FileRange(match) for match in _matches(text, kind)]
+    return [FileRange(match) for match in _matches(text, kind, ignore_case=ignore_case)]
 
 
-def _resolve_url(name: str, kind: str) -> list[FileRange]:
+def _resolve_url(name: str, kind: str, *, ignore_case: bool) -> list[FileRange]:
     match = _RANGE.fullmatch(name)
     path, start, stop = (match[1], int(match[2]), int(match[3])) if match else (name, 0, None)
     url = Url.of(path)
@@ -208,10 +210,15 @@ def _resolve_url(name: str, kind: str) -> list[FileRange]:
             "name is `%2A`.)"
         )
     root = f"{url.scheme}://{url.root}/"
-    keys = list_keys(url._replace(key=GLOB.split(url.key)[0]))
+    start_of_glob = GLOB.search(url.key)
+    literal = url.key[: start_of_glob.start() if start_of_glob else 0].rpartition("/")
+    folder = f"{literal[0]}{literal[1]}"
+    keys = list_keys(url._replace(key=folder if ignore_case else folder + literal[2]))
     if url.key in keys:
         return [FileRange(path, start, stop)]
-    matches = matching(keys, url.key)
+    patterns = _patterns(url.key[len(folder) :], ignore_case=ignore_case)
+    within = [key[len(folder) :] for key in keys]
+    matches = sorted({folder + key for pattern in patterns for key in matching(within, pattern)})
     if not matches:
         raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", path)
     return [FileRange(root + key, start, stop) for key in matches]
@@ -237,27 +244,45 @@ def _split_folder(name: str) -> tuple[str, str]:
 def _split_pattern(text: str) -> tuple[str, str]:
     """Returns the absolute folder that a glob is searched in, and the glob.
 
-    The folder is literal, and includes existing folders with a bracket in their names, such as `run [2]`.
+    The folder is literal, and includes existing folders with a bracket or brace in their names, such as `run [2]`.
     """
     folder, pattern = _split_folder(text)
     while "/" in pattern:
         name, _, rest = pattern.partition("/")
-        if GLOB.search(name) and not ("[" in name and os.path.isdir(folder + name)):  # noqa: PTH112
+        if GLOB.search(name) and not (re.search(r"[\[{]", name) and os.path.isdir(folder + name)):  # noqa: PTH112
             break
         folder, pattern = f"{folder}{name}/", rest
     return folder, pattern
 
 
-def glob_paths(text: str) -> list[str]:
+def _patterns(pattern: str, *, ignore_case: bool) -> list[str]:
+    """Returns the globs that `glob` knows for one that may have names in braces, and letters of either case."""
+    if match := _BRACES.search(pattern):
+        before, after = pattern[: match.start()], pattern[match.end() :]
+        every = [_patterns(before + choice + after, ignore_case=ignore_case) for choice in match[1].split(",")]
+        return [each for found in every for each in found]
+    if not ignore_case:
+        return [pattern]
+    tokens = re.split(r"(\[[^\]]+\])", pattern)
+    for number, token in enumerate(tokens):
+        if number % 2:  # A set of characters, which `!` inverts.
+            tokens[number] = f"{token[:-1]}{token[1:-1].removeprefix('!').swapcase()}]"
+        else:
+            tokens[number] = "".join(f"[{one}{one.swapcase()}]" if one.isalpha() else one for one in token)
+    return ["".join(tokens)]
+
+
+def glob_paths(text: str, *, ignore_case: bool = False) -> list[str]:
     """Returns the sorted absolute paths that a glob matches. The folder before it is no part of the pattern."""
     folder, pattern = _split_pattern(text)
-    found = glob.glob(pattern, root_dir=folder, recursive=True)  # noqa: PTH207
-    return sorted({folder + name for name in found})
+    patterns = _patterns(pattern, ignore_case=ignore_case)
+    found = {name for each in patterns for name in glob.iglob(each, root_dir=folder, recursive=True)}  # noqa: PTH207
+    return sorted(folder + name for name in found)
 
 
-def _matches(text: str, kind: str) -> list[str]:
+def _matches(text: str, kind: str, *, ignore_case: bool) -> list[str]:
     """Returns the sorted matches of a glob; no match, or a folder that may not be read, is an error."""
-    matches = glob_paths(text)
+    matches = glob_paths(text, ignore_case=ignore_case)
     if not matches:
         folder, pattern = _split_pattern(text)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, SupportsIndex, final
 import numpy as np
 from numpy.typing import NDArray
 
+from millstream.core.checks import as_flag
 from millstream.errors import DataSourceError
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_key, checked_record_keys
 from millstream.sources.digests import digest
@@ -42,8 +43,9 @@ class FileDataSource(ReadsBatches):
 
     Args:
         paths: one path or a sequence of paths, made absolute immediately. A path is a file (`~` is expanded) or a
-            pattern such as `audio/**/*.flac` (its matches sorted by name). The order of the paths is that of the
+            pattern such as `audio/**/*.{flac,wav}` (its matches sorted by name). The order of the paths is that of the
             records. A `str` may be a URL of `gs://`, `s3://`, `http://` or `https://`.
+        ignore_case: True if letters in patterns also match the other case: `*.jpg` then matches `1.JPG`.
 
     Raises:
         FileNotFoundError, PermissionError, …: a file cannot be found, or a pattern has no match. Objects in stores are
@@ -62,8 +64,8 @@ class FileDataSource(ReadsBatches):
 
     allows_empty_files: ClassVar[bool] = True
 
-    def __init__(self, paths: Any) -> None:
-        files = resolve_paths(paths, "data")
+    def __init__(self, paths: Any, *, ignore_case: bool = False) -> None:
+        files = resolve_paths(paths, "data", ignore_case=as_flag(ignore_case, "ignore_case"))
         if (ranged := next((file for file in files if file.stop is not None), None)) is not None:
             raise ValueError(
                 f"paths must be files, each of which is one record, got the range [{ranged.start}:{ranged.stop}] of "

@@ -45,6 +45,36 @@ def test_a_record_is_the_path_and_the_content_of_a_file(tmp_path: Path) -> None:
     assert every_record(source) == [{"path": str(path), "bytes": path.read_bytes()} for path in expected]
 
 
+PATTERNS = {
+    "**/*.{jpg,jpeg}": (["a.jpg", "b/c.jpeg", "{x,y}/d.jpg"], ["B/E.JPG", "a.jpg", "b/c.jpeg", "{x,y}/d.jpg"]),
+    "{b,B}/*.jp{,e}g": (["b/c.jpeg"], ["B/E.JPG", "b/c.jpeg"]),
+    "b/[C-D].*": ([], ["b/c.jpeg"]),
+    "[!B]/*": (["b/c.jpeg", "b/f.txt"], []),
+    "{x,y}/*": (["{x,y}/d.jpg"], ["{x,y}/d.jpg"]),
+    "A.JPG": ([], []),
+}
+"""For each pattern, the names that it matches, and those that it matches in either case."""
+
+
+@pytest.mark.third_party
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_have_alternatives_and_may_ignore_case(tmp_path: Path, store: ObjectServer, pattern: str) -> None:
+    """The matches of all names in braces are sorted together; a path without a pattern is the file of that name."""
+    folder = write(tmp_path / "Data", ["a.jpg", "b/c.jpeg", "b/f.txt", "B/E.JPG", "{x,y}/d.jpg"])
+    upload(store, folder)
+    for ignore_case, expected in zip((False, True), PATTERNS[pattern], strict=True):
+        for start in (f"{folder}/", "gs://bucket/Data/"):
+            if pattern == "{x,y}/*" and start.startswith("gs"):
+                continue  # A bucket has no folders: only a name of a whole object is not read as a pattern.
+            try:
+                source = FileDataSource(start + pattern, ignore_case=ignore_case)
+                found = [source.locate(key)[0].removeprefix(start) for key in range(len(source))]
+                every_record(source)
+            except (FileNotFoundError, DataSourceError):
+                found = []
+            assert found == expected
+
+
 @pytest.mark.third_party
 def test_objects_of_any_size_are_read(tmp_path: Path, store: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty object is an empty record, and what follows the first bytes of a large one is requested afterwards."""
