@@ -36,7 +36,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
     "sources": {
         "remote": {"reads"},
         "files": {"remote", "base", "digests", "keyed_pool", "pieces"},
-        "arrow": {"base", "pieces", "reads"},
+        "arrow": {"base", "pieces", "reads", "source_checks"},
         "formats": {
             *("arrow", "files", "remote", "base", "digests", "file_formats", "keyed_pool", "memory", "pieces", "reads"),
             "source_checks",

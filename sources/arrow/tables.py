@@ -308,8 +308,8 @@ def plain_types(schema: Any, names: Iterable[str]) -> list[Any]:
 
 
 def normalised(chunk: Any, names: Sequence[str], types: Sequence[Any]) -> Any:
-    """Returns columns of a record batch with plain types and aligned numbers."""
-    columns = [_normalise(chunk.column(name), kind) for name, kind in zip(names, types, strict=True)]
+    """Returns columns of a record batch, or of a dict of arrays, with plain types and aligned numbers."""
+    columns = [_normalise(chunk[name], kind) for name, kind in zip(names, types, strict=True)]
     return arrow().RecordBatch.from_arrays(columns, names=list(names))
 
 

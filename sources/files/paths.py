@@ -13,6 +13,7 @@ import operator
 import os
 import re
 import stat
+import urllib.parse
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, final, runtime_checkable
 
@@ -222,6 +223,53 @@ def _resolve_url(name: str, kind: str, *, ignore_case: bool) -> list[FileRange]:
     if not matches:
         raise FileNotFoundError(errno.ENOENT, f"No {kind} file matches the pattern", path)
     return [FileRange(root + key, start, stop) for key in matches]
+
+
+def resolve_with_folders(paths: Any, kind: str, extensions: tuple[str, ...]) -> tuple[list[FileRange], dict[str, str]]:
+    """Returns the files that paths and folders of tables select, and the folder of each file that one was found in.
+
+    As usual for tables, files and folders in these are skipped if their names begin with `_` or a dot, and so are such
+    matches of a glob. If names in a folder have one of the extensions, all others are skipped.
+    """
+    ranges: list[FileRange] = []
+    roots: dict[str, str] = {}
+    for given in paths if isinstance(paths, list | tuple) else [paths]:
+        folder = absolute_path(os.fsdecode(given)) if isinstance(given, str | os.PathLike) else ""
+        if folder.endswith("/") if is_url(folder) else os.path.isdir(folder):  # noqa: PTH112
+            found = _files_of_folder(folder, kind, extensions)
+            ranges += map(FileRange, found)
+            roots |= dict.fromkeys(found, folder)
+            continue
+        matches = resolve_paths(given, kind)
+        visible = [file for file in matches if not file.path.rpartition("/")[2].startswith(("_", "."))]
+        ranges += visible if len(matches) > 1 else matches
+    return ranges or resolve_paths(paths, kind), roots
+
+
+def _files_of_folder(folder: str, kind: str, extensions: tuple[str, ...]) -> list[str]:
+    """Returns the sorted files at any depth in a folder or below a URL."""
+    if is_url(folder):
+        url = Url.of(folder)
+        names = [key[len(url.key) :] for key in list_keys(url)]
+    else:
+        found = (os.path.join(path, name) for path, _, files in os.walk(folder) for name in files)  # noqa: PTH118
+        names = [os.path.relpath(path, folder) for path in found]
+    visible = sorted(name for name in names if not any(level.startswith(("_", ".")) for level in name.split("/")))
+    if not visible:
+        raise FileNotFoundError(errno.ENOENT, f"There is no {kind} file in", folder)
+    named = [name for name in visible if name.lower().endswith(extensions)]
+    return [f"{folder.rstrip('/')}/{name}" for name in named or visible]
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The value in the name of a folder that means null."""
+
+
+def values_in_folders(path: str) -> dict[str, str | None]:
+    """Returns the values that the folders of a path have in their names, such as `year=2024`."""
+    folders = (without_query(path) if is_url(path) else path).split("/")[:-1]
+    pairs = [folder.split("=", 1) for folder in folders if "=" in folder[1:]]
+    return {name: None if value == _NULL else urllib.parse.unquote(value) for name, value in pairs}
 
 
 def absolute_path(name: str) -> str:

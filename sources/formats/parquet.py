@@ -23,14 +23,13 @@ from millstream.core.checks import as_integer
 from millstream.core.warn import log_warning
 from millstream.errors import DataSourceError
 from millstream.sources.arrow.columns import Column, Rows
+from millstream.sources.arrow.table_files import TableColumns, TableFile
 from millstream.sources.arrow.tables import (
     ArrowTable,
     arrow,
     columns_of,
     dicts_or_error,
     has_valid_text,
-    normalised,
-    plain_types,
     records_of,
 )
 from millstream.sources.base import ReadsBatches, RecordKeys, checked_record_keys
@@ -38,11 +37,11 @@ from millstream.sources.digests import digest_of
 from millstream.sources.files.byte_files import RawFile, RemoteFile, SpanReadError
 from millstream.sources.files.file_cache import FileCache
 from millstream.sources.files.multi_file import Files, reading_error
-from millstream.sources.files.paths import FileIdentity
+from millstream.sources.files.paths import FileIdentity, FileRange, resolve_with_folders, values_in_folders
 from millstream.sources.keyed_pool import UnitCache
 from millstream.sources.pieces import Pieces, window_of, window_units
 from millstream.sources.remote.urls import is_url
-from millstream.sources.source_checks import check_file_columns, checked_columns
+from millstream.sources.source_checks import checked_columns
 
 _CHUNK_BYTES = 4 << 20
 """Bytes per request. The chunks of a large column are requested concurrently."""
@@ -84,7 +83,7 @@ class ParquetFile:
         """Returns the size in memory of the named columns of a row group, as a multiple of its `group_bytes`."""
         if (columns := self._columns(group, names)) is None:
             return 1
-        return sum(map(_column_bytes, columns)) / self.group_bytes[group]
+        return max(1, sum(map(_column_bytes, columns))) / self.group_bytes[group]
 
     @property
     def num_records(self) -> int:
@@ -95,18 +94,25 @@ class ParquetFile:
         if self._file is not None:
             self._file.close()
 
-    def read_group(self, group: int, names: Sequence[str], types: Sequence[Any], path: str) -> list[Any]:
-        """Returns the rows of a row group as normalised record batches, read from the file or its copy at `path`."""
+    def read_group(self, group: int, columns: TableColumns, values: Mapping[str, Any], path: str) -> list[Any]:
+        """Returns the rows of a row group as normalised record batches, read from the file or its copy at `path`.
+
+        `values` has the values of columns that are not in the file; others that it lacks are null.
+        """
         import pyarrow.parquet as pq  # noqa: PLC0415
 
+        stored = [name for name in columns.names if name in self.schema.names]
         try:
-            with self._reading(path, group, names) as file:
+            with self._reading(path, group, stored) as file:
                 # A separate reader per call, because a reader is not thread-safe.
                 reader = pq.ParquetFile(file, metadata=self._metadata, page_checksum_verification=True)
                 # Without threads of pyarrow: they do not survive a fork, and are no faster here.
-                table = reader.read_row_group(group, columns=list(names), use_threads=False)
+                table = reader.read_row_group(group, columns=stored, use_threads=False)
             table.validate()
-            chunks = [normalised(chunk, names, types) for chunk in table.to_batches() if len(chunk)]
+            batches: list[tuple[dict[str, Any], int]] = [({}, self.group_sizes[group])]
+            if stored:
+                batches = [(dict(zip(stored, batch.columns, strict=True)), len(batch)) for batch in table.to_batches()]
+            chunks = [columns.normalised(arrays, length, values) for arrays, length in batches if length]
         except SpanReadError:
             raise
         except Exception as error:
@@ -358,9 +364,15 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
     Args:
         paths: one path or a sequence of paths, in the order of the records: files, patterns such as
             `data/train-*.parquet`, ranges such as `file.parquet[100:200]`, and URLs, of which only the wanted columns
-            are fetched.
+            are fetched. A folder, or a URL that ends in a slash, stands for all files in it, at any depth, sorted by
+            name. Matches and files in folders are skipped if their names begin with `_`, like `_SUCCESS`, or a dot.
         columns: the names of the wanted columns, in the order of the dicts; None for all columns, in the order of the
-            first file. Others are not read.
+            first file. Others are not read. Folders named like `year=2024` are columns, too, of integers if all
+            values are, else of text: those within a given folder always, others if they are named here.
+        schema: a `pyarrow.Schema` that all files are read with, or `"union"` for the one that has all columns of all
+            files; None if all files must have the same. Values of a file are promoted to its types: integers and
+            floats to wider ones, decimals to more digits, timestamps to finer units. A column that a file lacks is
+            None.
         cache_bytes: the memory, in bytes, for decoded row groups per process, besides those that are being read; with
             0, one row group is cached.
         cache: a `FileCache` for local copies of whole remote files; None to fetch only the wanted columns.
@@ -375,9 +387,10 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         ImportError: pyarrow is not installed: `pip install 'millstream[parquet]'`.
         FileNotFoundError, PermissionError, …: a file cannot be found or read.
         DataSourceError: a file is not a Parquet file, is damaged, or was cut short.
-        TypeError: columns that are not names.
-        ValueError: a file lacks a wanted column, has it twice, or has it with another type than the first file; or, if
-            all are wanted, has other columns than the first file.
+        TypeError: columns that are not names, or a schema of another kind.
+        ValueError: a file has a wanted column twice, or with a type that cannot be promoted; without a schema, a file
+            lacks a wanted column, has it with another type than the first file, or, if all are wanted, has other
+            columns than the first file; with one, a column that no file has.
 
     Reading raises DataSourceError, with the file and the row, for a damaged row group, and for a file that has changed,
     see "All sources of files" in docs/formats.md. Checksums of pages are compared if files have them.
@@ -397,25 +410,24 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         paths: Any,
         *,
         columns: Sequence[str] | None = None,
+        schema: Any = None,
         cache_bytes: int = 1 << 28,
         cache: FileCache | None = None,
     ) -> None:
         self._wanted = checked_columns(columns)
         self._cache_bytes = as_integer(cache_bytes, "cache_bytes", minimum=0)
+        if not (schema is None or schema == "union" or isinstance(schema, arrow().Schema)):
+            raise TypeError(f"schema must be a pyarrow.Schema, 'union', or None, got {schema!r}.")
         self._group_sizes: dict[str, list[int]] = {}
         self._group_bytes: dict[str, list[int]] = {}
         self._schemas: dict[str, Any] = {}
         super().__init__(paths, cache)
-        schema = self._schemas[self._paths[0]]
-        self._names = tuple(schema.names) if self._wanted is None else self._wanted
-        for path in self._paths:
-            check_file_columns(path, self._schemas[path].names, self._names, is_all=self._wanted is None)
-        self._types = plain_types(schema, self._names)
-        self._columns = columns_of(schema, self._names)
-        for path in self._paths:
-            self._check_types(path)
+        folders = {path: values_in_folders(path.removeprefix(self._roots.get(path, ""))) for path in self._paths}
+        files = {path: TableFile(self._schemas[path], folders[path], path in self._roots) for path in self._paths}
+        self._table = TableColumns.of(files, self._wanted, schema)
+        self._columns = columns_of(self._table.schema, self._table.names)
         self.window_units = self._window_units()
-        del self._schemas, self._group_bytes
+        del self._schemas, self._group_bytes, self._roots
         self._index_units()
         concurrency = FETCHED_TOGETHER if self._is_far else min(_DECODED_TOGETHER, os.cpu_count() or 1)
         self._decoded_groups = RowGroups(self._columns, self._cache_bytes, concurrency)
@@ -453,7 +465,9 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
 
     def fingerprint(self) -> str:
         """Returns the number of files and records, the columns, and a digest of names, sizes, counts and ranges."""
-        digest = digest_of([(name, column.type_name) for name, column in self._columns.items()], 4)
+        described = [(name, column.type_name) for name, column in self._columns.items()]
+        values = [sorted(self._table.values[path].items()) for path in self._paths]
+        digest = digest_of([described, values] if any(values) else described, 4)
         return f"{super().fingerprint()} columns={len(self._columns)}:{digest}"
 
     def _count(self, path: str) -> int:
@@ -471,14 +485,9 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
     def _is_far(self) -> bool:
         return any(map(is_url, self._paths))
 
-    def _check_types(self, path: str) -> None:
-        columns = columns_of(self._schemas[path], self._names)
-        for name, column in self._columns.items():
-            if columns[name].type_name != column.type_name:
-                raise ValueError(
-                    f"Column {name!r} is {columns[name].type_name} in {path!r}, but {column.type_name} in "
-                    f"{self._paths[0]!r}. Write the files with one schema."
-                )
+    def _resolved(self, paths: Any) -> list[FileRange]:
+        ranges, self._roots = resolve_with_folders(paths, self.kind, (".parquet", ".pq"))
+        return ranges
 
     def _window_units(self) -> int | None:
         largest, path, number = max(
@@ -489,7 +498,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         if not largest:
             return None
         with contextlib.closing(self._open(path, path)) as file:
-            share = file.decoded_share(number, self._names)
+            share = file.decoded_share(number, self._table.names)
         num_bytes = sum(map(sum, self._group_bytes.values())) * share
         return window_units(num_bytes, round(largest * share), self._cache_bytes)
 
@@ -518,7 +527,7 @@ class ParquetDataSource(Files[ParquetFile], ReadsBatches):
         file = self._acquire(path, start + row, key)
         try:
             with self._location_of(path) as location:
-                chunks = file.read_group(group, self._names, self._types, location)
+                chunks = file.read_group(group, self._table, self._table.values[path], location)
             # Unchanged now, the file was unchanged while it was decoded.
             self._check_unchanged(path, file.num_records, self._identity_now(path))
         except SpanReadError as error:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import decimal
+import operator
 import pickle
 import re
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -347,6 +349,99 @@ def test_files_must_agree_in_the_columns_that_are_read(tmp_path: Path, path: Pat
     pq.write_table(large, tmp_path / "d.parquet")
     with ParquetDataSource([path, tmp_path / "d.parquet"]) as source:
         assert [record["text"] for record in source.__getitems__([199, 99, 0])] == ["row 99 é", "row 99 é", "row 0 é"]
+
+
+@pytest.fixture
+def grown(tmp_path: Path) -> Path:
+    """A folder of tables as jobs write them over the years, with columns that came and widened, and marks of jobs."""
+    folder = tmp_path / "table"
+    day = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
+    parts = {
+        "year=2023/lang=en/0": {
+            "id": pa.array([1, 2], pa.int32()),
+            "at": pa.array([day] * 2, pa.timestamp("s", "UTC")),
+        },
+        "year=2024/lang=a%20b/0": {
+            "at": pa.array([day], pa.timestamp("us", "UTC")),
+            "id": pa.array([2**40], pa.int64()),
+            "price": pa.array([decimal.Decimal("1.10")], pa.decimal128(5, 2)),
+        },
+        "year=2024/lang=__HIVE_DEFAULT_PARTITION__/0": {
+            "id": pa.array([4]),
+            "price": pa.array([decimal.Decimal("123.456")], pa.decimal128(9, 3)),
+        },
+    }
+    for name, columns in parts.items():
+        (folder / name).parent.mkdir(parents=True)
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    for mark in ("_SUCCESS", "_metadata", ".part-0.crc", "year=2023/_SUCCESS", "README.md"):
+        (folder / mark).write_bytes(b"no table")
+    return folder
+
+
+@pytest.mark.parametrize("schema", ["union", "given"])
+def test_a_folder_of_tables_is_read_as_by_pyarrow(grown: Path, schema: Any) -> None:
+    """Missing columns are None, types are promoted, and folders are columns; marks of jobs are no tables."""
+    wide = pa.schema({"id": pa.int64(), "at": pa.timestamp("us", "UTC"), "price": pa.decimal128(9, 3)})
+    partitions = [pa.field("year", pa.int64()), pa.field("lang", pa.string())]
+    if schema == "given":
+        schema = pa.unify_schemas([wide, pa.schema(partitions)])
+    pattern = pads.HivePartitioning(pa.schema(partitions))
+    table = pads.dataset(
+        grown, pa.schema([*wide, *partitions]), "parquet", partitioning=pattern, exclude_invalid_files=True
+    )
+    expected = table.to_table().to_pylist()
+    with ParquetDataSource(grown, schema=schema) as source:
+        records = every_record(pickle.loads(pickle.dumps(source)))
+        assert {frozenset(record) for record in records} == {frozenset(["id", "at", "price", "year", "lang"])}
+        key = operator.itemgetter("id")
+        for record, row in zip(sorted(records, key=key), sorted(expected, key=key), strict=True):
+            at = row["at"] and np.datetime64(row["at"].replace(tzinfo=None), "us")
+            assert record == row | {"at": at}
+        assert records[0]["year"].dtype == np.int64
+    batch = next(iter(millstream.load(ParquetDataSource(grown, schema="union", columns=["id", "year"]), batch_size=4)))
+    assert batch["id"].dtype == batch["year"].dtype == np.int64
+    assert sorted(zip(batch["id"].tolist(), batch["year"].tolist(), strict=True)) == [
+        (1, 2023),
+        (2, 2023),
+        (4, 2024),
+        (2**40, 2024),
+    ]
+
+
+def test_folders_are_columns_if_a_pattern_asks_for_them(grown: Path) -> None:
+    """Files keep their own columns; a named column that they lack comes from folders; another schema is refused."""
+    pattern = f"{grown}/year=2024/*/*"
+    with ParquetDataSource(f"{grown}/year=2023/*/*") as source:
+        assert list(source[0]) == ["id", "at"]
+    with ParquetDataSource(pattern, columns=["lang", "id"]) as one, ParquetDataSource(pattern, columns=["id"]) as other:
+        assert {record["lang"] for record in every_record(one)} == {"a b", None}
+        assert one.fingerprint() != other.fingerprint()
+    with ParquetDataSource(pattern, columns=["lang"]) as source:
+        assert [record["lang"] for record in source.__getitems__([1, 0])] == ["a b", None]
+    (grown / "year=2024" / "lang=a%20b" / "_SUCCESS").touch()
+    with ParquetDataSource(f"{grown}/year=2024/lang=a*/*") as source:
+        assert len(source) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "has the columns .* are those of the first file"),
+        ({"schema": "all"}, r"^schema must be a pyarrow\.Schema, 'union', or None, got 'all'\.$"),
+        ({"schema": pa.schema({"id": pa.int16()})}, "Column 'id' is int32 in .* cannot be promoted to int16"),
+        ({"schema": pa.schema({"idd": pa.int64()})}, "No file has the column 'idd'"),
+        ({"schema": pa.schema({"lang": pa.int64()})}, "has the value 'en', which is not int64"),
+        ({"schema": "union", "columns": ["id", "day"]}, "No file has the column 'day'"),
+    ],
+)
+def test_schemas_that_files_cannot_have_are_refused(grown: Path, arguments: Any, message: str) -> None:
+    """Values would be lost, or a name is wrong: the error at construction names the column and the file."""
+    with pytest.raises((TypeError, ValueError), match=message):
+        ParquetDataSource(grown, **arguments)
+    (grown / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match="There is no Parquet file in"):
+        ParquetDataSource(grown / "empty")
 
 
 def test_damaged_text_is_an_error_of_its_own_record_only(tmp_path: Path) -> None:
